@@ -78,6 +78,12 @@ class _FusedCalls(TorchFunctionMode):
         return query.new_empty((*query.shape[:-1], value.shape[-1]))
 
 
+def parameter_count(model: ModelConfig, parts: ModelParts) -> int:
+    """Count the parameters of a model, as `count` does, without a pass."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        return sum(p.numel() for p in build_model(model, parts).parameters())
+
+
 def matched_width(model: ModelConfig, build: BuildParts, cost: str, target: float | None) -> int | None:
     """Return the width whose cost is nearest to `target`, a multiple of the model's heads.
 
@@ -87,6 +93,8 @@ def matched_width(model: ModelConfig, build: BuildParts, cost: str, target: floa
     def at(width: int) -> float | None:
         sizes = replace(model, width=width)
         try:
+            if cost == "match":
+                return parameter_count(sizes, build(sizes))
             return count(sizes, build(sizes)).of(cost)
         except (Exception, SystemExit):  # a width that the variant does not allow
             return None

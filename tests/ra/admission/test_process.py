@@ -35,7 +35,7 @@ def test_a_crash_and_a_hang_are_named_and_the_others_are_still_examined(folder: 
     (folder / "crashes.py").write_text(ATTENTION.format(line="os.abort()"))
     (folder / "exits.py").write_text(ATTENTION.format(line="os._exit(7)"))
     (folder / "fine.py").write_text(ATTENTION.format(line="print('output of the user')"))
-    found = examine_variants(["CRASHES", "EXITS", "FINE"], STUDY, ALTERNATION)
+    found = examine_variants(["CRASHES", "FINE", "EXITS"], STUDY, ALTERNATION)
     assert "killed by SIGABRT" in found["CRASHES"].violations[0].message
     assert "ended with status 7" in found["EXITS"].violations[0].message
     assert found["FINE"].violations == ()
