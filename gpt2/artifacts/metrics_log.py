@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import time
@@ -120,13 +121,14 @@ class MetricsLog:
 
 def _select(kind: type[T], content: Any) -> T:
     """Return the keys of `kind` in a line of metrics.jsonl. InvalidJsonError for any other value."""
-    names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    selected = (
-        {key: value for key, value in content.items() if key in names}
-        if isinstance(content, dict)
-        else content
-    )
-    return parse(kind, selected, "line")
+    if isinstance(content, dict):
+        content = {name: content[name] for name in _names(kind) if name in content}
+    return parse(kind, content, "line")
+
+
+@functools.cache
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
 
 
 def read_steps(path: Path, most: int | None = None) -> Steps:

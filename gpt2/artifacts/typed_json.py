@@ -243,12 +243,12 @@ def _mapping(inner: Reader) -> Reader:
 
 def _object(kind: Callable[..., Any]) -> Reader:
     def read(value: Any, where: str) -> Any:
-        known = _fields(kind)
+        known, plain = _fields(kind), _plain_object(value, where)
         for key, field in known.items():
-            if field.required and key not in _plain_object(value, where):
+            if field.required and key not in plain:
                 raise InvalidJsonError(f"{where}.{key} is missing")
         arguments = {}
-        for key, item in _plain_object(value, where).items():
+        for key, item in plain.items():
             if key not in known:
                 raise InvalidJsonError(f"{where}.{key} is not part of the schema")
             arguments[known[key].name] = known[key].read(item, f"{where}.{key}")

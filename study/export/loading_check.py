@@ -50,7 +50,7 @@ def differences(folder: str, reference: dict[str, Tensor]) -> dict[str, float]:
     loss = model(ids, labels=ids).loss
     loss.backward()
     dead = [name for name, value in model.named_parameters() if value.requires_grad and value.grad is None]
-    found = {"loss": abs(float(loss) - float(reference["loss"])) / float(reference["loss"])}
+    found = {"loss": abs(loss.item() - float(reference["loss"])) / float(reference["loss"])}
     found["parameters without gradient"] = float(len(dead))
     model.zero_grad(set_to_none=True)
     with torch.no_grad():

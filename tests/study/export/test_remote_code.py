@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from gpt2.interop.flatten import FlattenError
 from gpt2.model.init import initial_value, names_to_set
@@ -17,12 +18,13 @@ from gpt2.model.sampling import Cache, Drawing, sample
 from ra import names
 from ra.hooks import custom_folder
 from study.attention.inspect import TrainedRun, load_run
-from study.export import export
+from study.export import check, export
 from study.export.check import ExportError, run_script, write_reference
 from tests.study.export.conftest import changed, trained_run
 from tests.study.export.custom_files import MINE, UNCACHED
 
 transformers = pytest.importorskip("transformers")
+loading_check = pytest.importorskip("study.export.loading_check")  # imports transformers
 
 pytestmark = pytest.mark.slow
 SCORE = {"ALTERNATION_MIX_OUTPUT": "n", "ALTERNATION_MIX_SCORE": "y"}
@@ -339,9 +341,16 @@ def test_an_arm_that_transformers_cannot_run_is_one_line_and_leaves_nothing(
     assert not list((tmp_path / "x/export").glob("*"))
 
 
+def load_here(arguments: Sequence[str], place: Path) -> list[str]:
+    """Load one folder in this process, which has loaded transformers."""
+    reference, folder = arguments
+    return [json.dumps({"differences": loading_check.differences(folder, load_file(reference))})]
+
+
 def test_another_function_is_found_before_anything_is_written(
     tmp_path: Path, config_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(check, "run_script", load_here)
     run_dir = trained_run(tmp_path / "x/runs", config_file.read_text(), "DOUBLE")
     files = export.python_files
 
