@@ -122,12 +122,13 @@ class MetricsLog:
 def _select(kind: type[T], content: Any) -> T:
     """Return the keys of `kind` in a line of metrics.jsonl. InvalidJsonError for any other value."""
     if isinstance(content, dict):
-        content = {name: content[name] for name in _names(kind) if name in content}
+        hint: Any = kind  # a type is hashable, which the cache needs
+        content = {name: content[name] for name in _names(hint) if name in content}
     return parse(kind, content, "line")
 
 
 @functools.cache
-def _names(kind: type) -> tuple[str, ...]:
+def _names(kind: Any) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(kind))
 
 
