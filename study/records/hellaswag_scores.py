@@ -9,7 +9,6 @@ from typing import Annotated, NamedTuple
 
 from gpt2.artifacts.run_record import RunRecord
 from gpt2.artifacts.typed_json import JsonObject, Missing, Range, Text
-from study.stats.statistics import pooled_proportion
 
 CHANCE = 0.25  # four endings
 Choice = Annotated[int, Range(0, 3)]
@@ -103,6 +102,8 @@ def hellaswag(records: Sequence[RunRecord], common: Items | None) -> HellaSwagSc
         ]
         reason = OTHER_ITEMS if scores else (reasons or ["not asked for (CONFIG_HELLASWAG)"])[0]
         return HellaSwagScore(None, None, None, None, 0, 0, False, reason)
+    from study.stats.statistics import pooled_proportion  # loads scipy, which a run does not need
+
     acc, acc_error = pooled_proportion([score.acc or 0.0 for score in same], common.number)
     norm, norm_error = pooled_proportion([score.acc_norm or 0.0 for score in same], common.number)
     near = near_chance(acc, acc_error) or near_chance(norm, norm_error)

@@ -129,7 +129,6 @@ def _work(arguments: argparse.Namespace, stop: Stop) -> int:
     from ra.settings import AlternationSettings
     from ra.variants import variant
     from study.admission import ignore
-    from study.eval_sets.evaluate import evaluate_run
     from study.memory.micro_batch import free_bytes, require_free
 
     symbols = read_symbols(arguments.study_dir / "config")
@@ -144,6 +143,8 @@ def _work(arguments: argparse.Namespace, stop: Stop) -> int:
         if arguments.time:
             return _time_steps(arguments, config, resolved, alternation, stop)
         if arguments.eval_sets:
+            from study.eval_sets.evaluate import evaluate_run  # loads scipy, which a run does not need
+
             folder = arguments.study_dir / "runs" / run_name(arguments.variant, arguments.seed)
             evaluate_run(folder, config, resolved, stop, lambda text: print(text, file=sys.stderr))
             return EXIT_FINISHED

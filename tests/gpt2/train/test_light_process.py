@@ -7,12 +7,26 @@ from pathlib import Path
 
 from tests.small_runs import configuration, outcome, same, start
 
-HEAVY = {"datasets", "wandb", "transformers", "plotly", "trackio", "pyarrow", "torch._dynamo", "sympy"}
+HEAVY = {
+    "datasets",
+    "wandb",
+    "transformers",
+    "plotly",
+    "trackio",
+    "pyarrow",
+    "torch._dynamo",
+    "sympy",
+    "scipy",
+}
 TRAIN = f"""
 import sys
 from pathlib import Path
 import torch
 from gpt2.data import dataset
+from ra.admission import trained
+from study.admission import ignore
+from study.memory import micro_batch
+from study.records import hellaswag_scores, plan_file
 from study.runner import worker
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from tests.small_runs import StopAfter, configuration, start, write_texts
