@@ -30,7 +30,7 @@ def fifo(path: Path) -> None:
 def continues(bench: Bench, place: Workplace, damage: Callable[[Path], None], *paths: Path) -> str:
     for path in paths:
         damage(path)
-    done = place.here("scripts.study")
+    done = bench.make(place)
     named = all(f"{path.relative_to(place.folder)} cannot be read" in done.stdout for path in paths)
     moved = all((path.parent / "damaged" / path.name).exists() for path in paths)
     same = done.returncode == 0 and place.numbers() == bench.undisturbed()
@@ -101,7 +101,7 @@ def excluded(bench: Bench, name: str, before: bytes, message: str, fix: Callable
     counted = "0 of 1 runs counted" in (place.study / "report.md").read_text()
     codes = [done.returncode for done in output]
     fix(place)
-    done = place.make()
+    done = bench.make(place)
     same = done.returncode == 0 and place.numbers() == bench.undisturbed()
     verified = place.here("scripts.verify").returncode == 0
     return outcome(

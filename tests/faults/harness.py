@@ -56,14 +56,18 @@ def outcome(good: bool, expected: str, otherwise: str) -> str:
 
 
 class Bench:
-    """New workplaces, and undisturbed studies that are run once each."""
+    """New workplaces, and undisturbed studies that are run once each.
+
+    in_process: a `make` after the fault trains in this process.
+    """
 
     long = {"GPT2_MAX_ITERS": "500", "EVAL_INTERVAL_TOKENS": "3200"}  # noqa: RUF012
     hellaswag = ROOT / "tests" / "fixtures" / "hellaswag_small.jsonl"
 
-    def __init__(self, folder: Path, seed: int = 0) -> None:
+    def __init__(self, folder: Path, seed: int = 0, in_process: bool = False) -> None:
         self.folder = folder
         self.texts = write_stories(folder / "texts")
+        self.in_process = in_process
         self.random = random.Random(seed)
         self.slow = injected(None)
         self._workplaces = 0
@@ -101,6 +105,10 @@ class Bench:
         place = self.workplace()
         shutil.copytree(study.folder / "results", place.folder / "results")
         return place
+
+    def make(self, place: Workplace) -> subprocess.CompletedProcess[str]:
+        """Run `make` after the fault. Returns its status and its output."""
+        return train(place) if self.in_process else place.make()
 
     def kill_all(self, place: Workplace, process: subprocess.Popen[str]) -> None:
         """Send SIGKILL to the study and to its processes."""

@@ -15,7 +15,7 @@ from gpt2.system.signals import Stop
 from study.executors.executor import Ended, Message, Started, Task
 from study.runner import worker
 from study.runner.study import Study
-from tests.faults.workplace import Workplace
+from tests.faults.workplace import Workplace, wait_for
 
 
 class InProcessExecutor:
@@ -52,6 +52,7 @@ class InProcessExecutor:
 
 def train(place: Workplace) -> subprocess.CompletedProcess[str]:
     """Run `make` in a workplace without examining its variants. Returns its status and its output."""
+    wait_for(place.unlocked)  # processes of an earlier study may end a moment later
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Study, "admit", lambda study: None)
         patch.setattr(Study, "executor", lambda study: InProcessExecutor())

@@ -34,7 +34,7 @@ def stopped_then_resumed(bench: Bench, injection: dict[str, Any], **changes: str
 
 
 def after_resuming(bench: Bench, place: Workplace, before: str, **changes: str) -> str:
-    second = place.make()
+    second = bench.make(place)
     if second.returncode:
         return f"exit status {second.returncode} of the second make: {second.stdout[-300:]}"
     left = place.orphans()

@@ -159,7 +159,7 @@ def exhausted(bench: Bench, fill: str, named: str) -> str:
     (place.folder / "results").rmdir()
     (place.folder / "kept").rename(place.folder / "results")
     first = "FIRST 1" in done.stdout and named in done.stdout
-    place.make()
+    bench.make(place)
     same = place.status() == "finished" and place.numbers() == bench.undisturbed()
     return outcome(first and same, FULL, f"first {first} same {same} {done.stdout[-600:]}")
 

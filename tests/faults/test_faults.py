@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    return Bench(tmp_path_factory.mktemp("faults"))
+    return Bench(tmp_path_factory.mktemp("faults"), in_process=True)
 
 
 @pytest.mark.parametrize("row", [row for row in TABLE if row.quick], ids=lambda row: row.name)

@@ -122,7 +122,7 @@ class Workplace:
 
         A fault that sends signals to the study needs a study in a process. Any other study runs in this one.
         """
-        wait_for(self._unlocked)  # processes of an earlier study may end a moment later
+        wait_for(self.unlocked)  # processes of an earlier study may end a moment later
         actions = fault["action"].split() if fault else []
         run = self.here if {"oom", "nan", "spike", "kill"}.issuperset(actions) else self.command
         return run("scripts.study", **(injected(fault) if fault else {}), **extra)
@@ -167,7 +167,8 @@ class Workplace:
         folder = self.run_dir(name) / "checkpoint"
         return sorted(path for path in folder.iterdir() if path.name.isdigit()) if folder.is_dir() else []
 
-    def _unlocked(self) -> bool:
+    def unlocked(self) -> bool:
+        """Return whether no process holds the lock of the study."""
         lock = self.study / "lock"
         if not lock.exists():
             return True

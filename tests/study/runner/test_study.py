@@ -1,4 +1,4 @@
-"""`make` with a very small model and real training processes. For its faults see tests/faults."""
+"""`make` with a very small model, once with processes for the study and its training. For its faults see tests/faults."""
 
 import json
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpt2.artifacts import run_record
+from tests.faults.in_process import train
 from tests.faults.workplace import Workplace, write_stories
 
 ROOT = Path(__file__).parents[3]
@@ -33,7 +34,7 @@ def configure(place: Workplace, **changes: str) -> None:
 
 
 def run(place: Workplace, *arguments: str, expect: int) -> str:
-    done = place.here(*arguments)
+    done = train(place) if arguments == ("scripts.study",) else place.here(*arguments)
     assert done.returncode == expect, done.stdout
     return done.stdout
 
