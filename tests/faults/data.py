@@ -150,7 +150,7 @@ def strange_name(bench: Bench) -> str:
     texts = write_stories(bench.folder / "strange")
     (texts / "a\nb $(touch ran); `touch ran`.txt").write_text("Once upon a time. " * 40)
     place = bench.workplace(DATA_DIR="data", DATASET_FILES=str(texts / "*.txt"))
-    done = place.command("scripts.data")
+    done = place.here("scripts.data")
     good = done.returncode == 0 and "81 documents" in done.stdout and not (place.folder / "ran").exists()
     return outcome(good, "read like any other, nothing is run", done.stdout[-300:])
 

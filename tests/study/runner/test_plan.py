@@ -31,7 +31,8 @@ NAMES = ("B", "RAEARLY", "RALATE", "RAALL", "RALEARN")
 
 @pytest.fixture
 def config(a100_config: Config) -> Config:
-    return a100_config
+    """An A100's configuration with two layers: a prediction of memory takes time in proportion to them."""
+    return dataclasses.replace(a100_config, model=dataclasses.replace(a100_config.model, layers=2))
 
 
 def resolved(gib: float = 40.0) -> ResolvedTarget:

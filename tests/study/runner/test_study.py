@@ -1,4 +1,4 @@
-"""`make` with a very small model, once with processes for the study and its training. For its faults see tests/faults."""
+"""`make` with a very small model; one study and its training are processes. For its faults see tests/faults."""
 
 import json
 from pathlib import Path
