@@ -32,7 +32,7 @@ HARMLESS = {
     "_is_compiled": False,
 }
 SMALL = {
-    "VARIANTS": "B RALEARN",
+    "VARIANTS": "B",
     "SEEDS": "1",
     "GPT2_MAX_TIME": "0",
     "GPT2_MAX_ITERS": "3",

@@ -1,12 +1,15 @@
-"""`make` with two learning rates and a very small model: first in processes, then in this one."""
+"""`make` with two learning rates and a very small model."""
 
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch import Tensor
 
 from gpt2.config.config import Config
 from gpt2.config.dotconfig import read_symbols, read_text
+from gpt2.train import step
 from study.records.verify import verify_study
 from study.runner.extend import ExtendError, extend
 from study.runner.settings import StudySettings
@@ -35,15 +38,33 @@ def run(place: Workplace) -> str:
     return done.stdout
 
 
+def diverge(patch: pytest.MonkeyPatch, rate: float, iteration: int) -> None:
+    """Let the losses of runs at this learning rate be NaN at one step."""
+    plain_step, plain_loss = step.Stepper.step, step.linear_cross_entropy
+    due = False
+
+    def step_with_nan(self: step.Stepper, ids: Tensor, number: int, *rest: Any) -> step.StepResult:
+        nonlocal due
+        due = number == iteration and self.settings.learning_rate == rate
+        return plain_step(self, ids, number, *rest)
+
+    def loss_with_nan(*arguments: Any) -> Tensor:
+        return plain_loss(*arguments) * (float("nan") if due else 1.0)
+
+    patch.setattr(step.Stepper, "step", step_with_nan)
+    patch.setattr(step, "linear_cross_entropy", loss_with_nan)
+
+
 def test_a_study_tunes_judges_resumes_and_retains_its_choice(
     place: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # the first run diverges in both attempts, so its rate is not eligible
-    done = place.make({"place": "loss", "only": 4, "action": "nan", "times": 6})
-    assert done.returncode == 0, done.stdout
-    assert "2 of 2 runs pending" in done.stdout
+    with monkeypatch.context() as patch:
+        diverge(patch, 1e-3, 4)
+        printed = run(place)
+    assert "2 of 2 runs pending" in printed
     assert place.status("B+LR=1e-3.1000") == "failed"
-    assert "learning rates chosen on tuning seed 1000: B 1e-2" in done.stdout
+    assert "learning rates chosen on tuning seed 1000: B 1e-2" in printed
     runs = place.study / "runs"
     assert sorted(path.name for path in runs.iterdir()) == ["B+LR=1e-2.0", "B+LR=1e-2.1000", "B+LR=1e-3.1000"]
     assert place.plan()["learning_rates"] == {

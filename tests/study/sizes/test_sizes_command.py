@@ -23,7 +23,7 @@ def test_two_sizes_run_stop_continue_and_are_reported(
     # the larger size cannot start: the smaller one is finished all the same
     (results / "s-mini").mkdir(parents=True)
     (results / "s-mini" / "config").write_text("CONFIG_GPT2_HARD_LIMIT=1\n")
-    refused = place.here("scripts.study")
+    refused = train(place)
     assert refused.returncode == 1
     assert "s-mini has another configuration" in refused.stdout
     assert "s-mini has no judged run yet" in (results / "s" / "sizes.md").read_text()
