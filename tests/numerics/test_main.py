@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -53,21 +55,29 @@ WRITING = [
 ]
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
-    """A working folder with a record of two ranks, two loss files, a zip and log-probabilities."""
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a record of two ranks, two loss files, a zip and log-probabilities."""
+    folder = tmp_path_factory.mktemp("inputs")
     for rank in ("rank0", "rank1"):
-        path = tmp_path / "record/step0" / rank
+        path = folder / "record/step0" / rank
         path.mkdir(parents=True)
         (path / "dump.json").write_text(json.dumps({"data": {"Torch.relu.0.forward": {"output": [TENSOR]}}}))
-    (tmp_path / "monitor/rank0").mkdir(parents=True)
-    (tmp_path / "monitor/rank0/param_0-9.csv").write_text("vpp_stage,name,step,norm\n0,a,1,1\n")
-    (tmp_path / "a.csv").write_text("step,loss\n0,2\n1,1\n")
-    (tmp_path / "b.csv").write_text("step,loss\n0,4\n1,1\n")
-    (tmp_path / "logp.json").write_text("[[-1, -2]]")
-    assert main(["check-config", "pack", "-o", "a.zip"]) == 0
-    capsys.readouterr()
+    (folder / "monitor/rank0").mkdir(parents=True)
+    (folder / "monitor/rank0/param_0-9.csv").write_text("vpp_stage,name,step,norm\n0,a,1,1\n")
+    (folder / "a.csv").write_text("step,loss\n0,2\n1,1\n")
+    (folder / "b.csv").write_text("step,loss\n0,4\n1,1\n")
+    (folder / "logp.json").write_text("[[-1, -2]]")
+    with contextlib.chdir(folder):
+        assert main(["check-config", "pack", "-o", "a.zip"]) == 0
+    return folder
+
+
+@pytest.fixture
+def folder(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a copy of the inputs."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(inputs, tmp_path, dirs_exist_ok=True)
     return tmp_path
 
 
