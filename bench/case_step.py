@@ -70,7 +70,7 @@ def prepare_case(shape: Shape, case: str, micro: int) -> PreparedCase:
 def time_case(shape: Shape, case: str, micro: int, seconds: float) -> dict[str, Any]:
     """Time steps of a case for so many seconds, at least one step. The first call in a process warms the case up.
 
-    Returns the fields of bench.runner.Sample except case, micro and round.
+    Returns the fields of bench.runner.CaseTiming except case, micro and round.
     """
     prepared = prepare_case(shape, case, micro)
     device, meter = prepared.resolved.device, prepared.meter

@@ -15,9 +15,9 @@ import torch
 from bench.case_step import make_stepper, model_config, random_batch
 from bench.cases import BASELINE, Sizes, find_shapes
 from bench.runner import LIMIT_SECONDS
-from bench.suite import Session
+from bench.suite import SuiteSession
 from bench.tables import INTERVAL, ResultTable, format_spread, spread
-from bench.workers import Worker
+from bench.workers import BenchWorker
 from gpt2.config.config import ANY_TARGET
 from gpt2.hardware import attention_kernels
 from gpt2.train.step import Stepper, StepResult
@@ -27,7 +27,7 @@ ITERATIONS = 10**9  # of the schedule: a constant rate
 WARM_UP_STEPS = 2
 
 
-class Mode(Protocol):
+class ObservationMode(Protocol):
     """One way to observe. goal: its largest cost."""
 
     @property
@@ -37,7 +37,7 @@ class Mode(Protocol):
     def goal(self) -> float | None: ...
 
 
-ModeT = TypeVar("ModeT", bound=Mode)
+ModeT = TypeVar("ModeT", bound=ObservationMode)
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class ObservedStep(Generic[ModeT]):
 
 
 def run_shapes(
-    session: Session,
+    session: SuiteSession,
     name: str,
     shapes: Sequence[ObservedShape],
     measure: Callable[[Any, int], dict[str, Any]],
@@ -96,7 +96,7 @@ def run_shapes(
     """Measure the chosen shapes, each in a new worker with the environment of a training process."""
     results: list[dict[str, Any]] = []
     for shape in find_shapes(shapes, session.shape):
-        with Worker(f"{name}, {shape.name}", KEEP_HEAP) as worker:
+        with BenchWorker(f"{name}, {shape.name}", KEEP_HEAP) as worker:
             limit = LIMIT_SECONDS * max(1, session.rounds)
             results.append(worker.call(measure, shape, session.rounds, limit_seconds=limit))
         session.save({"shapes": results})

@@ -14,9 +14,9 @@ from typing import Any
 
 from bench.case_step import time_case
 from bench.cases import BASELINE, PLAIN, Shape, Sizes
-from bench.suite import Session
+from bench.suite import SuiteSession
 from bench.tables import spread
-from bench.workers import BenchError, Worker
+from bench.workers import BenchError, BenchWorker
 from gpt2.memory.measure import EXACT_HEAP
 from study.executors.child_process import KEEP_HEAP
 
@@ -47,7 +47,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Sample:
+class CaseTiming:
     """One case in one round. step_seconds: median time of an optimizer step.
 
     flops_per_token: by this project's formula. peak_bytes: of the timed steps only.
@@ -63,16 +63,16 @@ class Sample:
     nanogpt_flops_per_token: float
 
 
-def case_worker(shape: Sizes, case: str, micro: int) -> Worker:
+def case_worker(shape: Sizes, case: str, micro: int) -> BenchWorker:
     """Start a worker for a case, with the heap of a training process, or with the system's for the plain case."""
-    return Worker(f"{shape.name}, {case} at micro-batch {micro}", None if case == PLAIN else KEEP_HEAP)
+    return BenchWorker(f"{shape.name}, {case} at micro-batch {micro}", None if case == PLAIN else KEEP_HEAP)
 
 
 @contextlib.contextmanager
 def open_workers(persistent: bool) -> Iterator[Measure]:
     """Yield a function that times a case in its worker. persistent: see `Stage`."""
     with contextlib.ExitStack() as stack:
-        workers: dict[tuple[Shape, str, int], Worker] = {}
+        workers: dict[tuple[Shape, str, int], BenchWorker] = {}
 
         def measure(shape: Shape, case: str, micro: int, seconds: float) -> dict[str, Any]:
             key = (shape, case, micro)
@@ -95,16 +95,16 @@ def exact_peak(shape: Shape, case: str, micro: int) -> int:
 
     The heap of a training process keeps freed buffers, so that its resident peak varies.
     """
-    with Worker(f"peak of {shape.name}, {case} at micro-batch {micro}", EXACT_HEAP) as worker:
+    with BenchWorker(f"peak of {shape.name}, {case} at micro-batch {micro}", EXACT_HEAP) as worker:
         return int(worker.call(time_case, shape, case, micro, 0.0, limit_seconds=LIMIT_SECONDS)["peak_bytes"])
 
 
-def measure_stage(stage: Stage, session: Session, data: dict[str, Any]) -> list[dict[str, Any]]:
+def measure_stage(stage: Stage, session: SuiteSession, data: dict[str, Any]) -> list[dict[str, Any]]:
     """Measure every case of a stage once a round and return its rows. Report and skip a case that fails.
 
     data: content of the JSON file; the stage is added to its "stages". It is saved after every round.
     """
-    shape, samples, skipped, rows = stage.shape, list[Sample](), dict[Case, str](), list[dict[str, Any]]()
+    shape, samples, skipped, rows = stage.shape, list[CaseTiming](), dict[Case, str](), list[dict[str, Any]]()
     saved: dict[str, Any] = {"shape": asdict(shape), "persistent": stage.persistent}
     data.setdefault("stages", []).append(saved)
     with open_workers(stage.persistent) as measure:
@@ -118,7 +118,7 @@ def measure_stage(stage: Stage, session: Session, data: dict[str, Any]) -> list[
                     skipped[case, micro] = str(error)
                     session.say(f"skipped: {error}")
                     continue
-                samples.append(Sample(case, micro, number, **values))
+                samples.append(CaseTiming(case, micro, number, **values))
                 speed = f"{values['tokens_per_second']:,.0f} tok/s"
                 session.say(f"round {number + 1}/{stage.rounds}  {shape.name}  {case} micro {micro}: {speed}")
             rows = rows_of(shape, samples, session.resolved.target.peak_flops)
@@ -128,7 +128,7 @@ def measure_stage(stage: Stage, session: Session, data: dict[str, Any]) -> list[
     return rows
 
 
-def rows_of(shape: Shape, samples: Sequence[Sample], peak_flops: float | None) -> list[dict[str, Any]]:
+def rows_of(shape: Shape, samples: Sequence[CaseTiming], peak_flops: float | None) -> list[dict[str, Any]]:
     """Return one row a case: medians, and ratios of speed and memory.
 
     to_plain: to the plain case at its default micro-batch. The other ratios are to the plain case and to B at the same
@@ -165,18 +165,18 @@ def rows_of(shape: Shape, samples: Sequence[Sample], peak_flops: float | None) -
     return rows
 
 
-def samples_of(samples: Sequence[Sample], case: Case) -> list[Sample]:
+def samples_of(samples: Sequence[CaseTiming], case: Case) -> list[CaseTiming]:
     return [sample for sample in samples if (sample.case, sample.micro) == case]
 
 
-def speed_ratio(samples: Sequence[Sample], case: Case, to: Case) -> dict[str, float] | None:
+def speed_ratio(samples: Sequence[CaseTiming], case: Case, to: Case) -> dict[str, float] | None:
     """Return the spread of the speed of `case` over that of `to`, in the rounds that have both. None for one name."""
     other = {sample.round: sample.tokens_per_second for sample in samples_of(samples, to)}
     pairs = [(s.tokens_per_second, other[s.round]) for s in samples_of(samples, case) if s.round in other]
     return spread([one / two for one, two in pairs]) if case[0] != to[0] else None
 
 
-def memory_ratio(samples: Sequence[Sample], case: Case, to: Case) -> float | None:
+def memory_ratio(samples: Sequence[CaseTiming], case: Case, to: Case) -> float | None:
     """Divide the median peak of `case` by that of `to`; None for the same case or a missing one."""
     one, other = ([s.peak_bytes for s in samples_of(samples, key)] for key in (case, to))
     return median(one) / median(other) if one and other and case != to else None

@@ -24,7 +24,7 @@ from gpt2.config.config import Config
 from gpt2.config.dotconfig import read_symbols
 from gpt2.system import files
 from study.executors.child_process import EXIT_FINISHED, EXIT_NOT_FINITE, Event, Session
-from study.executors.executor import Ended, Message, Progress, Started, Task
+from study.executors.executor import Ended, Message, Started, Task, TaskProgress
 from study.records.plan_file import CostClass, Plan, PlanBudget, PlanRow
 from study.runner.dispatch import Dispatcher
 from study.runner.terminal import Estimate, Terminal
@@ -95,7 +95,7 @@ class SimulatedExecutor:
             if simulation.now >= self._progress_at + PROGRESS_SECONDS:
                 self._progress_at = simulation.now
                 event = Event("train", iteration=500, iterations=ITERATIONS, loss=4.0, train_seconds=1.0)
-                found += [Progress(name, event) for name in simulation.tasks]
+                found += [TaskProgress(name, event) for name in simulation.tasks]
             while simulation.ends and simulation.ends[0][0] <= simulation.now:
                 _, name, status = heapq.heappop(simulation.ends)
                 task = simulation.tasks.pop(name)

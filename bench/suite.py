@@ -21,7 +21,7 @@ SCHEMA = 4
 
 
 @dataclass(frozen=True)
-class Session:
+class SuiteSession:
     """One run of a suite. resolved: the device of this machine. The others are its options, with their defaults."""
 
     suite: str
@@ -78,7 +78,7 @@ class Suite:
 
     name: str
     help: str
-    run: Callable[[Session], SuiteResult]
+    run: Callable[[SuiteSession], SuiteResult]
     shape: str = ""
     rounds: Mapping[str, int] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -122,7 +122,7 @@ def run_suite(suite: Suite, given: Mapping[str, Any]) -> None:
     kind = resolved.device_class
     defaults = {"ROUNDS": suite.rounds.get(kind, 0), "SECONDS": suite.seconds.get(kind, 0.0)}
     options = {name.lower(): value for name, value in (defaults | dict(given)).items()}
-    session = Session(suite.name, resolved, **options)
+    session = SuiteSession(suite.name, resolved, **options)
     session.say(f"{resolved.device_name}, {resolved.dtype}")
     result = suite.run(session)
     for block in (*result.tables, *result.notes):

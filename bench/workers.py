@@ -40,7 +40,7 @@ def last_message(output: str) -> str:
     return " / ".join(line.strip() for line in chosen)[:MESSAGE_CHARACTERS] or "no message"
 
 
-class Worker:
+class BenchWorker:
     """A process that executes calls in the environment of a training process. Leaving the context ends it.
 
     label: names the worker in errors. heap: see `process_settings`. Its output goes to a temporary file.

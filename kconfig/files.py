@@ -16,7 +16,7 @@ from kconfig import rules
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedConfig:
     """A valid .config. notes: the changes that olddefconfig made."""
 
     tree: rules.Kconfig
@@ -24,7 +24,7 @@ class Loaded:
     notes: tuple[str, ...]
 
 
-def load_strictly(text: str, label: str) -> Loaded:
+def load_strictly(text: str, label: str) -> LoadedConfig:
     """Load a complete and consistent .config. ConfigError names label:line of the first fault."""
     entries = parse_lines(text, label)
     if "DETECTED" not in entries:
@@ -48,10 +48,10 @@ def load_strictly(text: str, label: str) -> Loaded:
             raise ConfigError(
                 f"{entry.where}: {entry} does not follow from the other symbols; fix: make olddefconfig"
             )
-    return Loaded(tree, rules.check_settings(Symbols(label, entries)), ())
+    return LoadedConfig(tree, rules.check_settings(Symbols(label, entries)), ())
 
 
-def load_leniently(text: str, label: str, detect: str) -> Loaded:
+def load_leniently(text: str, label: str, detect: str) -> LoadedConfig:
     """Update a .config: add missing symbols, derive those without a prompt, drop those with unmet dependencies.
 
     Unknown symbols and bad values raise ConfigError. detect: the hardware where the .config names none.
@@ -81,7 +81,7 @@ def load_leniently(text: str, label: str, detect: str) -> Loaded:
         if name not in settable and str(after.get(name)) != str(entry)
     ]
     origins = {name: entry.where for name, entry in settable.items()}
-    return Loaded(tree, Config.from_symbols(rules.check_tree(tree, origins)), tuple(notes))
+    return LoadedConfig(tree, Config.from_symbols(rules.check_tree(tree, origins)), tuple(notes))
 
 
 def former_values(entries: Mapping[str, Entry]) -> list[Entry]:

@@ -57,7 +57,7 @@ def legend(names: Sequence[str]) -> Legend:
 
 
 @dataclass
-class Place:
+class BlockPlace:
     """Where a block is. heading: the nearest one above it. sections: (id, heading) of the sections so far."""
 
     heading: str = ""
@@ -75,13 +75,13 @@ class Place:
         return key
 
 
-def render_blocks(blocks: Iterable[Block], place: Place | None = None) -> str:
+def render_blocks(blocks: Iterable[Block], place: BlockPlace | None = None) -> str:
     """The blocks as HTML, empty ones left out. place: collects the sections."""
-    at = place or Place()
+    at = place or BlockPlace()
     return "\n".join(filter(None, (_block(block, at) for block in blocks)))
 
 
-def _block(block: Block, place: Place) -> str:
+def _block(block: Block, place: BlockPlace) -> str:
     match block:
         case Paragraph(text) if pieces(text):
             return f"<p>{to_html(text)}</p>"
@@ -107,7 +107,7 @@ def _block(block: Block, place: Place) -> str:
     return ""
 
 
-def _section(section: Section, place: Place) -> str:
+def _section(section: Section, place: BlockPlace) -> str:
     """A heading and its blocks; a heading of level 2 has an id."""
     before, entered = place.heading, list(place.sections)
     key = place.enter(section.heading)
@@ -122,7 +122,7 @@ def _section(section: Section, place: Place) -> str:
     return f"<h{section.level:d}{mark}>{to_html(section.heading)}</h{section.level:d}>\n{shown}"
 
 
-def contents(place: Place) -> str:
+def contents(place: BlockPlace) -> str:
     """Links to the sections of a long page, folded."""
     if len(place.sections) < LONG:
         return ""
@@ -152,7 +152,7 @@ def _finding(finding: Finding) -> str:
     )
 
 
-def _figure(figure: Figure, spec: dict[str, Any], place: Place) -> str:
+def _figure(figure: Figure, spec: dict[str, Any], place: BlockPlace) -> str:
     """The place of a figure, its switches above it and its caption below, then its numbers behind a fold."""
     caption = f"<figcaption>{to_html(figure.caption)}</figcaption>" if figure.caption else ""
     numbers = render_blocks(number_blocks(figure), place)

@@ -21,7 +21,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pages.components import Place, contents, render_blocks
+from pages.components import BlockPlace, contents, render_blocks
 from pages.document import Document, figures, tools
 from pages.markup import escape_html, to_html
 
@@ -56,7 +56,7 @@ def render_html(document: Document) -> str:
     """The document as an HTML file."""
     subtitle = f"<p>{to_html(document.subtitle)}</p>" if document.subtitle else ""
     header = f"<header><h1>{escape_html(document.title)}</h1>{subtitle}</header>"
-    place = Place()
+    place = BlockPlace()
     blocks = render_blocks(document.blocks, place)
     body = f"{header}\n{contents(place)}{blocks}"
     scripts = ""

@@ -35,9 +35,9 @@ def main() -> int:
         for descriptor in (1, 2):  # of libraries
             os.dup2(log.fileno(), descriptor)
         try:
-            from rl.worker import Worker
+            from rl.worker import GrpoRun
 
-            status = Worker(settings, arm, int(seed), stop, say).run()
+            status = GrpoRun(settings, arm, int(seed), stop, say).run()
         except Exception as error:
             known = isinstance(error, UserError)
             say(f"error: {error}" if known else f"error: {type(error).__name__}: {one_line(error)[:200]}")

@@ -14,7 +14,7 @@ class DivergedError(RuntimeError):
     """The run diverged. The message says why."""
 
 
-class Divergence:
+class DivergenceMonitor:
     """Observes the steps of a run."""
 
     def __init__(self) -> None:

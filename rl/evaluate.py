@@ -11,7 +11,7 @@ import torch
 from transformers import GenerationConfig
 
 from rl.gsm8k import Problem, reward, standard_error
-from rl.records import Evaluation, Response, write_responses
+from rl.records import AccuracyEvaluation, Response, write_responses
 
 
 @torch.no_grad()
@@ -24,7 +24,7 @@ def evaluate(
     tokens: int,
     batch: int,
     autocast: Callable[[], contextlib.AbstractContextManager[Any]],
-) -> Evaluation:
+) -> AccuracyEvaluation:
     """Answer all problems by greedy decoding, record the responses, return the accuracy. The model has no noise."""
     texts = [
         tokenizer.apply_chat_template(
@@ -68,4 +68,4 @@ def evaluate(
     ]
     write_responses(run_dir, f"test-{step:05}", rows)
     accuracy = sum(rewards) / len(rewards)
-    return Evaluation(step, accuracy, standard_error(accuracy, len(rewards)), len(rewards))
+    return AccuracyEvaluation(step, accuracy, standard_error(accuracy, len(rewards)), len(rewards))

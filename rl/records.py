@@ -30,7 +30,7 @@ ENDED = (FINISHED, DIVERGED)  # runs that are not repeated
 
 
 @dataclass(frozen=True)
-class Evaluation(JsonObject):
+class AccuracyEvaluation(JsonObject):
     """Accuracy on the test problems after a step, greedy decoding. stderr: over problems."""
 
     step: Count
@@ -69,13 +69,13 @@ class GrpoRecord(JsonObject):
     seconds: Amount
     environment: Mapping[str, str]
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    evaluations: tuple[Evaluation, ...] = ()
+    evaluations: tuple[AccuracyEvaluation, ...] = ()
     reward_check: RewardCheck | None = None
     digests: Mapping[str, str] = field(default_factory=dict)
     seal: Seal | None = None
 
     @property
-    def final(self) -> Evaluation | None:
+    def final(self) -> AccuracyEvaluation | None:
         """The evaluation after the last step of a finished run."""
         last = self.evaluations[-1] if self.evaluations else None
         return last if self.status == FINISHED and last and last.step == self.steps else None
@@ -125,7 +125,7 @@ def train_steps(run_dir: Path) -> list[TrainStep]:
 
 
 @dataclass(frozen=True)
-class Plan(JsonObject):
+class GrpoPlan(JsonObject):
     """plan.json of a study. looks: planned numbers of seeds, each a look at the results. margin: in points."""
 
     looks: tuple[Annotated[int, Range(1)], ...]
@@ -133,13 +133,13 @@ class Plan(JsonObject):
     seal: Seal | None = None
 
 
-def plan(folder: Path, seeds: int, margin: float) -> Plan:
+def plan(folder: Path, seeds: int, margin: float) -> GrpoPlan:
     """Return the plan of a study and write what is new: its first call fixes the margin, more seeds are a look."""
     path = folder / PLAN
     try:
-        found = parse(Plan, read_sealed(path), "plan")
+        found = parse(GrpoPlan, read_sealed(path), "plan")
     except FileNotFoundError:
-        found = Plan((), margin)
+        found = GrpoPlan((), margin)
     except InvalidJsonError as error:
         raise DamagedFileError(f"{path} is not a plan: {error}") from None
     if not found.looks or seeds > found.looks[-1]:

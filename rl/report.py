@@ -183,7 +183,7 @@ def _result(arm: str, settings: GrpoSettings, runs: Sequence[records.GrpoRecord]
     )
 
 
-def _judged(arms: Sequence[ArmResult], plan: records.Plan) -> list[ArmResult]:
+def _judged(arms: Sequence[ArmResult], plan: records.GrpoPlan) -> list[ArmResult]:
     """Judge error rates in percentage points: less is better. An arm with a diverged run is not judged."""
     judged = [one for one in arms if one.final and not one.diverged]
     table = {

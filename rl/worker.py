@@ -32,7 +32,7 @@ from gpt2.system.errors import UserError, one_line
 from gpt2.system.read_files import DamagedFileError
 from gpt2.system.signals import Stop
 from rl import records
-from rl.divergence import DivergedError, Divergence
+from rl.divergence import DivergedError, DivergenceMonitor
 from rl.evaluate import evaluate
 from rl.gsm8k import Problem, digest, read_problems
 from rl.noise import noisy_norms
@@ -111,7 +111,7 @@ def training_device() -> str:
     return accelerator.type if accelerator and accelerator.type != "mps" else "cpu"
 
 
-class Worker:
+class GrpoRun:
     """One run. say: prints a line for the user."""
 
     def __init__(self, settings: GrpoSettings, arm: str, seed: int, stop: Stop, say: Say) -> None:
@@ -123,7 +123,7 @@ class Worker:
         self.identity = settings.identity(digest(self.train, test))
         self.test: list[Problem] = test[: settings.evaluate_limit] if settings.evaluate_limit else test
         self.steps = settings.steps(len(self.train))
-        self.divergence = Divergence()
+        self.divergence = DivergenceMonitor()
         self.warned = False
         self.device_type = training_device()
         self.device_module: Any = torch.get_device_module(self.device_type)

@@ -26,7 +26,7 @@ from gpt2.hardware.resolve import resolve
 from gpt2.model.transformer import ModelParts
 from gpt2.system.signals import Stop
 from gpt2.train.run_plan import RunPlan
-from gpt2.train.trainer import Run
+from gpt2.train.trainer import TrainingRun
 from ra.settings import AlternationSettings
 from ra.variants import variant
 
@@ -75,14 +75,14 @@ def start(
     seed: int = 0,
     alternation: AlternationSettings = ALTERNATION,
     attention: Callable[[int], nn.Module] | None = None,
-) -> Run:
+) -> TrainingRun:
     """Start or resume a run of the configured iterations. attention: that of a custom variant."""
     run, iterations = run_record.run_name(name, seed), config.budget.max_iterations
     plan = RunPlan(directory, run, name, seed, iterations, plan_batch(4, 2, 1, 16))
     chosen = variant(name, config.model, alternation) if attention is None else None
     parts = chosen.parts if chosen else ModelParts(attention=attention)
     own = chosen.configure(config) if chosen else config
-    return Run(plan, own, resolve(config.target), parts, stop or Stop(), shared=config)
+    return TrainingRun(plan, own, resolve(config.target), parts, stop or Stop(), shared=config)
 
 
 def outcome(directory: Path) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:

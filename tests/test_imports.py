@@ -1,4 +1,4 @@
-"""The structure of the packages: layers, no import circle, small folders, and modules without torch."""
+"""The structure of the packages: layers, no import circle, small folders, one class a name, modules without torch."""
 
 import ast
 import functools
@@ -191,3 +191,20 @@ def loading_torch(modules: Iterable[str]) -> str:
 def test_reporting_comparing_and_configuring_load_no_torch() -> None:
     assert loading_torch(NO_TORCH) == ""
     assert loading_torch(["pages.page", "gpt2.model.loss"]) == "gpt2.model.loss"
+
+
+def classes(files: Mapping[str, str]) -> Counter[str]:
+    """Count the module-level classes by name; those whose name begins with an underscore are a module's own."""
+    trees = [ast.parse(text) for text in files.values()]
+    found = [node.name for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)]
+    return Counter(name for name in found if not name.startswith("_"))
+
+
+def test_one_name_is_one_class() -> None:
+    """A name has one meaning in the whole project."""
+    assert {name: count for name, count in classes(sources()).items() if count > 1} == {}
+
+
+def test_a_second_class_of_a_name_is_found() -> None:
+    twice = {"a.py": "class Row: ...\nclass _Own: ...", "b.py": "class Row: ...\nclass _Own: ..."}
+    assert classes(twice) == {"Row": 2}

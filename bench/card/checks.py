@@ -16,7 +16,7 @@ class NotRunError(Exception):
 
 
 @dataclass(frozen=True)
-class Check:
+class CardCheck:
     """measured: for a check that was not run, the reason."""
 
     name: str
@@ -31,7 +31,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Card:
+class CheckedDevice:
     """The device to check, and an empty folder for studies."""
 
     resolved: ResolvedTarget
@@ -42,17 +42,17 @@ class Card:
         return self.resolved.device == "cpu"
 
 
-Question = Callable[[Card], Iterator[Check]]
+Question = Callable[[CheckedDevice], Iterator[CardCheck]]
 
 
-def judge(name: str, expected: str, measured: str, good: bool, reason: str = "") -> Check:
+def judge(name: str, expected: str, measured: str, good: bool, reason: str = "") -> CardCheck:
     """Return the verdict on a measurement. reason: why it cannot be judged here, else empty."""
     return (
         not_run(name, expected, reason)
         if reason
-        else Check(name, expected, measured, PASS if good else DIFFERS)
+        else CardCheck(name, expected, measured, PASS if good else DIFFERS)
     )
 
 
-def not_run(name: str, expected: str, reason: str) -> Check:
-    return Check(name, expected, reason, NOT_RUN)
+def not_run(name: str, expected: str, reason: str) -> CardCheck:
+    return CardCheck(name, expected, reason, NOT_RUN)

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bench.card.checks import Card, Check, judge, not_run
+from bench.card.checks import CardCheck, CheckedDevice, judge, not_run
 from bench.case_step import model_and_parts, optimizer_config, random_batch
 from bench.cases import Sizes
-from bench.workers import BenchError, Worker
+from bench.workers import BenchError, BenchWorker
 from gpt2.config.batch import plan_batch
 from gpt2.hardware import attention_kernels
 from gpt2.hardware.resolve import ResolvedTarget
@@ -27,9 +27,9 @@ LOSS_LIMIT = 2e-3  # nats; torch 2.11 compiles a gather in the loss to one that 
 LIMIT_SECONDS = 300.0
 
 
-def gate_checks(card: Card) -> Iterator[Check]:
+def gate_checks(card: CheckedDevice) -> Iterator[CardCheck]:
     """Compare each precision with float64."""
-    with Worker("gate gradients") as worker:
+    with BenchWorker("gate gradients") as worker:
         arguments = (card.resolved, SHAPES[card.on_cpu])
         exact_loss, *exact = worker.call(gate_gradients, *arguments, EXACT, limit_seconds=LIMIT_SECONDS)
         for precision, limit in LIMITS.items():

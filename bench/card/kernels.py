@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bench.card.checks import Card, Check, judge, not_run
-from bench.workers import BenchError, Worker
+from bench.card.checks import CardCheck, CheckedDevice, judge, not_run
+from bench.workers import BenchError, BenchWorker
 from gpt2.hardware import attention_kernels
 from gpt2.hardware.attention_kernels import TOLERANCE
 from gpt2.hardware.resolve import ResolvedTarget
@@ -45,10 +45,10 @@ class KernelResult:
     repeats: tuple[bool, bool]
 
 
-def kernel_checks(card: Card) -> Iterator[Check]:
+def kernel_checks(card: CheckedDevice) -> Iterator[CardCheck]:
     """Check the order first, in a new process: torch sets its own order at the first call of a process."""
     resolved = card.resolved
-    with Worker("attention kernels") as worker:
+    with BenchWorker("attention kernels") as worker:
         order, found = worker.call(selected_kernels, resolved, limit_seconds=LIMIT_SECONDS)
         half_only = resolved.dtype == "float32" and resolved.device_type == "cuda"
         names = [name for name in order if not half_only or name == "efficient"]
@@ -87,7 +87,7 @@ def describe(result: KernelResult) -> str:
     return f"{result.milliseconds:.2f} ms forward and backward; {'; '.join(texts)}"
 
 
-def order_check(first: str, milliseconds: dict[str, float]) -> Check:
+def order_check(first: str, milliseconds: dict[str, float]) -> CardCheck:
     """Compare the preferred kernel's time with the fastest one's."""
     name, expected = "kernels: speed", f"{first} takes at most {SLOWER:g} times the fastest kernel's time"
     if len(milliseconds) < 2 or first not in milliseconds:

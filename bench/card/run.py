@@ -10,7 +10,17 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.card.checks import DIFFERS, NOT_RUN, PASS, Card, Check, NotRunError, Question, judge, not_run
+from bench.card.checks import (
+    DIFFERS,
+    NOT_RUN,
+    PASS,
+    CardCheck,
+    CheckedDevice,
+    NotRunError,
+    Question,
+    judge,
+    not_run,
+)
 from bench.card.gates import gate_checks
 from bench.card.kernels import kernel_checks
 from bench.card.speed import speed_checks
@@ -58,9 +68,9 @@ def check_card(out: Path, chosen: Sequence[str] = ()) -> int:
     }
     out.mkdir(parents=True, exist_ok=True)
     print(f"{resolved.device_name}, {resolved.dtype}, torch {resolved.torch}", flush=True)
-    checks: list[Check] = []
+    checks: list[CardCheck] = []
 
-    def save(check: Check) -> None:
+    def save(check: CardCheck) -> None:
         checks.append(check)
         print(check.line, flush=True)
         seconds = round(time.monotonic() - began, 1)
@@ -68,7 +78,7 @@ def check_card(out: Path, chosen: Sequence[str] = ()) -> int:
         write_json(out / "card.json", origin | {"seconds": seconds, "checks": rows})
 
     with tempfile.TemporaryDirectory(prefix="card-") as folder:
-        card = Card(resolved, Path(folder))
+        card = CheckedDevice(resolved, Path(folder))
         for name, question in questions.items():
             try:
                 for check in question(card):
@@ -83,7 +93,9 @@ def check_card(out: Path, chosen: Sequence[str] = ()) -> int:
     return 1 if any(check.verdict == DIFFERS for check in checks) else 0
 
 
-def card_document(resolved: ResolvedTarget, checks: Sequence[Check], out: Path, seconds: float) -> Document:
+def card_document(
+    resolved: ResolvedTarget, checks: Sequence[CardCheck], out: Path, seconds: float
+) -> Document:
     """Build the page: all checks in one table, and what to report."""
     count = Counter(check.verdict for check in checks)
     summary = (

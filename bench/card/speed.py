@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from bench.card.checks import DIFFERS, NOT_RUN, Card, Check, NotRunError, judge
+from bench.card.checks import DIFFERS, NOT_RUN, CardCheck, CheckedDevice, NotRunError, judge
 from bench.card.studies import UNDISTURBED, read_plan
 from bench.cases import BASELINE, PLAIN, SHAPES, Shape
 from bench.runner import open_workers
@@ -20,7 +20,7 @@ ESTIMATES = {"h200": (450_000, 510_000)}
 Samples = dict[tuple[str, int], dict[str, Any]]
 
 
-def speed_checks(card: Card) -> Iterator[Check]:
+def speed_checks(card: CheckedDevice) -> Iterator[CardCheck]:
     """Time each case in a new worker, then compare them. The goals are for a GPU."""
     shape = SMALL if card.on_cpu else SHAPES["card"][0]
     micro = shape.plain_micro if card.on_cpu else planned_micro(card, shape)
@@ -34,13 +34,13 @@ def speed_checks(card: Card) -> Iterator[Check]:
                 samples[case] = measure(shape, *case, SECONDS[card.on_cpu])
             except BenchError as error:
                 too_large = case[0] == PLAIN and "out of memory" in f"{error}".lower()
-                yield Check(name, "tokens/s", f"{error}", NOT_RUN if too_large else DIFFERS)
+                yield CardCheck(name, "tokens/s", f"{error}", NOT_RUN if too_large else DIFFERS)
                 continue
             yield case_check(card, name, case, samples[case])
     yield from goal_checks(card, shape, micro, samples)
 
 
-def planned_micro(card: Card, shape: Shape) -> int:
+def planned_micro(card: CheckedDevice, shape: Shape) -> int:
     """Return the study's micro-batch, or the next smaller one that divides the effective batch of the shape.
 
     Without a study, the largest of the bench.
@@ -52,7 +52,7 @@ def planned_micro(card: Card, shape: Shape) -> int:
     return largest_micro_batch(shape.effective, 1, limit)
 
 
-def case_check(card: Card, name: str, case: tuple[str, int], sample: dict[str, Any]) -> Check:
+def case_check(card: CheckedDevice, name: str, case: tuple[str, int], sample: dict[str, Any]) -> CardCheck:
     """Compare B with the estimate for the card. Other cases pass where they have a speed."""
     speed, peak = sample["tokens_per_second"], card.resolved.target.peak_flops
     measured = f"{speed:,.0f} tokens/s" + (
@@ -66,7 +66,7 @@ def case_check(card: Card, name: str, case: tuple[str, int], sample: dict[str, A
     return judge(name, "tokens/s (no estimate)", measured, speed > 0)
 
 
-def goal_checks(card: Card, shape: Shape, micro: int, samples: Samples) -> Iterator[Check]:
+def goal_checks(card: CheckedDevice, shape: Shape, micro: int, samples: Samples) -> Iterator[CardCheck]:
     """Compare the goals with ratios of the measured cases."""
     plain, baseline, learned = (samples.get((case, micro)) for case in (PLAIN, BASELINE, LEARNED))
     default, speed = samples.get((PLAIN, shape.plain_micro)), "tokens_per_second"

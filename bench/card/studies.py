@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 
-from bench.card.checks import Card, Check, NotRunError, judge
+from bench.card.checks import CardCheck, CheckedDevice, NotRunError, judge
 from bench.card.disturbed_train import VARIABLE, Disturbance
 from bench.temporary_studies import configure_study
-from bench.workers import Worker
+from bench.workers import BenchWorker
 from gpt2.artifacts import run_record
 from gpt2.artifacts.metrics_log import read_steps
 from gpt2.artifacts.run_record import RunRecord
@@ -51,7 +51,7 @@ ERROR = 0.1  # of a prediction: the share of the memory that a plan reserves
 PLANNED, USED = (0.8, 1.05), (0.7, 1.2)  # shares of the time budget: of the plan, and of the run
 
 
-def study_checks(card: Card) -> Iterator[Check]:
+def study_checks(card: CheckedDevice) -> Iterator[CardCheck]:
     """Run a study twice, once stopped in each run, and compare losses, kernels and memory."""
     run_undisturbed(card)
     statuses, opened = run(card, STOPPED, Disturbance(stop_at=STOP_AT), starts=STARTS)
@@ -74,7 +74,7 @@ def study_checks(card: Card) -> Iterator[Check]:
         yield compare_losses(card, f"study: resumed losses of {name}", STOPPED, name, limit)
 
 
-def memory_checks(card: Card) -> Iterator[Check]:
+def memory_checks(card: CheckedDevice) -> Iterator[CardCheck]:
     """Compare the predicted peak with that of one step without compilation, and with that of the run on a GPU."""
     run_undisturbed(card)
     for name in NAMES:
@@ -84,7 +84,7 @@ def memory_checks(card: Card) -> Iterator[Check]:
         predicted = read_plan(card, UNDISTURBED).variants[name].predicted_bytes
         if not predicted:
             raise NotRunError(f"the plan predicts no memory for {name}")
-        with Worker(f"memory of {name}", EXACT_HEAP) as worker:
+        with BenchWorker(f"memory of {name}", EXACT_HEAP) as worker:
             arguments = (card.folder, study_folder(card, UNDISTURBED), name, record.batch.micro)
             peak = worker.call(peak_bytes, *arguments, limit_seconds=LIMIT_SECONDS)
         measured = f"{format_bytes(peak)}; {predicted / peak - 1:+.1%} is the prediction's error"
@@ -97,7 +97,7 @@ def memory_checks(card: Card) -> Iterator[Check]:
             yield judge(name, expected, format_bytes(used), used <= (1 + ERROR) * predicted)
 
 
-def out_of_memory_checks(card: Card) -> Iterator[Check]:
+def out_of_memory_checks(card: CheckedDevice) -> Iterator[CardCheck]:
     """Give the training process too little memory for the planned micro-batch."""
     run_undisturbed(card)
     planned = read_plan(card, UNDISTURBED).batch
@@ -118,7 +118,7 @@ def out_of_memory_checks(card: Card) -> Iterator[Check]:
     yield compare_losses(card, "out of memory: losses", STARVED, "B", limit)
 
 
-def budget_checks(card: Card) -> Iterator[Check]:
+def budget_checks(card: CheckedDevice) -> Iterator[CardCheck]:
     """Plan a run by its time, and compare its count and its time."""
     limit = BUDGET_SECONDS[card.on_cpu]
     run(card, TIMED, VARIANTS="B", GPT2_MAX_TIME=str(limit), GPT2_MAX_ITERS="0")
@@ -133,13 +133,13 @@ def budget_checks(card: Card) -> Iterator[Check]:
 
 def compare_time(
     name: str, seconds: float, limit: int, shares: tuple[float, float], reason: str = ""
-) -> Check:
+) -> CardCheck:
     low, high = (share * limit for share in shares)
     expected = f"{low:.1f} to {high:.1f} s of training for a limit of {limit} s"
     return judge(f"budget: time {name}", expected, f"{seconds:.1f} s", low <= seconds <= high, reason)
 
 
-def run_undisturbed(card: Card) -> None:
+def run_undisturbed(card: CheckedDevice) -> None:
     """Run the study that the others are compared with, once."""
     if not study_folder(card, UNDISTURBED).exists():
         run(card, UNDISTURBED)
@@ -148,11 +148,11 @@ def run_undisturbed(card: Card) -> None:
 # ---- records
 
 
-def study_folder(card: Card, label: str) -> Path:
+def study_folder(card: CheckedDevice, label: str) -> Path:
     return card.folder / label / "results" / SPECIFICATIONS[card.on_cpu]
 
 
-def read_plan(card: Card, label: str) -> Plan:
+def read_plan(card: CheckedDevice, label: str) -> Plan:
     """Return the plan of a study. NotRunError where it has none."""
     plan = plan_file.read(study_folder(card, label))
     if plan is None:
@@ -160,7 +160,7 @@ def read_plan(card: Card, label: str) -> Plan:
     return plan
 
 
-def finished(card: Card, label: str, name: str) -> RunRecord:
+def finished(card: CheckedDevice, label: str, name: str) -> RunRecord:
     """Return the record of a finished run. NotRunError, with the run's error, for any other."""
     try:
         record = run_record.load(study_folder(card, label) / "runs" / run_record.run_name(name, 0))
@@ -171,14 +171,14 @@ def finished(card: Card, label: str, name: str) -> RunRecord:
     return record
 
 
-def losses(card: Card, label: str, name: str) -> list[float]:
+def losses(card: CheckedDevice, label: str, name: str) -> list[float]:
     """Return the training losses of a finished run in nats, one for each step."""
     finished(card, label, name)
     folder = study_folder(card, label) / "runs" / run_record.run_name(name, 0)
     return [step.loss for step in read_steps(folder / "metrics.jsonl").steps]
 
 
-def compare_losses(card: Card, title: str, label: str, name: str, limit: float) -> Check:
+def compare_losses(card: CheckedDevice, title: str, label: str, name: str, limit: float) -> CardCheck:
     """Compare a run's losses with those of the undisturbed one, which has the same seed."""
     one, other = (losses(card, each, name) for each in (UNDISTURBED, label))
     within = "equal to the bit" if not limit else f"within {limit:g} nats"
@@ -210,14 +210,14 @@ class CardStudy(Study):
 
 
 def run(
-    card: Card, label: str, disturbance: Disturbance | None = None, starts: int = 1, **changes: str
+    card: CheckedDevice, label: str, disturbance: Disturbance | None = None, starts: int = 1, **changes: str
 ) -> tuple[list[int], int | None]:
     """Run a study, and start it up to `starts` times until it finishes.
 
     Returns the exit statuses, and the GPUs on which the study's process has a context.
     """
     values = COMMON | ({} if card.on_cpu else GPU) | {"DATA_DIR": str(card.folder / "data")} | changes
-    with Worker(f"{label} study") as worker:
+    with BenchWorker(f"{label} study") as worker:
         arguments = (card.folder / label, SPECIFICATIONS[card.on_cpu], values, disturbance or Disturbance())
         return worker.call(start_study, *arguments, starts, limit_seconds=LIMIT_SECONDS), worker.call(
             contexts

@@ -17,9 +17,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench.numerics import changes
 from bench.numerics.changes import Parts
-from bench.numerics.corpus import Answer, Corpus, found, record_run, with_msprobe
-from bench.numerics.faults import ADAMW, Fault, Run
-from bench.numerics.models import OURS, TRANSFORMERS, Batch
+from bench.numerics.corpus import Answer, FaultCorpus, found, record_run, with_msprobe
+from bench.numerics.faults import ADAMW, PairSide, PlantedFault
+from bench.numerics.models import OURS, TRANSFORMERS, MicroBatches
 from numerics.compare.run import Comparison, compare_records
 from numerics.repeat.conditions import threads
 
@@ -67,20 +67,20 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
 
 
-def _pairs() -> Iterator[Fault]:
+def _pairs() -> Iterator[PlantedFault]:
     rounding = "rounding"
 
     def pair(
         name: str,
         around: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
-        base: Run | None = None,
+        base: PairSide | None = None,
         verdict: str = rounding,
         kinds: tuple[str, ...] = (OURS, TRANSFORMERS),
         **target: Any,
-    ) -> Fault:
-        golden = base or Run()
+    ) -> PlantedFault:
+        golden = base or PairSide()
         changed = dataclasses.replace(golden, around=around, **target)
-        return Fault(name, "", changed, golden, verdict=verdict, kinds=kinds)
+        return PlantedFault(name, "", changed, golden, verdict=verdict, kinds=kinds)
 
     yield pair("the same settings", verdict="equal")
     yield pair("another process", other_process=True, verdict="equal")
@@ -88,25 +88,31 @@ def _pairs() -> Iterator[Fault]:
     yield pair("oneDNN off", no_mkldnn)
     yield pair("another attention kernel", math_attention)
     yield pair("threads, oneDNN and attention kernel", every_kernel)
-    yield pair("autocast, oneDNN off", autocast_without_mkldnn, Run(around=autocast))
+    yield pair("autocast, oneDNN off", autocast_without_mkldnn, PairSide(around=autocast))
     yield pair("eager attention", change=eager_attention, kinds=(TRANSFORMERS,))
     yield pair("modules against modules and functions", settings={"level": "L0"}, verdict="equal")
     yield pair("values against statistics", settings={"task": "tensor"}, verdict="equal")
-    steps = Run(optimizer=ADAMW, steps=3)
+    steps = PairSide(optimizer=ADAMW, steps=3)
     yield pair("three steps, the same settings", base=steps, verdict="equal")
     yield pair("three steps of AdamW, other kernels", every_kernel, steps)
     yield pair("three steps, fused AdamW", base=steps, optimizer=fused_adamw)
-    yield pair("three steps of SGD, other kernels", every_kernel, Run(optimizer=sgd, steps=3))
-    yield pair("two micro-batches against one batch", step=Batch(parts=2))
-    yield pair("four micro-batches against two", base=Run(step=Batch(parts=2)), step=Batch(parts=4))
+    yield pair("three steps of SGD, other kernels", every_kernel, PairSide(optimizer=sgd, steps=3))
+    yield pair("two micro-batches against one batch", step=MicroBatches(parts=2))
+    yield pair(
+        "four micro-batches against two",
+        base=PairSide(step=MicroBatches(parts=2)),
+        step=MicroBatches(parts=4),
+    )
     yield pair("separate q, k and v against one layer", change=changes.separate_qkv)
-    yield pair("float64 on the golden side", base=Run(change=in_float64), change=None, kinds=(TRANSFORMERS,))
+    yield pair(
+        "float64 on the golden side", base=PairSide(change=in_float64), change=None, kinds=(TRANSFORMERS,)
+    )
 
 
-CLEAN: tuple[Fault, ...] = tuple(_pairs())
+CLEAN: tuple[PlantedFault, ...] = tuple(_pairs())
 
 
-def answer(corpus: Corpus, pair: Fault, kind: str, mode: str) -> Answer:
+def answer(corpus: FaultCorpus, pair: PlantedFault, kind: str, mode: str) -> Answer:
     """Record a pair, compare and judge: right without `diverges`, and with `equal` where that is expected."""
     golden = corpus.golden(pair.golden, kind, mode)
     if pair.target.other_process:

@@ -12,7 +12,7 @@ import torch
 
 from bench.numerics import msprobe
 from bench.numerics.changes import Parts
-from bench.numerics.faults import CHECKSUMS, MODULES, VALUES, Fault, Run
+from bench.numerics.faults import CHECKSUMS, MODULES, VALUES, PairSide, PlantedFault
 from bench.numerics.models import MAKERS, PATHS, record
 from numerics.compare.run import Comparison, compare_records
 
@@ -43,14 +43,14 @@ class Answer:
     msprobe_refused: bool = False
 
 
-class Corpus:
+class FaultCorpus:
     """Records of faults in a folder. The golden records are shared."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.goldens: dict[Any, Path] = {}
 
-    def answer(self, fault: Fault, kind: str, mode: str) -> Answer:
+    def answer(self, fault: PlantedFault, kind: str, mode: str) -> Answer:
         """Inject one fault, compare and judge."""
         target, golden = self.paths(fault, kind, mode)
         comparison = compare_records(target, golden)
@@ -58,16 +58,16 @@ class Corpus:
         answer = Answer(fault.name, kind, mode, found(comparison), right)
         return with_msprobe(answer, fault, target, golden)
 
-    def compare(self, fault: Fault, kind: str, mode: str) -> Comparison:
+    def compare(self, fault: PlantedFault, kind: str, mode: str) -> Comparison:
         target, golden = self.paths(fault, kind, mode)
         return compare_records(target, golden)
 
-    def paths(self, fault: Fault, kind: str, mode: str) -> tuple[Path, Path]:
+    def paths(self, fault: PlantedFault, kind: str, mode: str) -> tuple[Path, Path]:
         """Record both sides. Returns the folders of target and golden."""
         golden = self.golden(fault.golden, kind, mode)
         return record_run(self.folder, fault.target, kind, mode), golden
 
-    def golden(self, run: Run, kind: str, mode: str) -> Path:
+    def golden(self, run: PairSide, kind: str, mode: str) -> Path:
         """Return the record of a run; it is recorded once."""
         key = kind, mode, run
         if key not in self.goldens:
@@ -75,7 +75,7 @@ class Corpus:
         return self.goldens[key]
 
 
-def with_msprobe(answer: Answer, fault: Fault, target: Path, golden: Path) -> Answer:
+def with_msprobe(answer: Answer, fault: PlantedFault, target: Path, golden: Path) -> Answer:
     """Add msProbe's answer on the same records, where it is installed."""
     if msprobe.program() is None:
         return answer
@@ -87,7 +87,7 @@ def with_msprobe(answer: Answer, fault: Fault, target: Path, golden: Path) -> An
     return dataclasses.replace(answer, msprobe=flagged or "", msprobe_right=right)
 
 
-def record_run(folder: Path, run: Run, kind: str, mode: str) -> Path:
+def record_run(folder: Path, run: PairSide, kind: str, mode: str) -> Path:
     """Record one side of a pair. Returns the folder of the dump."""
     model = MAKERS[kind](run.seed)
     if run.change:
@@ -114,7 +114,7 @@ def found(comparison: Comparison) -> str:
     return f"{first.name} ({first.direction}, {first.cause}) in {step.place}: {first.why}"
 
 
-def is_right(fault: Fault, kind: str, comparison: Comparison) -> bool:
+def is_right(fault: PlantedFault, kind: str, comparison: Comparison) -> bool:
     """Return whether the first divergence is the fault's module, or its cause is the fault's."""
     if comparison.verdict != fault.verdict:
         return False
@@ -135,7 +135,7 @@ def is_right(fault: Fault, kind: str, comparison: Comparison) -> bool:
     return first.module in paths or any(f"{path} shares it" in first.why for path in paths)
 
 
-def cases(faults: Iterable[Fault], modes: Iterable[str]) -> list[tuple[Fault, str, str]]:
+def cases(faults: Iterable[PlantedFault], modes: Iterable[str]) -> list[tuple[PlantedFault, str, str]]:
     """Return every fault with each model that it applies to and each mode."""
     listed = list(modes)
     return [(fault, kind, mode) for fault in faults for kind in fault.kinds for mode in listed]

@@ -14,7 +14,7 @@ from torch import nn
 
 from bench.numerics import changes
 from bench.numerics.changes import Parts
-from bench.numerics.models import IDS, OURS, STEP, TRANSFORMERS, Batch, Optimizer, adamw
+from bench.numerics.models import IDS, OURS, STEP, TRANSFORMERS, MicroBatches, Optimizer, adamw
 
 CHECKSUMS, VALUES, MODULES = "checksums", "values", "modules"
 FORWARD, BACKWARD = "forward", "backward"
@@ -22,7 +22,7 @@ ADAMW = adamw()
 
 
 @dataclass(frozen=True)
-class Run:
+class PairSide:
     """One side of a pair. change: of the model. optimizer, steps, after_backward: see models.record.
 
     around: the context of the run. settings: of the recorder, beside those of the mode.
@@ -40,7 +40,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Fault:
+class PlantedFault:
     """expected: the part of the model that the comparison should report (bench.numerics.models.PATHS).
 
     causes: allowed causes where it is not empty. groups: the kind of parameters to be named. named: the part is in the
@@ -50,8 +50,8 @@ class Fault:
 
     name: str
     expected: str
-    target: Run
-    golden: Run = field(default_factory=Run)
+    target: PairSide
+    golden: PairSide = field(default_factory=PairSide)
     direction: str = FORWARD
     causes: tuple[str, ...] = ()
     groups: str = ""
@@ -67,11 +67,11 @@ class Fault:
         return ", ".join(filter(None, (self.expected, " or ".join(self.causes), self.groups)))
 
 
-def _in_model() -> Iterator[Fault]:
+def _in_model() -> Iterator[PlantedFault]:
     """Faults of a module's computation."""
 
-    def fault(name: str, part: str, change: Callable[[Parts], None], **options: Any) -> Fault:
-        return Fault(name, part, Run(change), **options)
+    def fault(name: str, part: str, change: Callable[[Parts], None], **options: Any) -> PlantedFault:
+        return PlantedFault(name, part, PairSide(change), **options)
 
     yield fault("other GELU", "gelu", changes.other_gelu, case="3.2.1.2")
     yield fault("wrong epsilon", "norm", lambda parts: setattr(parts["norm"], "eps", 1e-6))
@@ -93,7 +93,7 @@ def _in_model() -> Iterator[Fault]:
     yield fault("positions shifted by one", "model", changes.shift_positions, named=True)
 
 
-def _in_weights() -> Iterator[Fault]:
+def _in_weights() -> Iterator[PlantedFault]:
     """Faults of the weights that a module computes with."""
     for name, part, change in (
         ("one corrupted weight", "fc", changes.corrupt),
@@ -102,53 +102,57 @@ def _in_weights() -> Iterator[Fault]:
         ("transposed weight", "out", changes.transpose),
         ("lost bias", "fc", changes.lose_bias),
     ):
-        yield Fault(name, part, Run(lambda parts, part=part, change=change: change(parts[part])))  # type: ignore[misc]
-    yield Fault("other seed of the weights", "", Run(seed=1), causes=("parameter",))
-    yield Fault("two layers exchanged", "first qkv", Run(changes.exchange_layers))
+        yield PlantedFault(name, part, PairSide(lambda parts, part=part, change=change: change(parts[part])))  # type: ignore[misc]
+    yield PlantedFault("other seed of the weights", "", PairSide(seed=1), causes=("parameter",))
+    yield PlantedFault("two layers exchanged", "first qkv", PairSide(changes.exchange_layers))
 
 
-def _in_backward() -> Iterator[Fault]:
+def _in_backward() -> Iterator[PlantedFault]:
     """Faults of gradients."""
-    yield Fault(
+    yield PlantedFault(
         "wrong backward of a kernel",
         "gelu",
-        Run(changes.custom_gelu(changes.WrongGradient)),
-        Run(changes.custom_gelu(changes.RightGradient)),
+        PairSide(changes.custom_gelu(changes.WrongGradient)),
+        PairSide(changes.custom_gelu(changes.RightGradient)),
         BACKWARD,
     )
-    yield Fault(
-        "embedding gradient in bfloat16", "tokens", Run(changes.coarse_embedding),
-        Run(changes.own_embedding), BACKWARD, case="3.2.1.3",
+    yield PlantedFault(
+        "embedding gradient in bfloat16", "tokens", PairSide(changes.coarse_embedding),
+        PairSide(changes.own_embedding), BACKWARD, case="3.2.1.3",
     )  # fmt: skip
-    yield Fault("embedding not tied", "head", Run(changes.untie), direction=BACKWARD, kinds=(TRANSFORMERS,))
-    yield Fault(
+    yield PlantedFault(
+        "embedding not tied", "head", PairSide(changes.untie), direction=BACKWARD, kinds=(TRANSFORMERS,)
+    )
+    yield PlantedFault(
         "other parallel wrapper: gradients reduced in bfloat16",
         "",
-        Run(changes.reduce_in_bf16),
+        PairSide(changes.reduce_in_bf16),
         direction=BACKWARD,
         causes=("reduction",),
         case="3.1.1",
     )
-    whole = Batch(scale=1.0)
-    yield Fault("gradient not averaged", "", Run(step=whole), direction="", causes=("gradient", "settings"))
-    yield Fault(
+    whole = MicroBatches(scale=1.0)
+    yield PlantedFault(
+        "gradient not averaged", "", PairSide(step=whole), direction="", causes=("gradient", "settings")
+    )
+    yield PlantedFault(
         "overflow of the loss scale",
         "",
-        Run(step=Batch(scale=3e38)),
+        PairSide(step=MicroBatches(scale=3e38)),
         direction="",
         causes=("gradient", "settings"),
     )
-    yield Fault(
+    yield PlantedFault(
         "dropped micro-batch",
         "",
-        Run(step=Batch(IDS[:2], scale=0.125)),
-        Run(step=Batch(parts=2)),
+        PairSide(step=MicroBatches(IDS[:2], scale=0.125)),
+        PairSide(step=MicroBatches(parts=2)),
         direction="",
         causes=("missing",),
     )
 
 
-def _in_data() -> Iterator[Fault]:
+def _in_data() -> Iterator[PlantedFault]:
     """Faults of what the model is given."""
     tails = IDS.clone()
     tails[:, -5:] = 0
@@ -159,29 +163,31 @@ def _in_data() -> Iterator[Fault]:
         ("token tails (padding)", dataclasses.replace(STEP, ids=tails), "3.1.2"),
         ("other tokenizer", dataclasses.replace(STEP, ids=order[IDS]), ""),
     ):
-        yield Fault(name, "", Run(step=batch), causes=("data",), case=case)
+        yield PlantedFault(name, "", PairSide(step=batch), causes=("data",), case=case)
     flipped = dataclasses.replace(STEP, ids=IDS.flip(0))
-    yield Fault("other order of sequences", "", Run(step=flipped), causes=("data",), hidden=hidden)
-    yield Fault(
+    yield PlantedFault(
+        "other order of sequences", "", PairSide(step=flipped), causes=("data",), hidden=hidden
+    )
+    yield PlantedFault(
         "targets shifted by two",
         "",
-        Run(step=Batch(shift=2)),
+        PairSide(step=MicroBatches(shift=2)),
         direction="",
         causes=("data", "gradient"),
     )
 
 
-def _over_steps() -> Iterator[Fault]:
+def _over_steps() -> Iterator[PlantedFault]:
     """Faults that a second or third step shows."""
 
     def fault(
         name: str, groups: str, after: Callable[[nn.Module], None] | None = None, **wrong: Any
-    ) -> Fault:
-        return Fault(
+    ) -> PlantedFault:
+        return PlantedFault(
             name,
             "",
-            Run(optimizer=adamw(**wrong), steps=3, after_backward=after),
-            Run(optimizer=ADAMW, steps=3),
+            PairSide(optimizer=adamw(**wrong), steps=3, after_backward=after),
+            PairSide(optimizer=ADAMW, steps=3),
             causes=("optimizer",),
             groups=groups,
         )
@@ -191,31 +197,31 @@ def _over_steps() -> Iterator[Fault]:
     yield fault("decay on norms", "norms", decay_norms=True)
     yield fault("weight decay", "embeddings, matrices", decay=0.2)
     yield fault("gradient clipping", "", changes.clip)
-    yield Fault(
+    yield PlantedFault(
         "faulty device: one wrong product in the third step",
         "fc",
-        Run(lambda parts: changes.wrong_now_and_then(parts["fc"], 2), optimizer=ADAMW, steps=3),
-        Run(optimizer=ADAMW, steps=3),
+        PairSide(lambda parts: changes.wrong_now_and_then(parts["fc"], 2), optimizer=ADAMW, steps=3),
+        PairSide(optimizer=ADAMW, steps=3),
         case="3.2.2.3",
     )
     cached = changes.cached_attention
-    yield Fault(
+    yield PlantedFault(
         "KV cache not cleared",
         "first attention",
-        Run(lambda parts: cached(parts, clear=False), step=changes.twice),
-        Run(lambda parts: cached(parts, clear=True), step=changes.twice),
+        PairSide(lambda parts: cached(parts, clear=False), step=changes.twice),
+        PairSide(lambda parts: cached(parts, clear=True), step=changes.twice),
     )
-    yield Fault(
+    yield PlantedFault(
         "non-deterministic scatter",
         "fc",
-        Run(lambda parts: changes.scatter(parts["fc"], 1)),
-        Run(lambda parts: changes.scatter(parts["fc"], 2)),
+        PairSide(lambda parts: changes.scatter(parts["fc"], 1)),
+        PairSide(lambda parts: changes.scatter(parts["fc"], 2)),
         verdict="rounding",
         case="3.2.2.2",
     )
 
 
-FAULTS: tuple[Fault, ...] = (
+FAULTS: tuple[PlantedFault, ...] = (
     *_in_model(),
     *_in_weights(),
     *_in_backward(),

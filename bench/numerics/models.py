@@ -94,7 +94,7 @@ def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class MicroBatches:
     """A step: forward and backward of the micro-batches of `ids`. scale: of the loss. shift: of the targets."""
 
     ids: Tensor = IDS
@@ -113,7 +113,7 @@ class Batch:
             torch.autograd.backward(loss_of(model, inputs, targets) * (self.scale / self.parts))
 
 
-STEP = Batch()
+STEP = MicroBatches()
 Optimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
 
@@ -169,6 +169,6 @@ def record(
 
 def run_on(run: Callable[[nn.Module], Any], step: int) -> Callable[[nn.Module], Any]:
     """Return the run on the batch of another step."""
-    if not isinstance(run, Batch):
+    if not isinstance(run, MicroBatches):
         return run
-    return Batch((run.ids + 7 * step) % 199, run.parts, run.scale, run.shift)
+    return MicroBatches((run.ids + 7 * step) % 199, run.parts, run.scale, run.shift)

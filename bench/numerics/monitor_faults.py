@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from bench.numerics.corpus import Answer, record_run
-from bench.numerics.faults import CHECKSUMS, Run
+from bench.numerics.faults import CHECKSUMS, PairSide
 from bench.numerics.models import IDS, MAKERS, OURS, adamw, loss_of
 from numerics.compare.run import compare_records
-from numerics.monitor.findings import Finding, find
+from numerics.monitor.findings import MonitorFinding, find
 from numerics.monitor.monitor import Monitor, MonitorConfig
 
 STEPS, RANKS = 4, 2
@@ -88,7 +88,7 @@ MONITOR_FAULTS: Sequence[MonitorFault] = (
 CLEAN = MonitorFault("no fault", "")
 
 
-def monitored(folder: Path, fault: MonitorFault) -> list[Finding]:
+def monitored(folder: Path, fault: MonitorFault) -> list[MonitorFinding]:
     """Train two ranks, one after another in this process, with a monitor each. Returns what the monitor finds."""
     models: list[Any] = [MAKERS[OURS](0) for _ in range(RANKS)]
     optimizers = [adamw()(model) for model in models]
@@ -130,7 +130,7 @@ def _reduce(models: Sequence[nn.Module]) -> None:
 
 def answer(folder: Path, fault: MonitorFault) -> Answer:
     """Right: two records of runs with the fault are equal, and the monitor of one names the expected tensor first."""
-    change = Run(lambda parts: fault.model(parts.model) if fault.at == 1 else None)
+    change = PairSide(lambda parts: fault.model(parts.model) if fault.at == 1 else None)
     first, second = (record_run(folder, change, OURS, CHECKSUMS) for _ in range(2))
     compared = compare_records(first, second).verdict
     found = monitored(folder, fault)

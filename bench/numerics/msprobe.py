@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.numerics.faults import Fault
+from bench.numerics.faults import PlantedFault
 from bench.numerics.models import PATHS
 from gpt2.system.errors import UserError
 
@@ -43,7 +43,7 @@ def first_flagged(target: Path, golden: Path) -> str | None:
     return None
 
 
-def names(fault: Fault, kind: str, flagged: str) -> bool:
+def names(fault: PlantedFault, kind: str, flagged: str) -> bool:
     """Return whether the flagged row is in the expected part of the model."""
     module, _, row = flagged.partition(": ")
     paths = [PATHS[kind][name] for name in fault.expected.split("|")] if fault.expected else []

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.numerics import changes
 from bench.numerics.corpus import Answer, record_run
-from bench.numerics.faults import CHECKSUMS, VALUES, Run
+from bench.numerics.faults import CHECKSUMS, VALUES, PairSide
 from bench.numerics.models import OURS
 from numerics.compare.run import compare_records
 from numerics.oracle.check import Oracle
@@ -187,7 +187,7 @@ def oracle_checks(
 
 def record_on(folder: Path, fault: OracleFault, mode: str, kind: str = OURS) -> Path:
     """Record a step on the faulty device."""
-    return record_run(folder, Run(fault.change, around=fault.device), kind, mode)
+    return record_run(folder, PairSide(fault.change, around=fault.device), kind, mode)
 
 
 def answer(folder: Path, fault: OracleFault, mode: str, kind: str = OURS) -> Answer:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bench.numerics.changes import Parts, wrap
 from bench.numerics.corpus import Answer, record_run
-from bench.numerics.faults import ADAMW, CHECKSUMS, Run
+from bench.numerics.faults import ADAMW, CHECKSUMS, PairSide
 from bench.numerics.models import IDS, MAKERS, OURS, loss_of
 from bench.numerics.oracle_faults import FaultyDevice
 from numerics import repeat_step
@@ -123,7 +123,7 @@ REPEAT_FAULTS = (
 def answer(folder: Path, fault: RepeatFault) -> Answer:
     """Record two runs with the fault, and repeat the step. Right: no divergence, and the cause and its place."""
     first, second = (
-        record_run(folder, Run(fault.change, around=fault.around), OURS, CHECKSUMS) for _ in range(2)
+        record_run(folder, PairSide(fault.change, around=fault.around), OURS, CHECKSUMS) for _ in range(2)
     )
     compared = compare_records(first, second).verdict
     right, words = _by_stress() if fault.change is None else _by_repetition(fault)

@@ -21,7 +21,7 @@ import numpy as np
 from bench.case_step import model_and_parts, model_config
 from bench.cases import Shape, find_shapes
 from bench.runner import case_worker, open_workers
-from bench.suite import Session, Suite, SuiteResult
+from bench.suite import Suite, SuiteResult, SuiteSession
 from bench.tables import INTERVAL, Columns, ResultTable, format_spread, mebibytes, spread
 from bench.temporary_studies import configure_study
 from gpt2.config.config import ANY_TARGET
@@ -72,7 +72,7 @@ class Whole:
 
 
 @dataclass(frozen=True)
-class Sample:
+class EvaluationTiming:
     """One variant in one round: the scored share, its time, and the peak bytes with the weights."""
 
     case: str
@@ -84,7 +84,7 @@ class Sample:
     peak_bytes: int
 
 
-def run(session: Session) -> SuiteResult:
+def run(session: SuiteSession) -> SuiteResult:
     """Evaluate each variant once a round in a new worker, then time its training steps. Save after every evaluation."""
     shape = find_shapes(SHAPES[session.resolved.device_class], session.shape)[0]
     with tempfile.TemporaryDirectory() as folder:
@@ -94,7 +94,7 @@ def run(session: Session) -> SuiteResult:
     tokens = config.evaluation.tokens // shape.block_size * shape.block_size
     item_tokens = scored_tokens(items, shape.block_size)
     whole = Whole(tokens, config.evaluation.interval_tokens, len(items), item_tokens)
-    samples: list[Sample] = []
+    samples: list[EvaluationTiming] = []
     data: dict[str, Any] = {"shape": asdict(shape), "whole": asdict(whole)}
     windows = shape.windows or whole.validation_tokens // shape.block_size
     for number in range(session.rounds):
@@ -138,7 +138,9 @@ def scored_tokens(items: Sequence[hellaswag.Item], block_size: int) -> int:
     )
 
 
-def evaluate_once(shape: EvaluatedShape, case: str, windows: int, items: list[hellaswag.Item]) -> Sample:
+def evaluate_once(
+    shape: EvaluatedShape, case: str, windows: int, items: list[hellaswag.Item]
+) -> EvaluationTiming:
     """Evaluate a variant with the functions of a run, after one warm-up batch. Call in a worker.
 
     windows: number of validation windows, of random token ids. On a CPU the peak is growth of the process, with the
@@ -173,11 +175,13 @@ def evaluate_once(shape: EvaluatedShape, case: str, windows: int, items: list[he
         )
     peak = meter.by_phase.get("evaluation", meter.peaks()["allocated"])
     tokens, item_tokens = windows * shape.block_size, scored_tokens(items, shape.block_size)
-    return Sample(case, tokens, validation_seconds, len(items), item_tokens, hellaswag_seconds, peak)
+    return EvaluationTiming(
+        case, tokens, validation_seconds, len(items), item_tokens, hellaswag_seconds, peak
+    )
 
 
 def rows_of(
-    samples: Sequence[Sample], training_rates: Mapping[str, float], whole: Whole
+    samples: Sequence[EvaluationTiming], training_rates: Mapping[str, float], whole: Whole
 ) -> list[dict[str, Any]]:
     """Return one row a variant, each value extrapolated from a share by its tokens, as `spread` over the rounds."""
     rows = []
@@ -208,7 +212,7 @@ COLUMNS: Columns = {
 }
 
 
-def table(rows: list[dict[str, Any]], samples: Sequence[Sample], whole: Whole) -> ResultTable:
+def table(rows: list[dict[str, Any]], samples: Sequence[EvaluationTiming], whole: Whole) -> ResultTable:
     """List the rows. Notes state the extrapolations and the source of the number of validations."""
     timed, notes = samples[0], [f"{len(samples) // len(rows)} rounds, median [{INTERVAL}]"]
     if timed.items < whole.items:

@@ -21,9 +21,9 @@ from bench.case_step import model_config, random_batch
 from bench.cases import Sizes
 from bench.runner import LIMIT_SECONDS
 from bench.simulated_driver import simulate
-from bench.suite import Session, Suite, SuiteResult
+from bench.suite import Suite, SuiteResult, SuiteSession
 from bench.tables import INTERVAL, ResultTable, format_spread, spread
-from bench.workers import Worker
+from bench.workers import BenchWorker
 from gpt2.config.batch import BatchPlan, plan_batch
 from gpt2.config.config import ANY_TARGET, OptimizerConfig
 from gpt2.hardware import attention_kernels
@@ -99,7 +99,7 @@ def time_slot(slot: Slot, kind: str, seconds: float) -> float:
 def arrangement(slots: Sequence[Slot], kind: str) -> Iterator[Any]:
     """Start a process in each slot; yield a function that trains in all at once and returns the speed of each."""
     with contextlib.ExitStack() as stack:
-        workers = [stack.enter_context(Worker(f"slot {n}", KEEP_HEAP)) for n in range(len(slots))]
+        workers = [stack.enter_context(BenchWorker(f"slot {n}", KEEP_HEAP)) for n in range(len(slots))]
         pool = stack.enter_context(ThreadPoolExecutor(len(slots)))
 
         def measure(seconds: float) -> list[float]:
@@ -120,7 +120,7 @@ def warm_up(slot: Slot, kind: str) -> None:
     prepared_slot(slot, kind)
 
 
-def measure_slots(session: Session, data: dict[str, Any]) -> ResultTable:
+def measure_slots(session: SuiteSession, data: dict[str, Any]) -> ResultTable:
     """Measure one slot and two, in turns."""
     kind = session.resolved.device_class
     arranged = {count: local_slots(count, session.resolved, 0) for count in (1, 2)}
@@ -145,9 +145,9 @@ def measure_slots(session: Session, data: dict[str, Any]) -> ResultTable:
     return ResultTable(title, ("runs", "tok/s in all", "to 1"), tuple(rows), (INTERVAL,))
 
 
-def measure_driver(session: Session, data: dict[str, Any]) -> ResultTable:
+def measure_driver(session: SuiteSession, data: dict[str, Any]) -> ResultTable:
     """Drive a simulated cluster, in a process of its own."""
-    with tempfile.TemporaryDirectory(prefix="driver-") as name, Worker("driver") as worker:
+    with tempfile.TemporaryDirectory(prefix="driver-") as name, BenchWorker("driver") as worker:
         folder = Path(name)
         tree = rules.load_kconfig("cpu")
         commands.configure(tree, commands.read_layers("gpt2-ra-ablation-smoke+cpu"), [])
@@ -165,7 +165,7 @@ def measure_driver(session: Session, data: dict[str, Any]) -> ResultTable:
     return ResultTable("simulated cluster; the driver is killed once, halfway", ("what", "value"), rows)
 
 
-def run(session: Session) -> SuiteResult:
+def run(session: SuiteSession) -> SuiteResult:
     """Measure both parts, or the one that SHAPE names."""
     if session.shape not in ("", *PARTS):
         raise UserError(f"unknown part SHAPE={session.shape}; parts: {', '.join(PARTS)}")

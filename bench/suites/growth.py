@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.cases import Shape
 from bench.runner import PEAKS, Stage, measure_stage
-from bench.suite import Session, Suite, SuiteResult
+from bench.suite import Suite, SuiteResult, SuiteSession
 from bench.tables import INTERVAL, Columns, ResultTable, format_ratio, format_spread, mebibytes
 from gpt2.system.errors import UserError
 
@@ -43,7 +43,7 @@ COLUMNS: Columns = {
 }
 
 
-def run(session: Session) -> SuiteResult:
+def run(session: SuiteSession) -> SuiteResult:
     """Measure both series, or the one that SHAPE names. Save after every round."""
     series = SERIES[session.resolved.device_class]
     if session.shape not in ("", *series):

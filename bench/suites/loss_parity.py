@@ -17,9 +17,9 @@ from torch import Tensor
 from bench.case_step import make_stepper, model_config
 from bench.cases import BASELINE, Sizes, find_shapes
 from bench.reference_gpt import PlainStep, take_weights
-from bench.suite import Session, Suite, SuiteResult
+from bench.suite import Suite, SuiteResult, SuiteSession
 from bench.tables import Columns, ResultTable
-from bench.workers import Worker
+from bench.workers import BenchWorker
 from gpt2.config.config import ANY_TARGET
 from gpt2.config.vocabulary import GPT2
 from gpt2.data import tokenizer
@@ -36,7 +36,7 @@ MAX_TOKENS = 2_000_000  # of text, from which the batches are drawn
 
 
 @dataclass(frozen=True)
-class Shape(Sizes):
+class TrainingShape(Sizes):
     """A model and its training. micro, effective: sequences of a micro-batch and of an optimizer step."""
 
     micro: int
@@ -45,15 +45,15 @@ class Shape(Sizes):
     learning_rate: float
 
 
-TINY = Shape("tiny", 1, 2, 16, 16, 2, 4, 20, 1e-3)  # for tests
+TINY = TrainingShape("tiny", 1, 2, 16, 16, 2, 4, 20, 1e-3)  # for tests
 SHAPES = {
-    "cpu": (Shape("4x128-t128", 4, 4, 128, 128, 4, 8, 150, 1e-3), TINY),
-    "card": (Shape("124m-t1024", 12, 12, 768, 1024, 12, 24, 300, 6e-4), TINY),
+    "cpu": (TrainingShape("4x128-t128", 4, 4, 128, 128, 4, 8, 150, 1e-3), TINY),
+    "card": (TrainingShape("124m-t1024", 12, 12, 768, 1024, 12, 24, 300, 6e-4), TINY),
 }
 
 
 @dataclass(frozen=True)
-class Comparison:
+class LossParity:
     """difference: ours - plain at the end, with its t interval over the seeds.
 
     noise: standard deviation of the final loss among seeds, pooled over both steps.
@@ -69,7 +69,7 @@ class Comparison:
         return low is not None and high is not None and -self.noise <= low and high <= self.noise
 
 
-def run(session: Session) -> SuiteResult:
+def run(session: SuiteSession) -> SuiteResult:
     """Train ROUNDS seeds with both steps, in a worker. Save after every seed."""
     shape = find_shapes(SHAPES[session.resolved.device_class], session.shape)[0]
     if not session.on_cpu and session.resolved.dtype != "bfloat16":
@@ -81,7 +81,7 @@ def run(session: Session) -> SuiteResult:
     case = session.cases or BASELINE
     curves: list[dict[str, Any]] = []
     data: dict[str, Any] = {"shape": asdict(shape), "case": case, "curves": curves}
-    with Worker(f"training of {shape.name}", KEEP_HEAP) as worker:
+    with BenchWorker(f"training of {shape.name}", KEEP_HEAP) as worker:
         for seed in range(session.rounds):
             ours, plain = worker.call(train_both, shape, seed, case)
             curves.append({"seed": seed, "ours": ours, "plain": plain})
@@ -105,11 +105,11 @@ def final_loss(losses: Sequence[float]) -> float:
     return mean(losses[-max(1, len(losses) // END) :])
 
 
-def compare(rows: Sequence[Mapping[str, Any]]) -> Comparison:
+def compare(rows: Sequence[Mapping[str, Any]]) -> LossParity:
     """Compare the final losses of two or more seeds."""
     noise = noise_floor([[row["ours"] for row in rows], [row["plain"] for row in rows]])
     assert noise, "one seed has no noise"
-    return Comparison(mean_interval([row["ours"] - row["plain"] for row in rows]), noise.sigma)
+    return LossParity(mean_interval([row["ours"] - row["plain"] for row in rows]), noise.sigma)
 
 
 COLUMNS: Columns = {
@@ -120,7 +120,7 @@ COLUMNS: Columns = {
 }
 
 
-def verdict(found: Comparison) -> str:
+def verdict(found: LossParity) -> str:
     """State in one line whether the two steps train alike."""
     interval = found.difference
     result = "equivalent within that noise" if found.equal else "NOT shown to be equivalent within that noise"
@@ -142,14 +142,14 @@ def embedded_tokens() -> Tensor:
     return torch.tensor(ids[:MAX_TOKENS])
 
 
-def draw_batches(shape: Shape, ids_N: Tensor) -> list[Tensor]:
+def draw_batches(shape: TrainingShape, ids_N: Tensor) -> list[Tensor]:
     """Draw the batches (E, T+1) of all steps at random, on the CPU: the same for every seed and both steps."""
     size = (shape.steps, shape.effective, 1)
     starts = torch.randint(len(ids_N) - shape.block_size, size, generator=torch.Generator().manual_seed(0))
     return list(ids_N[starts + torch.arange(shape.block_size + 1)])
 
 
-def train_both(shape: Shape, seed: int, case: str = BASELINE) -> tuple[list[float], list[float]]:
+def train_both(shape: TrainingShape, seed: int, case: str = BASELINE) -> tuple[list[float], list[float]]:
     """Train with our step, then with the plain one, from the same weights on the same batches. Returns the losses."""
     resolved = attention_kernels.prepare_device(ANY_TARGET, model_config(shape))
     micro, effective, rate, device = shape.micro, shape.effective, shape.learning_rate, resolved.device

@@ -11,15 +11,15 @@ from typing import Any
 import torch
 
 from bench.numerics import bisect_faults, clean, monitor_faults, msprobe, oracle_faults, repeat_faults
-from bench.numerics.corpus import MODES, Answer, Corpus, cases
-from bench.numerics.faults import FAULTS, Fault
+from bench.numerics.corpus import MODES, Answer, FaultCorpus, cases
+from bench.numerics.faults import FAULTS, PlantedFault
 from bench.numerics.oracle_faults import OracleFault
-from bench.suite import Session, Suite, SuiteResult
+from bench.suite import Suite, SuiteResult, SuiteSession
 from bench.tables import ResultTable
 from gpt2.system.errors import UserError
 
 SHARED = "faults that two runs share, named by oracle"
-Judge = Callable[[Corpus, Fault, str, str], Answer]
+Judge = Callable[[FaultCorpus, PlantedFault, str, str], Answer]
 # Faults that a comparison of two runs does not name, by what names them, with their judge.
 ALONE: dict[str, tuple[Sequence[Any], Callable[[Path, Any], Answer]]] = {
     "faults that two runs share, named by the monitor": (
@@ -34,11 +34,11 @@ ALONE: dict[str, tuple[Sequence[Any], Callable[[Path, Any], Answer]]] = {
 }
 
 
-def run(session: Session) -> SuiteResult:
+def run(session: SuiteSession) -> SuiteResult:
     """Judge every fault and every clean pair, with each model and each mode of recording."""
     torch.set_num_threads(1)  # a golden record has one thread
-    parts: tuple[tuple[str, Sequence[Fault], Judge], ...] = (
-        ("faults", _named(FAULTS, session.cases), Corpus.answer),
+    parts: tuple[tuple[str, Sequence[PlantedFault], Judge], ...] = (
+        ("faults", _named(FAULTS, session.cases), FaultCorpus.answer),
         ("clean pairs", _named(clean.CLEAN, session.cases), clean.answer),
     )
     shared = [fault for fault in oracle_faults.ORACLE_FAULTS if session.cases in fault.name]
@@ -50,7 +50,7 @@ def run(session: Session) -> SuiteResult:
         raise UserError(f"no fault and no clean pair has {session.cases!r} in its name")
     answers: dict[str, list[Answer]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        corpus = Corpus(Path(folder))
+        corpus = FaultCorpus(Path(folder))
         for title, listed, judge in parts:
             answers[title] = []
             for fault, kind, mode in cases(listed, MODES):
@@ -91,11 +91,13 @@ def _alone_table(title: str, faults: Sequence[Any], answers: Sequence[Answer]) -
     return ResultTable(title, ("fault", "guide", "expected", "found", "right"), tuple(rows), ())
 
 
-def _named(faults: Sequence[Fault], part: str) -> list[Fault]:
+def _named(faults: Sequence[PlantedFault], part: str) -> list[PlantedFault]:
     return [fault for fault in faults if part in fault.name]
 
 
-def _table(title: str, faults: Sequence[Fault | OracleFault], answers: Sequence[Answer]) -> ResultTable:
+def _table(
+    title: str, faults: Sequence[PlantedFault | OracleFault], answers: Sequence[Answer]
+) -> ResultTable:
     """List the right answers of each fault by mode, over the models that it applies to."""
     cells = []
     for fault in faults:
@@ -109,7 +111,7 @@ def _table(title: str, faults: Sequence[Fault | OracleFault], answers: Sequence[
             right = sum(answer.msprobe_right for answer in theirs)
             refused = sum(answer.msprobe_refused for answer in theirs)
             counts.append(f"{flagged}, {right} of {len(theirs)}{f', {refused} refused' if refused else ''}")
-        expected = fault.answer or (fault.verdict if isinstance(fault, Fault) else "")
+        expected = fault.answer or (fault.verdict if isinstance(fault, PlantedFault) else "")
         cells.append((fault.name, fault.case or "-", expected, *counts))
     flags = ["msProbe: flagged, right"] if msprobe.program() and title != SHARED else []
     head = (title, "guide", "expected", *MODES, *flags)

@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity
 from bench.case_step import kernels, prepare_case
 from bench.cases import SHAPES, Shape, find_shapes
 from bench.runner import LIMIT_SECONDS, case_worker
-from bench.suite import Session, Suite, SuiteResult
+from bench.suite import Suite, SuiteResult, SuiteSession
 from bench.tables import ResultTable
 from bench.workers import BenchError
 from gpt2.system.errors import UserError
@@ -25,7 +25,7 @@ SHOWN = 20  # operations in the table
 STEP_LIMIT_SECONDS = 60.0  # for each profiled step
 
 
-def run(session: Session) -> SuiteResult:
+def run(session: SuiteSession) -> SuiteResult:
     """Profile each case in a new worker. Save after every case."""
     shape = find_shapes(SHAPES[session.resolved.device_class], session.shape)[0]
     micro = dict(shape.cases)[

@@ -14,7 +14,7 @@ from typing import Any
 from bench.case_step import kernels
 from bench.cases import BASELINE
 from bench.observed_step import ITERATIONS, ObservedShape, ObservedStep, pairs, run_shapes, table_of
-from bench.suite import Session, Suite, SuiteResult
+from bench.suite import Suite, SuiteResult, SuiteSession
 from bench.tables import ResultTable
 from gpt2.train.step import StepResult
 from numerics.debugger import StopAtOptimizer
@@ -25,7 +25,7 @@ PLAIN = "not recorded"
 
 
 @dataclass(frozen=True)
-class Mode:
+class RecorderMode:
     """One way to record. goal: largest ratio of the step's time to that of the step without a recorder."""
 
     name: str
@@ -35,9 +35,9 @@ class Mode:
 
 
 MODES = (
-    Mode("L0, statistics", goal=1.3),
-    Mode("L0, hash", summary="md5", goal=1.5),
-    Mode("mix, statistics", level="mix"),
+    RecorderMode("L0, statistics", goal=1.3),
+    RecorderMode("L0, hash", summary="md5", goal=1.5),
+    RecorderMode("mix, statistics", level="mix"),
 )
 
 
@@ -47,10 +47,10 @@ SHAPES = (
 )
 
 
-class RecordedStep(ObservedStep[Mode]):
+class RecorderStep(ObservedStep[RecorderMode]):
     """The optimizer step of B, with and without a recorder."""
 
-    def run(self, mode: Mode | None) -> tuple[StepResult, float, float]:
+    def run(self, mode: RecorderMode | None) -> tuple[StepResult, float, float]:
         """Return the result of one step, and its seconds of wall time and of CPU time, with writing the record."""
         with tempfile.TemporaryDirectory() as folder, kernels(BASELINE, self.resolved):
             wall, cpu = time.perf_counter(), time.process_time()
@@ -67,10 +67,10 @@ class RecordedStep(ObservedStep[Mode]):
 
 def measure(shape: ObservedShape, rounds: int) -> dict[str, Any]:
     """Time every mode once a round. Call in a worker."""
-    return {"shape": shape.name} | RecordedStep(shape).time_modes(MODES, rounds, PLAIN)
+    return {"shape": shape.name} | RecorderStep(shape).time_modes(MODES, rounds, PLAIN)
 
 
-def run(session: Session) -> SuiteResult:
+def run(session: SuiteSession) -> SuiteResult:
     results = run_shapes(session, "recorder", SHAPES, measure)
     return SuiteResult({"shapes": results}, tuple(map(table, results)))
 

@@ -19,11 +19,11 @@ from typing import Any
 from bench.case_step import model_config, random_batch
 from bench.cases import Sizes
 from bench.runner import LIMIT_SECONDS
-from bench.suite import Session, Suite, SuiteResult
+from bench.suite import Suite, SuiteResult, SuiteSession
 from bench.suites import executors
 from bench.suites.executors import ITERATIONS, WARM_UP_STEPS
 from bench.tables import INTERVAL, ResultTable, format_spread, spread
-from bench.workers import Worker
+from bench.workers import BenchWorker
 from gpt2.config.batch import plan_batch
 from gpt2.config.config import ANY_TARGET
 from gpt2.hardware import attention_kernels
@@ -66,7 +66,7 @@ class Arrangement:
         port = free_port()
         with contextlib.ExitStack() as stack:
             workers = [
-                stack.enter_context(Worker(f"{self.name}, rank {number}", KEEP_HEAP))
+                stack.enter_context(BenchWorker(f"{self.name}, rank {number}", KEEP_HEAP))
                 for number in range(self.ranks)
             ]
             pool = stack.enter_context(ThreadPoolExecutor(self.ranks))
@@ -132,7 +132,7 @@ def time_rank(number: int, port: int, arrangement: Arrangement, shape: ScaledSha
     return steps * stepper.batch.tokens / (time.perf_counter() - began)
 
 
-def run(session: Session) -> SuiteResult:
+def run(session: SuiteSession) -> SuiteResult:
     """Measure every arrangement once a round."""
     cards = 0 if session.on_cpu else len([gpu for gpu in list_in_child().gpus if not gpu.integrated])
     if cards == 1:

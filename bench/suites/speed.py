@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.cases import BASELINE, BLOCK_STEPS, PLAIN, SHAPES, Shape, find_shapes, select_cases
 from bench.runner import PEAKS, Stage, measure_stage
-from bench.suite import Session, Suite, SuiteResult
+from bench.suite import Suite, SuiteResult, SuiteSession
 from bench.tables import INTERVAL, Columns, ResultTable, format_ratio, format_spread
 from gpt2.config.vocabulary import GPT2
 from gpt2.system.errors import UserError
@@ -65,7 +65,7 @@ def table(stage: Stage, rows: list[dict[str, Any]]) -> ResultTable:
     return ResultTable.of(title, COLUMNS, rows, (f"{workers}, {stage.rounds} rounds",))
 
 
-def run(session: Session) -> SuiteResult:
+def run(session: SuiteSession) -> SuiteResult:
     """Measure the selected cases. Save after every round."""
     peak = session.resolved.target.peak_flops
     shapes = find_shapes(SHAPES[session.resolved.device_class], session.shape)

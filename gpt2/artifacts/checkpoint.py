@@ -35,7 +35,7 @@ class CheckpointError(UserError, RuntimeError):
 
 
 @dataclass
-class Loaded:
+class LoadedCheckpoint:
     """A checkpoint: tensors on the CPU, plain data, and messages about damaged checkpoints that were skipped."""
 
     path: Path
@@ -130,7 +130,7 @@ def complete(root: Path) -> list[Path]:
     return sorted(found, key=_sequence)
 
 
-def load(path: Path) -> Loaded:
+def load(path: Path) -> LoadedCheckpoint:
     """Verify and read one checkpoint. CheckpointError names the file that is missing, short or altered."""
     import torch
 
@@ -140,7 +140,7 @@ def load(path: Path) -> Loaded:
         state = torch.load(path / STATE, map_location="cpu", weights_only=True, mmap=several)
     except Exception as error:  # the caller tries the previous one
         raise _damaged(path, error) from error
-    return Loaded(path, meta["iteration"], state, meta)
+    return LoadedCheckpoint(path, meta["iteration"], state, meta)
 
 
 def verify(path: Path) -> dict[str, Any]:
@@ -175,7 +175,9 @@ def _damaged(path: Path, error: Exception) -> CheckpointError:
     return CheckpointError(f"checkpoint {path} is damaged: {type(error).__name__}: {error}")
 
 
-def load_latest(root: Path, check: Callable[[Loaded], None] = lambda loaded: None) -> Loaded | None:
+def load_latest(
+    root: Path, check: Callable[[LoadedCheckpoint], None] = lambda loaded: None
+) -> LoadedCheckpoint | None:
     """Load the newest complete checkpoint under `root`; None if there is none. Damaged ones are skipped and named.
 
     check: raises CheckpointError for a checkpoint that the caller cannot use; it is skipped, too.

@@ -57,7 +57,7 @@ class Fingerprint(JsonObject):
 
 
 @dataclass(frozen=True)
-class Target(JsonObject):
+class RecordedTarget(JsonObject):
     """The device that ran the training, and the precision."""
 
     name: str
@@ -133,7 +133,7 @@ class Evaluation(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Validation(JsonObject):
+class RecordedValidation(JsonObject):
     """The last validation and the history. tokens: scored at each validation.
 
     bytes: of UTF-8 that these tokens decode to; an end of text has none. Missing in older records, as is bits_per_byte.
@@ -292,12 +292,12 @@ class RunRecord(JsonObject):
     dirty: bool | None
     config_sha256: str | None
     fingerprint: Fingerprint | None
-    target: Target | None
+    target: RecordedTarget | None
     batch: Batch | None
     parameters: Count | None
     progress: Progress | None
     clock: Clock | None
-    validation: Validation | None
+    validation: RecordedValidation | None
     hellaswag: HellaSwagEntry | None
     memory: Memory | None
     throughput: Throughput | None

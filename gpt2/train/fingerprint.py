@@ -61,7 +61,7 @@ def initial_record(
             validation=hashlib.sha256(np.ascontiguousarray(windows).data).hexdigest(),
             numerics_fix=config.numerics_fix or None,
         ),
-        target=run_record.Target(**resolve.target_record(resolved)),
+        target=run_record.RecordedTarget(**resolve.target_record(resolved)),
         environment=provenance.environment_record(),
         batch=run_record.Batch(**dataclasses.asdict(plan.batch)),
         parameters=sum(p.numel() for p in stepper.model.parameters()),

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpt2.artifacts.checkpoint import CheckpointError, Loaded
+from gpt2.artifacts.checkpoint import CheckpointError, LoadedCheckpoint
 from gpt2.artifacts.run_record import Clock, Evaluation, LearnedPoint, RunRecord, ScalarPoint, Spike
 from gpt2.artifacts.typed_json import Count, InvalidJsonError, JsonObject, Missing, parse
 from gpt2.system.errors import UserError
@@ -42,7 +42,7 @@ class Meta(JsonObject):
 
 
 def check_fits(
-    loaded: Loaded,
+    loaded: LoadedCheckpoint,
     iterations: int,
     model: nn.Module,
     optimizer: torch.optim.Optimizer | None = None,
@@ -87,7 +87,7 @@ def _kinds(value: Any, name: str = "") -> dict[str, str]:
 
 
 def refuse_another_run(
-    loaded: Loaded, now: dict[str, Any], run: str, directory: Path, extended: bool
+    loaded: LoadedCheckpoint, now: dict[str, Any], run: str, directory: Path, extended: bool
 ) -> Meta:
     """Return the plain data of the checkpoint of a run.
 

@@ -49,7 +49,7 @@ EXAMINED_WINDOWS = 2
 SAVE_SHARE = 0.02  # largest share of the time spent on checkpoints
 
 
-class Run:
+class TrainingRun:
     """The state of a run. `train` runs it; the other methods are its steps, in order of use."""
 
     def __init__(
@@ -230,7 +230,7 @@ class Run:
         )
         ranks.together(self.stop.check)
 
-    def check_fits(self, loaded: checkpoint.Loaded) -> None:
+    def check_fits(self, loaded: checkpoint.LoadedCheckpoint) -> None:
         stepper = self.stepper
         whole = stepper.sharding.parameters if stepper.sharding else None
         check_fits(loaded, self.plan.iterations, stepper.model, stepper.optimizer, whole)

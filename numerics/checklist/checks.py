@@ -24,7 +24,7 @@ Record = TypeVar("Record")
 
 
 @dataclass(frozen=True)
-class Check:
+class ChecklistRow:
     """One row. values: one for each side. blocks: whether the row forbids comparing losses.
 
     excludes: the variant whose losses the row forbids to compare, if it is only one.
@@ -40,7 +40,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Rule(Generic[Record]):
+class EntryRule(Generic[Record]):
     """One entry to compare. read: its value, None where the record lacks it. severity: of a difference.
 
     by: the kind of key (such as "seed") for an entry that may differ between keys. unknown: the reason shown where an
@@ -59,14 +59,16 @@ class Rule(Generic[Record]):
     unknown_blocks: bool = True
 
 
-def compare_values(group: str, subject: str, found: Sequence[set[str]], severity: str, reason: str) -> Check:
+def compare_values(
+    group: str, subject: str, found: Sequence[set[str]], severity: str, reason: str
+) -> ChecklistRow:
     """Compare one entry. found: the values on each side."""
     values = tuple(" and ".join(sorted(values)) or "-" for values in found)
     if any(f"sha256 {NO_DIGEST}" in value for value in values):
-        return Check(group, subject, NOT_RECORDED, values, UNSHOWN, False)
+        return ChecklistRow(group, subject, NOT_RECORDED, values, UNSHOWN, False)
     if len(set.union(*found)) <= 1:
-        return Check(group, subject, EQUAL, values, "", False)
-    return Check(group, subject, severity, values, reason, severity == FATAL)
+        return ChecklistRow(group, subject, EQUAL, values, "", False)
+    return ChecklistRow(group, subject, severity, values, reason, severity == FATAL)
 
 
 def compare_tables(
@@ -74,7 +76,7 @@ def compare_tables(
     sides: Sequence[Sequence[Mapping[str, str]]],
     meaning: Callable[[str], tuple[str, str]],
     absent: str = NOT_SET,
-) -> list[Check]:
+) -> list[ChecklistRow]:
     """Compare each name of tables. sides: the tables of each side. meaning: name -> severity and reason."""
     names = sorted({name for side in sides for table in side for name in table})
     return [
@@ -86,8 +88,8 @@ def compare_tables(
 
 
 def apply_rule(
-    rule: Rule[Record], sides: Sequence[Iterable[tuple[Mapping[str, str], Record]]]
-) -> Check | None:
+    rule: EntryRule[Record], sides: Sequence[Iterable[tuple[Mapping[str, str], Record]]]
+) -> ChecklistRow | None:
     """Compare the keys that all sides have. A side with several values is equal to no other.
 
     sides: for each record of a side, its keys by kind, and the record.
@@ -109,13 +111,15 @@ def apply_rule(
     if rule.recent and every == {NOT_RECORDED}:
         return None
     if differing:
-        return Check(rule.group, rule.subject, rule.severity, values, rule.reason, rule.severity == FATAL)
+        return ChecklistRow(
+            rule.group, rule.subject, rule.severity, values, rule.reason, rule.severity == FATAL
+        )
     if NOT_RECORDED in every:
         blocks = rule.severity == FATAL and rule.unknown_blocks
         reason = "agreement cannot be shown" if blocks else rule.unknown
-        return Check(rule.group, rule.subject, NOT_RECORDED, values, reason, blocks)
+        return ChecklistRow(rule.group, rule.subject, NOT_RECORDED, values, reason, blocks)
     # Without a common key, the row of the keys reports it.
-    return Check(rule.group, rule.subject, EQUAL, values, "", False) if shared else None
+    return ChecklistRow(rule.group, rule.subject, EQUAL, values, "", False) if shared else None
 
 
 def _shown(table: dict[str, set[str]], keys: set[str]) -> str:
@@ -131,24 +135,24 @@ def listed(names: Sequence[str], most: int = LISTED) -> str:
     return ", ".join([*names[:most], *more]) or "-"
 
 
-def by_group(checks: Sequence[Check]) -> list[Check]:
+def by_group(checks: Sequence[ChecklistRow]) -> list[ChecklistRow]:
     """Sort rows by group, groups in the order of their first row."""
     order = list(dict.fromkeys(check.group for check in checks))
     return sorted(checks, key=lambda check: order.index(check.group))
 
 
-def worst_first(checks: Iterable[Check]) -> list[Check]:
+def worst_first(checks: Iterable[ChecklistRow]) -> list[ChecklistRow]:
     """Sort rows by status; of one status, those that block come first."""
     return sorted(checks, key=lambda check: (WORST_FIRST.index(check.status), not check.blocks))
 
 
-def counts(checks: Iterable[Check]) -> str:
+def counts(checks: Iterable[ChecklistRow]) -> str:
     """Count rows by status, the worst first."""
     kinds = [check.status for check in checks]
     return ", ".join(f"{kinds.count(kind)} {kind}" for kind in WORST_FIRST if kind in kinds)
 
 
-def status_text(check: Check) -> Text:
+def status_text(check: ChecklistRow) -> Text:
     """The status of a row with its reason, for a table."""
     status = Strong(FATAL, bad=True) if check.status == FATAL else check.status
     return (status, Detail(f"({check.reason})")) if check.reason else status

@@ -15,8 +15,8 @@ from numerics.checklist.checks import (
     NOT_RECORDED,
     SUSPECT,
     UNSHOWN,
-    Check,
-    Rule,
+    ChecklistRow,
+    EntryRule,
     apply_rule,
     compare_tables,
     compare_values,
@@ -38,8 +38,8 @@ COMPUTING = {
 }  # fmt: skip
 
 
-def _machine(subject: str, severity: str, reason: str) -> Rule[Snapshot]:
-    return Rule("machine", subject, lambda one: one.machine.get(subject), severity, reason, recent=True)
+def _machine(subject: str, severity: str, reason: str) -> EntryRule[Snapshot]:
+    return EntryRule("machine", subject, lambda one: one.machine.get(subject), severity, reason, recent=True)
 
 
 TF32 = "TF32 keeps 10 bits of a float32's 23"
@@ -64,7 +64,7 @@ DATA = "the runs read different data"
 RANDOM = "the generator was seeded differently or was used another number of times; random numbers differ from here on"
 
 
-def compare_snapshots(a: Snapshot, b: Snapshot) -> list[Check]:
+def compare_snapshots(a: Snapshot, b: Snapshot) -> list[ChecklistRow]:
     """Compare every entry of two machines, group by group."""
     checks = [check for rule in MACHINE if (check := apply_rule(rule, [[({}, a)], [({}, b)]]))]
     checks += compare_tables("environment", [[a.environment], [b.environment]], variables.meaning)
@@ -87,19 +87,19 @@ def _optional(
     group: str,
     tables: tuple[dict[str, Any] | None, dict[str, Any] | None],
     how: str,
-    compare: Callable[..., list[Check]],
-) -> list[Check]:
+    compare: Callable[..., list[ChecklistRow]],
+) -> list[ChecklistRow]:
     """Compare a table that not every zip has. Without one, a row says that agreement cannot be shown."""
     one, two = tables
     if one is None and two is None:
         reason = f"neither zip has them, so agreement cannot be shown; fix: {how} to ConfigChecker"
-        return [Check(group, group, NOT_RECORDED, (NOT_RECORDED, NOT_RECORDED), reason, False)]
+        return [ChecklistRow(group, group, NOT_RECORDED, (NOT_RECORDED, NOT_RECORDED), reason, False)]
     if one is None or two is None:
         values = tuple(NOT_RECORDED if table is None else f"{len(table)} entries" for table in tables)
         reason = (
             f"one zip lacks them, so agreement cannot be shown; fix: {how} to ConfigChecker on both sides"
         )
-        return [Check(group, group, NOT_RECORDED, values, reason, False)]
+        return [ChecklistRow(group, group, NOT_RECORDED, values, reason, False)]
     return compare(one, two)
 
 
@@ -107,7 +107,7 @@ def _package(name: str) -> tuple[str, str]:
     return (SUSPECT, CALLED) if name in COMPUTING else (HARMLESS, "it is not known to compute in training")
 
 
-def _hyperparameters(one: dict[str, str], two: dict[str, str]) -> list[Check]:
+def _hyperparameters(one: dict[str, str], two: dict[str, str]) -> list[ChecklistRow]:
     def meaning(name: str) -> tuple[str, str]:
         grade, reason = hyperparameters.meaning(name)
         if grade == HARMLESS or (name in one and name in two):
@@ -117,14 +117,16 @@ def _hyperparameters(one: dict[str, str], two: dict[str, str]) -> list[Check]:
     return compare_tables("hyperparameters", [[one], [two]], meaning)
 
 
-def _modules(one: Table, two: Table) -> list[Check]:
+def _modules(one: Table, two: Table) -> list[ChecklistRow]:
     """Compare the module trees: a missing part by its top module, a changed module by its settings."""
-    checks: list[Check] = []
+    checks: list[ChecklistRow] = []
     for path in _tops(one.keys() ^ two.keys()):
         here = path in one
         kind = _class_name((one if here else two)[path])
         values = (kind, "absent") if here else ("absent", kind)
-        checks.append(Check("model", path, FATAL, values, "a part of the model is on one side only", True))
+        checks.append(
+            ChecklistRow("model", path, FATAL, values, "a part of the model is on one side only", True)
+        )
     for path in [path for path in one if path in two]:
         checks += _settings(path, one[path], two[path])
     if not checks:
@@ -132,7 +134,7 @@ def _modules(one: Table, two: Table) -> list[Check]:
     return _limited(checks, "module tree")
 
 
-def _settings(path: str, one: Mapping[str, str], two: Mapping[str, str]) -> list[Check]:
+def _settings(path: str, one: Mapping[str, str], two: Mapping[str, str]) -> list[ChecklistRow]:
     """Return a row for each setting of a module that differs. The representation counts where no setting does."""
     names = [name for name in dict.fromkeys([*one, *two]) if one.get(name) != two.get(name)]
     if len(names) > 1:
@@ -149,7 +151,7 @@ def _settings(path: str, one: Mapping[str, str], two: Mapping[str, str]) -> list
             grade, reason = SUSPECT, "a class of the same name from another file"
         elif all("/" in value for value in values):
             grade, reason = HARMLESS, "a path"
-        checks.append(Check("model", f"{path}: {name}", grade, values, reason, grade == FATAL))
+        checks.append(ChecklistRow("model", f"{path}: {name}", grade, values, reason, grade == FATAL))
     return checks
 
 
@@ -167,7 +169,7 @@ def _tops(paths: set[str]) -> list[str]:
     return sorted(path for path in paths if not ancestors(path) & paths)
 
 
-def _parameters(one: Table, two: Table) -> list[Check]:
+def _parameters(one: Table, two: Table) -> list[ChecklistRow]:
     """Compare names, forms and values of parameters and buffers."""
     reasons = {
         "kind": "a parameter is trained, a buffer is not",
@@ -177,28 +179,28 @@ def _parameters(one: Table, two: Table) -> list[Check]:
         "tied": "a tied weight receives the gradients of all its uses",
     }
     checks = [
-        Check("weights", name, FATAL, _present(name, one, two), "a tensor is on one side only", True)
+        ChecklistRow("weights", name, FATAL, _present(name, one, two), "a tensor is on one side only", True)
         for name in sorted(one.keys() ^ two.keys())
     ]
-    values: list[Check] = []
+    values: list[ChecklistRow] = []
     unknown: list[str] = []  # without a digest
     for name in [name for name in one if name in two]:
         differing = [key for key in reasons if one[name].get(key) != two[name].get(key)]
         for key in differing:
             texts = tuple(table[name].get(key) or "no" for table in (one, two))
-            checks.append(Check("weights", f"{name}: {key}", FATAL, texts, reasons[key], True))
+            checks.append(ChecklistRow("weights", f"{name}: {key}", FATAL, texts, reasons[key], True))
         digests = [table[name].get("sha256", "") for table in (one, two)]
         if not differing and any(NO_DIGEST in digest for digest in digests):
             unknown.append(name)
         elif not differing and digests[0] != digests[1]:
             texts = tuple(_value(table[name]) for table in (one, two))
-            values.append(Check("weights", name, FATAL, texts, "the values differ", True))
+            values.append(ChecklistRow("weights", name, FATAL, texts, "the values differ", True))
     compared = sum(name in two for name in one)
     if values:
         reason = (
             f"{len(values)} of {compared} tensors have other values: another seed, checkpoint or conversion"
         )
-        values = [Check("weights", one_.subject, FATAL, one_.values, reason, True) for one_ in values]
+        values = [ChecklistRow("weights", one_.subject, FATAL, one_.values, reason, True) for one_ in values]
     rows = [*_limited(checks, "names and forms"), *_limited(values, "values")]
     equal = compared - len(unknown)
     if not rows and equal:
@@ -206,7 +208,7 @@ def _parameters(one: Table, two: Table) -> list[Check]:
     if unknown:
         count = f"{len(unknown)} tensors without a digest"
         reason = f"{UNSHOWN}: {listed(unknown)}"
-        rows.append(Check("weights", "unread values", NOT_RECORDED, (count, count), reason, False))
+        rows.append(ChecklistRow("weights", "unread values", NOT_RECORDED, (count, count), reason, False))
     return rows
 
 
@@ -222,7 +224,7 @@ def _value(entry: Mapping[str, str]) -> str:
     return f"norm {entry['norm']}, sha256 {digest}" if entry.get("norm") else f"sha256 {digest}"
 
 
-def _data(one: dict[str, str], two: dict[str, str]) -> list[Check]:
+def _data(one: dict[str, str], two: dict[str, str]) -> list[ChecklistRow]:
     """Compare digests. A side that ran no forward pass is not recorded."""
     sides = [{name for name in table if name.startswith(FIRST_FORWARD)} for table in (one, two)]
     unknown = sides[0] ^ sides[1] if not all(sides) else set()
@@ -235,18 +237,18 @@ def _data(one: dict[str, str], two: dict[str, str]) -> list[Check]:
     if unknown:
         values = tuple(f"{len(names)} inputs" if names else NOT_RECORDED for names in sides)
         reason = "one zip has no forward pass, so agreement cannot be shown; fix: run one after ConfigChecker"
-        checks.append(Check("data", FIRST_FORWARD, NOT_RECORDED, values, reason, False))
+        checks.append(ChecklistRow("data", FIRST_FORWARD, NOT_RECORDED, values, reason, False))
     return checks
 
 
-def _random(one: dict[str, str], two: dict[str, str]) -> list[Check]:
+def _random(one: dict[str, str], two: dict[str, str]) -> list[ChecklistRow]:
     """Compare the generators that both sides have."""
     shared = one.keys() & two.keys()
     tables = [[{name: table[name] for name in shared}] for table in (one, two)]
     return compare_tables("random", tables, lambda name: (SUSPECT, RANDOM))
 
 
-def _scripts(a: Snapshot, b: Snapshot) -> list[Check]:
+def _scripts(a: Snapshot, b: Snapshot) -> list[ChecklistRow]:
     """Compare scripts by name; the only unmatched script of a kind on each side by kind."""
     one, two = a.scripts or {}, b.scripts or {}
     pairs = [(name, name) for name in one if name in two]
@@ -260,11 +262,13 @@ def _scripts(a: Snapshot, b: Snapshot) -> list[Check]:
     for side, table in enumerate((one, two)):
         for name in sorted(table.keys() - matched[side]):
             values = ("present", "absent") if side == 0 else ("absent", "present")
-            checks.append(Check("scripts", name, SUSPECT, values, "the script is on one side only", False))
+            checks.append(
+                ChecklistRow("scripts", name, SUSPECT, values, "the script is on one side only", False)
+            )
     return checks
 
 
-def _script(left: str, right: str, a: Snapshot, b: Snapshot) -> Check:
+def _script(left: str, right: str, a: Snapshot, b: Snapshot) -> ChecklistRow:
     entries = ((a.scripts or {})[left], (b.scripts or {})[right])
     subject = left if left == right else f"{left} and {right}"
     found = [{f"sha256 {entry.get('sha256', '')[:12]}"} for entry in entries]
@@ -283,11 +287,11 @@ def _script(left: str, right: str, a: Snapshot, b: Snapshot) -> Check:
     return compare_values("scripts", subject, found, SUSPECT, "the text differs, at first in this line")
 
 
-def _all_equal(group: str, subject: str, count: int, what: str) -> Check:
-    return Check(group, subject, EQUAL, (f"{count} {what}", f"{count} {what}"), "", False)
+def _all_equal(group: str, subject: str, count: int, what: str) -> ChecklistRow:
+    return ChecklistRow(group, subject, EQUAL, (f"{count} {what}", f"{count} {what}"), "", False)
 
 
-def _limited(checks: Sequence[Check], what: str) -> list[Check]:
+def _limited(checks: Sequence[ChecklistRow], what: str) -> list[ChecklistRow]:
     """Return the first rows, and one row with the names of the others."""
     if len(checks) <= MOST_ROWS:
         return list(checks)
@@ -296,4 +300,7 @@ def _limited(checks: Sequence[Check], what: str) -> list[Check]:
     names = listed([check.subject for check in others])
     reason = f"further differences of the same kind: {names}"
     count = f"{len(others)} more differ"
-    return [*checks[:MOST_ROWS], Check(checks[0].group, what, worst, (count, count), reason, worst == FATAL)]
+    return [
+        *checks[:MOST_ROWS],
+        ChecklistRow(checks[0].group, what, worst, (count, count), reason, worst == FATAL),
+    ]

@@ -12,7 +12,7 @@ from numerics.checklist.checks import (
     FATAL,
     NOT_RECORDED,
     WORST_FIRST,
-    Check,
+    ChecklistRow,
     counts,
     status_text,
     worst_first,
@@ -46,11 +46,11 @@ MEANING = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
+class ZipComparison:
     """The compared zips of two machines."""
 
     labels: tuple[str, str]
-    checks: list[Check]
+    checks: list[ChecklistRow]
 
     @property
     def verdict(self) -> str:
@@ -59,14 +59,14 @@ class Comparison:
         return next((grade for grade in WORST_FIRST if grade in found), EQUAL)
 
 
-def compare_zips(a: Path, b: Path) -> Comparison:
+def compare_zips(a: Path, b: Path) -> ZipComparison:
     """Read and compare two zips. NumericsError names the one that cannot be used."""
     checks = compare_snapshots(read_snapshot(a), read_snapshot(b))
     labels = (a.name, b.name) if a.name != b.name else (str(a), str(b))
-    return Comparison(labels, checks)
+    return ZipComparison(labels, checks)
 
 
-def comparison_document(comparison: Comparison) -> Document:
+def comparison_document(comparison: ZipComparison) -> Document:
     """Return the document: findings the worst first, equal entries behind a fold."""
     checks = worst_first(comparison.checks)
     findings = [check for check in checks if check.status != EQUAL]
@@ -98,7 +98,7 @@ def comparison_document(comparison: Comparison) -> Document:
     return Document(title, blocks, f"{comparison.labels[0]} | {comparison.labels[1]}")
 
 
-def next_step(comparison: Comparison) -> str:
+def next_step(comparison: ZipComparison) -> str:
     """Return what to do next."""
     if comparison.verdict == FATAL:
         return "Next: make the fatal entries equal, pack both sides and compare again."
@@ -112,7 +112,7 @@ def shorten(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 
 
-def as_json(comparison: Comparison) -> dict[str, Any]:
+def as_json(comparison: ZipComparison) -> dict[str, Any]:
     """Return what check_config.json holds."""
     kinds = [check.status for check in comparison.checks]
     return {
@@ -134,7 +134,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def write_comparison(comparison: Comparison, folder: Path) -> Sequence[Path]:
+def write_comparison(comparison: ZipComparison, folder: Path) -> Sequence[Path]:
     """Write check_config.json and check_config.html. Returns their paths."""
     data, page = folder / "check_config.json", folder / "check_config.html"
     with writing(folder, "give another folder by -o"):

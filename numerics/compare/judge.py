@@ -20,7 +20,7 @@ from numerics.compare.causes.divergence import Divergence
 from numerics.compare.causes.missing import Missing
 from numerics.compare.causes.updates import Earlier, is_parameter, judge_updates
 from numerics.compare.replay import NotReplayableError, replayed_error
-from numerics.compare.table.rows import BEYOND, EQUAL, ROUNDING, UNMATCHED, WRONG, Row
+from numerics.compare.table.rows import BEYOND, EQUAL, ROUNDING, UNMATCHED, WRONG, CallRow
 from numerics.compare.table.step_record import StepRecord
 
 # The largest growth measured between correct kernels was 7.5 (14 for q, k and v as three layers), the largest error of
@@ -35,13 +35,13 @@ class Judgement:
 
     verdict: str
     divergence: Divergence | None
-    first_difference: Row | None
+    first_difference: CallRow | None
     findings: list[str] = field(default_factory=list)
     growths: list[tuple[float, str]] = field(default_factory=list)  # error / explained error, by row
 
 
 def judge(
-    rows: Sequence[Row],
+    rows: Sequence[CallRow],
     target: StepRecord,
     golden: StepRecord,
     envelope: Mapping[str, float] | None = None,
@@ -82,19 +82,19 @@ def judge(
 
 class _Scan:
     def __init__(
-        self, rows: Sequence[Row], target: StepRecord, golden: StepRecord, envelope: Mapping[str, float]
+        self, rows: Sequence[CallRow], target: StepRecord, golden: StepRecord, envelope: Mapping[str, float]
     ) -> None:
         self.rows, self.envelope = rows, envelope
         self.causes = Causes(rows, target, golden)
         self.missing = Missing(self.causes)
         self.forward = {row.name: row for row in rows if not row.pair.call.backward}
-        self.stack: list[Row] = []
+        self.stack: list[CallRow] = []
         self.seen = 0.0  # the largest explained error so far
         self.coarsest = 0.0  # the largest epsilon of unequal results so far
         self.found: Divergence | None = None
         self.growths: list[tuple[float, str]] = []
         self.unequal_inputs = False
-        self.first_unequal: Row | None = None  # the first call that ended with an unequal result
+        self.first_unequal: CallRow | None = None  # the first call that ended with an unequal result
         self.updated = False  # by an optimizer's step, which explains the parameters' errors
 
     @property
@@ -103,7 +103,7 @@ class _Scan:
 
     # -- in the order of execution
 
-    def enter(self, row: Row) -> None:
+    def enter(self, row: CallRow) -> None:
         """Open a call: its inputs must be explained by the results before."""
         around = self.causes.around(row)
         while self.stack and self.stack[-1].name not in around:
@@ -164,7 +164,7 @@ class _Scan:
                 wrong.append(row)
         return self.causes.gradients(wrong, len(others)) if wrong else None
 
-    def _close(self, row: Row) -> None:
+    def _close(self, row: CallRow) -> None:
         """Close a call: its results must be explained by its inputs and by the calls within."""
         error = row.error("output")
         if self.first_unequal is None and not row.equal("output"):
@@ -178,7 +178,7 @@ class _Scan:
         if self.stack:
             self.stack[-1].inner = max(self.stack[-1].inner, row.inner, error)
 
-    def _explained(self, row: Row) -> float:
+    def _explained(self, row: CallRow) -> float:
         """Return the error that explains one of the call's results."""
         sources = [row.error("input"), row.error("parameter"), row.inner, self.envelope.get(row.name, 0.0)]
         forward = self.forward.get(row.pair.call.forward_name)
@@ -191,7 +191,7 @@ class _Scan:
             ]
         return self._rounding(row) + max(sources)
 
-    def _rounding(self, row: Row) -> float:
+    def _rounding(self, row: CallRow) -> float:
         """Return the rounding that a call's input may carry.
 
         Statistics hide errors of single elements: an unequal input carries at least the rounding of the coarsest dtype
@@ -201,7 +201,7 @@ class _Scan:
             return row.epsilon
         return max(row.epsilon, self.coarsest)
 
-    def _own(self, row: Row, error: float) -> Divergence | None:
+    def _own(self, row: CallRow, error: float) -> Divergence | None:
         if row.equal("output"):
             return None
         trusted = not (self.causes.many or self.updated)  # equal parameters are expected
@@ -250,12 +250,12 @@ class _Scan:
             row, "settings" if row.settings else "computation", what, row.units("output"), why
         )
 
-    def _grown(self, error: float, explained: float, row: Row) -> None:
+    def _grown(self, error: float, explained: float, row: CallRow) -> None:
         if explained:
             self.growths.append((error / explained, row.name))
 
 
-def replay(row: Row, layers: bool) -> None:
+def replay(row: CallRow, layers: bool) -> None:
     """Measure the results of both sides against the golden call in float64, each on its recorded inputs.
 
     layers: whether calls of modules are replayed. A layer whose golden result is far from that of torch's class has a
@@ -275,7 +275,7 @@ def replay(row: Row, layers: bool) -> None:
         row.replayed_why = str(reason)
 
 
-def _integers_without_values(row: Row) -> str:
+def _integers_without_values(row: CallRow) -> str:
     """Return the names of integer inputs of which only the range is known, if all inputs are integers."""
     values = [(cell.place, cell.golden) for cell in row.cells if cell.side == "input"]
     if any(value is None or value.floating or value.checksum or value.file for _, value in values):
@@ -283,7 +283,7 @@ def _integers_without_values(row: Row) -> str:
     return ", ".join(f"input {place}" for place, _ in values)
 
 
-def _findings(rows: Sequence[Row], divergence: Divergence | None) -> list[str]:
+def _findings(rows: Sequence[CallRow], divergence: Divergence | None) -> list[str]:
     """Return differences of settings and parameters without an effect on the verdict, and unmatched calls."""
     found = [
         f"{row.name}: {text}"
@@ -298,26 +298,26 @@ def _findings(rows: Sequence[Row], divergence: Divergence | None) -> list[str]:
     return found
 
 
-def _overwrites(row: Row) -> bool:
+def _overwrites(row: CallRow) -> bool:
     """Return whether a function wrote over all of its first argument that differs: memory that nothing had set."""
     places = {cell.place for cell in row.cells if cell.side == "input" and not cell.difference.equal}
     is_function = not (row.pair.call.is_module or row.pair.call.backward)
     return is_function and row.pair.call.path[-1:] == "_" and places == {"0"} and row.equal("output")
 
 
-def _parameter_error(row: Row) -> float:
+def _parameter_error(row: CallRow) -> float:
     """Return the error of the parameters among a function's inputs."""
     return max((cell.difference.error for cell in row.cells if is_parameter(cell)), default=0.0)
 
 
-def _is_large_update(row: Row, bound: float) -> bool:
+def _is_large_update(row: CallRow, bound: float) -> bool:
     """Return whether a parameter that a function overwrote differs by more than the bound; a bias is not judged."""
     cells = [cell for cell in row.cells if cell.side == "output"]
     matrices = [cell for cell in cells if cell.golden is not None and len(cell.golden.shape) > 1]
     return row.pair.call.writes_parameter and any(cell.difference.error > bound for cell in matrices)
 
 
-def _room(row: Row) -> float:
+def _room(row: CallRow) -> float:
     """Return how much larger a replay's bound is: a norm of all gradients may be one partial sum of n terms."""
     most = max((value.count for value in row.pair.call.inputs.values()), default=0)
     return max(1.0, math.sqrt(most) / 8) if row.pair.call.late else 1.0

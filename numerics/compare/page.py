@@ -8,7 +8,7 @@ from numerics.compare.causes.divergence import Divergence
 from numerics.compare.judge import GROWTH
 from numerics.compare.run import Comparison, StepComparison
 from numerics.compare.summary import next_command, stack_of, summary
-from numerics.compare.table.rows import BEYOND, GRADES, SIDES, UNMATCHED, WRONG, Row
+from numerics.compare.table.rows import BEYOND, GRADES, SIDES, UNMATCHED, WRONG, CallRow
 from pages.document import Block, BulletList, Details, Document, Note, Paragraph, Section, Table
 from pages.markup import Code, ColorLabel, Strong, Text
 from pages.page import render_html
@@ -103,7 +103,7 @@ def _calls(number: int, step: StepComparison) -> Section:
     )
 
 
-def _line(row: Row) -> list[Text]:
+def _line(row: CallRow) -> list[Text]:
     label = ColorLabel(row.grade, COLORS[row.grade]) if row.grade in GRADES else row.grade
     if row.grade == UNMATCHED:
         side = "golden" if row.pair.golden else "target"

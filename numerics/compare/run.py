@@ -16,7 +16,7 @@ from numerics.compare.join.micro_batches import join_micro_batches
 from numerics.compare.judge import Judgement, judge
 from numerics.compare.records import find_records, read_record
 from numerics.compare.table.matching import NameMap, match_calls, recorded_by_both
-from numerics.compare.table.rows import Row, measure_rows
+from numerics.compare.table.rows import CallRow, measure_rows
 from numerics.compare.table.step_record import StepRecord
 from numerics.errors import NumericsError
 
@@ -34,7 +34,7 @@ class StepComparison:
     place: str
     target: StepRecord
     golden: StepRecord
-    rows: list[Row]
+    rows: list[CallRow]
     judgement: Judgement
 
 

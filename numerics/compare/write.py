@@ -11,8 +11,8 @@ from numerics.compare.causes.divergence import Divergence
 from numerics.compare.page import comparison_page
 from numerics.compare.run import Comparison, StepComparison
 from numerics.compare.summary import stack_of
-from numerics.compare.table.measure import METRICS, Difference
-from numerics.compare.table.rows import Cell, Row
+from numerics.compare.table.measure import METRICS, TensorDifference
+from numerics.compare.table.rows import CallRow, Cell
 from numerics.compare.table.step_record import Value
 from numerics.dump_files import finite, write_json, writing
 
@@ -46,10 +46,10 @@ def _csv_rows(comparison: Comparison) -> list[list[Any]]:
     ]
 
 
-def _csv_row(step: StepComparison, row: Row, cell: Cell | None) -> list[Any]:
+def _csv_row(step: StepComparison, row: CallRow, cell: Cell | None) -> list[Any]:
     names = [call.name if call else "" for call in (row.pair.target, row.pair.golden)]
     if cell is None:
-        cell = Cell("", "", None, None, Difference(not row.settings, 0.0, "; ".join(row.settings)))
+        cell = Cell("", "", None, None, TensorDifference(not row.settings, 0.0, "; ".join(row.settings)))
     values = (cell.target or Value(""), cell.golden or Value(""))
     metrics = [cell.difference.metrics.get(name, "") for name in METRICS]
     return [
@@ -100,7 +100,7 @@ def _divergence_json(step: StepComparison, found: Divergence) -> dict[str, Any]:
     }
 
 
-def _row_json(step: StepComparison, row: Row) -> dict[str, Any]:
+def _row_json(step: StepComparison, row: CallRow) -> dict[str, Any]:
     target, golden = row.pair.target, row.pair.golden
     return {
         "step": step.place,

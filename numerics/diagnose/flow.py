@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from numerics.checklist.checks import FATAL, HARMLESS, NOT_RECORDED, SUSPECT, Check
+from numerics.checklist.checks import FATAL, HARMLESS, NOT_RECORDED, SUSPECT, ChecklistRow
 from numerics.compare.records import rank_folders
-from numerics.diagnose.pair import LOSS, Place
+from numerics.diagnose.pair import LOSS, DifferingValue
 from numerics.diagnose.rules import (
     DOWNSTREAM,
     DRIFT,
@@ -61,7 +61,7 @@ class Situation:
 
     sides: tuple[Side, Side]
     compare: Callable[[Path, Path], str]
-    checks: Sequence[Check] | None = None
+    checks: Sequence[ChecklistRow] | None = None
     unchecked: str = (
         "the files hold losses only; pack both machines with ConfigChecker, then "
         "python -m numerics check-config compare A.zip B.zip"
@@ -72,7 +72,7 @@ class Situation:
 
 
 @dataclass(frozen=True)
-class Step:
+class FlowStep:
     """A step of the flow. state: done, next or later."""
 
     title: str
@@ -85,7 +85,7 @@ class Step:
 class Flow:
     """The steps, the commands that are next, and the comparison of two records that was made, if any."""
 
-    steps: list[Step] = field(default_factory=list)
+    steps: list[FlowStep] = field(default_factory=list)
     commands: list[Command] = field(default_factory=list)
     comparison: Comparison | None = None
     recorded: int | None = None  # the step that was compared, else the one to record
@@ -96,21 +96,23 @@ def walk(diagnosis: Diagnosis, situation: Situation) -> Flow:
     """Do every step that the disk allows; the commands are those of the first one that it does not."""
     flow = Flow()
     found = diagnosis.finding
-    flow.steps.append(Step("Symptom", found.symptom.section, DONE, f"{found.symptom.name}: {found.evidence}"))
+    flow.steps.append(
+        FlowStep("Symptom", found.symptom.section, DONE, f"{found.symptom.name}: {found.evidence}")
+    )
     blocked = _checklist(flow, situation)
-    flow.steps.append(Step("First differing step", "2.3.1.2", DONE, differing(diagnosis)))
+    flow.steps.append(FlowStep("First differing step", "2.3.1.2", DONE, differing(diagnosis)))
     if situation.monitored is not None and found.symptom.name in (SPIKES, OVERFLOW, DRIFT):
-        flow.steps.append(Step("Monitor", "4.6", DONE, ". ".join(situation.monitored())))
+        flow.steps.append(FlowStep("Monitor", "4.6", DONE, ". ".join(situation.monitored())))
     if diagnosis.unequal is None and found.symptom.name == NONE:
         return flow
     if blocked:
         flow.steps += [
-            Step("Record", "4.3", LATER, "after the runs have equal settings"),
-            Step("Compare the records", "4.5", LATER, "after both records exist"),
+            FlowStep("Record", "4.3", LATER, "after the runs have equal settings"),
+            FlowStep("Compare the records", "4.5", LATER, "after both records exist"),
         ]
         return flow
     if found.symptom.name == NONE and diagnosis.beyond is None:
-        flow.steps.append(Step("Record", "4.3", DONE, "not needed: rounding explains the differences"))
+        flow.steps.append(FlowStep("Record", "4.3", DONE, "not needed: rounding explains the differences"))
         return flow
     _records(flow, diagnosis, situation)
     return flow
@@ -120,7 +122,7 @@ def _checklist(flow: Flow, situation: Situation) -> bool:
     """Add the checklist. Return whether it forbids to compare records."""
     checks = situation.checks
     if checks is None:
-        flow.steps.append(Step("Checklist", "2.1", LATER, f"not made: {situation.unchecked}"))
+        flow.steps.append(FlowStep("Checklist", "2.1", LATER, f"not made: {situation.unchecked}"))
         return False
     finding = f"{len(checks)} entries"
     for status in (FATAL, SUSPECT, HARMLESS, NOT_RECORDED):
@@ -133,11 +135,11 @@ def _checklist(flow: Flow, situation: Situation) -> bool:
     if blocks:
         finding += f". Other {', '.join(blocks)} give other losses: make them equal and train again"
         flow.commands.append(Command("", situation.check_command))
-    flow.steps.append(Step("Checklist", "2.1", NEXT if blocks else DONE, finding))
+    flow.steps.append(FlowStep("Checklist", "2.1", NEXT if blocks else DONE, finding))
     return bool(blocks)
 
 
-def _values(check: Check) -> str:
+def _values(check: ChecklistRow) -> str:
     shown = [value if len(value) <= SHOWN else f"{value[:SHOWN]}..." for value in check.values]
     return f" ({' | '.join(shown)})"
 
@@ -155,7 +157,7 @@ def differing(diagnosis: Diagnosis) -> str:
     return f"{text}; first beyond the growth of rounding: {_words(beyond)}"
 
 
-def _words(place: Place) -> str:
+def _words(place: DifferingValue) -> str:
     values = f"{place.first:.9g} against {place.second:.9g}"
     return f"{place.what} of step {place.step} ({values}, relative {place.relative:.2g})"
 
@@ -205,14 +207,14 @@ def _records(flow: Flow, diagnosis: Diagnosis, situation: Situation) -> None:
         flow.recorded = step
         if missing:
             finding = f"step {step}: {why}; {len(missing)} of 2 records missing"
-            flow.steps.append(Step("Record", "4.3", NEXT, finding))
-            flow.steps.append(Step("Compare the records", "4.5", LATER, "after both records exist"))
+            flow.steps.append(FlowStep("Record", "4.3", NEXT, finding))
+            flow.steps.append(FlowStep("Compare the records", "4.5", LATER, "after both records exist"))
             flow.commands += [Command(side.machine, side.record(step, task)) for side in missing]
             flow.commands.append(Command("", situation.compare(folders[1], folders[0])))
             return
-        flow.steps.append(Step("Record", "4.3", DONE, f"step {step}: {why}; both records exist"))
+        flow.steps.append(FlowStep("Record", "4.3", DONE, f"step {step}: {why}; both records exist"))
         flow.comparison = _compare(folders[1], folders[0])
-        flow.steps.append(Step("Compare the records", "4.5", DONE, compared(flow.comparison)))
+        flow.steps.append(FlowStep("Compare the records", "4.5", DONE, compared(flow.comparison)))
         first = flow.comparison.first
         if first is None and unequal_weights[0] == step + 1:
             flow.cause = (
@@ -233,7 +235,7 @@ def _records(flow: Flow, diagnosis: Diagnosis, situation: Situation) -> None:
         unequal_weights = (step, first[1].name) if first is not None else (0, "")
     names = ", ".join(str(step) for step, _ in steps)
     finding = f"the records of step {names} name no operation; record the steps before them (2.3.1.3)"
-    flow.steps.append(Step("Record", "4.3", NEXT, finding))
+    flow.steps.append(FlowStep("Record", "4.3", NEXT, finding))
 
 
 def is_record(folder: Path) -> bool:

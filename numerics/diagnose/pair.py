@@ -25,7 +25,7 @@ DIGITS = 500  # values that show how many digits the file has
 
 
 @dataclass(frozen=True)
-class Place:
+class DifferingValue:
     """A value that differs. what: LOSS or NORM. relative: the difference, infinite where one is not a number."""
 
     step: int
@@ -36,7 +36,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Pair:
+class CurvePair:
     """Two curves and their common steps. offset: added to the steps of the second curve."""
 
     first: LossCurve
@@ -58,7 +58,7 @@ class Pair:
         return {place.step: place.relative for place in self.places if place.what == what and _finite(place)}
 
     @functools.cached_property
-    def places(self) -> list[Place]:
+    def places(self) -> list[DifferingValue]:
         """Every common value in the order of computation: the loss of a step, then its gradient norm."""
         found = []
         norms = [side.gradient_norms for side in self.sides]
@@ -68,11 +68,11 @@ class Pair:
                 found.append(_place(step, NORM, norms[0][step], norms[1][step]))
         return found
 
-    def first_unequal(self) -> Place | None:
+    def first_unequal(self) -> DifferingValue | None:
         """Return the first value that is not equal to the last bit, or the last digit of the file."""
         return next((place for place in self.places if place.relative), None)
 
-    def first_beyond_rounding(self) -> Place | None:
+    def first_beyond_rounding(self) -> DifferingValue | None:
         """Return the first value that differs by more than rounding and its growth explain.
 
         Explained: GROWTH^g x (epsilon + the largest difference before), for g steps since the last common one; and
@@ -80,7 +80,7 @@ class Pair:
         """
         return next((place for place, explained in self.explained() if place.relative > explained), None)
 
-    def explained(self) -> Iterator[tuple[Place, float]]:
+    def explained(self) -> Iterator[tuple[DifferingValue, float]]:
         """Yield every common value and the relative difference that rounding explains."""
         largest, last = 0.0, self.steps[0] - 1 if len(self.steps) else 0
         quantum = {
@@ -99,7 +99,7 @@ class Pair:
 
 def pair_curves(
     first: LossCurve, second: LossCurve, offset: int | None = None, epsilon: float = EPSILON["float32"]
-) -> Pair:
+) -> CurvePair:
     """Pair two curves. NumericsError without a common step.
 
     offset: to add to the steps of the second curve. By default it is 0, or 1 or -1 where one trainer counts steps from
@@ -128,7 +128,7 @@ def pair_curves(
             "or give --offset"
         )
     notes += _overlap(first, second, steps)
-    return Pair(first, second, steps, epsilon, offset, tuple(notes))
+    return CurvePair(first, second, steps, epsilon, offset, tuple(notes))
 
 
 def _renumbered(curve: LossCurve, other: LossCurve) -> LossCurve:
@@ -162,15 +162,15 @@ def _overlap(first: LossCurve, second: LossCurve, steps: NDArray[np.int64]) -> l
     return [f"{len(steps)} common steps, {steps[0]} to {steps[-1]}, of {counts} logged ones"]
 
 
-def _place(step: int, what: str, one: float, other: float) -> Place:
+def _place(step: int, what: str, one: float, other: float) -> DifferingValue:
     if one == other or (math.isnan(one) and math.isnan(other)):
-        return Place(step, what, one, other, 0.0)
+        return DifferingValue(step, what, one, other, 0.0)
     if not (math.isfinite(one) and math.isfinite(other)):
-        return Place(step, what, one, other, math.inf)
-    return Place(step, what, one, other, min(abs(one - other) / max(abs(one), 1e-300), LARGEST))
+        return DifferingValue(step, what, one, other, math.inf)
+    return DifferingValue(step, what, one, other, min(abs(one - other) / max(abs(one), 1e-300), LARGEST))
 
 
-def _finite(place: Place) -> bool:
+def _finite(place: DifferingValue) -> bool:
     return math.isfinite(place.first) and math.isfinite(place.second)
 
 

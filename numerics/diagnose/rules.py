@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from numerics.diagnose.loss_files import LossCurve
-from numerics.diagnose.pair import LOSS, NORM, Pair, Place
-from numerics.diagnose.spikes import Spike, find_spikes
+from numerics.diagnose.pair import LOSS, NORM, CurvePair, DifferingValue
+from numerics.diagnose.spikes import CurveSpike, find_spikes
 
 TOLERANCE = 0.01  # relative difference of the loss (section 1.3)
 FIRST_STEPS = 5  # the first several steps
@@ -99,7 +99,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Finding:
+class SymptomFinding:
     """A symptom that applies. side: 0 or 1, the run that shows it; None for both. what: LOSS, NORM or an evaluation."""
 
     symptom: Symptom
@@ -113,10 +113,10 @@ class Finding:
 class Diagnosis:
     """findings: the symptom first, then others that apply. unequal, beyond: see Pair."""
 
-    pair: Pair
-    findings: list[Finding]
-    unequal: Place | None
-    beyond: Place | None
+    pair: CurvePair
+    findings: list[SymptomFinding]
+    unequal: DifferingValue | None
+    beyond: DifferingValue | None
     scores: list[Score] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -125,12 +125,12 @@ class Diagnosis:
         return self.findings[0].symptom
 
     @property
-    def finding(self) -> Finding:
+    def finding(self) -> SymptomFinding:
         return self.findings[0]
 
 
 @np.errstate(over="ignore", invalid="ignore")  # losses up to the largest float
-def diagnose(pair: Pair, same_settings: bool = False, scores: Sequence[Score] = ()) -> Diagnosis:
+def diagnose(pair: CurvePair, same_settings: bool = False, scores: Sequence[Score] = ()) -> Diagnosis:
     """Apply the rules. same_settings: whether machine and settings of both runs are the same."""
     unequal = pair.first_unequal()
     every = [*scores, *evaluations(pair)]
@@ -143,7 +143,7 @@ def diagnose(pair: Pair, same_settings: bool = False, scores: Sequence[Score] = 
         found += sorted(later, key=lambda finding: finding.step)
     if not found:
         found = _downstream(pair, every)
-    found = found or [Finding(SYMPTOMS[NONE], int(pair.steps[0]), _agreement(pair, unequal))]
+    found = found or [SymptomFinding(SYMPTOMS[NONE], int(pair.steps[0]), _agreement(pair, unequal))]
     return Diagnosis(pair, found, unequal, pair.first_beyond_rounding(), every, notes)
 
 
@@ -155,7 +155,7 @@ def _reading_notes(curve: LossCurve) -> list[str]:
     return [f"{curve.name}: {count} {text}" for count, text in counts if count]
 
 
-def _agreement(pair: Pair, unequal: Place | None) -> str:
+def _agreement(pair: CurvePair, unequal: DifferingValue | None) -> str:
     steps = f"{len(pair.steps)} common step{'s' if len(pair.steps) > 1 else ''}"
     if unequal is None:
         return f"all values of {steps} are equal"
@@ -166,16 +166,16 @@ def _agreement(pair: Pair, unequal: Place | None) -> str:
 # -- the rules
 
 
-def _reproducible(unequal: Place) -> list[Finding]:
+def _reproducible(unequal: DifferingValue) -> list[SymptomFinding]:
     text = f"the same machine and settings give {unequal.first!r} and {unequal.second!r} as {unequal.what}"
     return [
-        Finding(
+        SymptomFinding(
             SYMPTOMS[NOT_REPRODUCIBLE], unequal.step, f"{text} at step {unequal.step}", None, unequal.what
         )
     ]
 
 
-def _overflow(pair: Pair, notes: list[str]) -> list[Finding]:
+def _overflow(pair: CurvePair, notes: list[str]) -> list[SymptomFinding]:
     """Compare the steps with values that are not finite."""
     bad = [_not_finite(curve) for curve in pair.sides]
     alone = [
@@ -197,7 +197,7 @@ def _overflow(pair: Pair, notes: list[str]) -> list[Finding]:
         value = (curve.losses if what == LOSS else curve.gradient_norms)[step]
         counts = f"{len(bad[side])} steps of it are not finite, {len(bad[1 - side])} of the other run"
         text = f"{curve.name}: {what} {value} at step {step}, where the other run is finite; {counts}"
-        found.append(Finding(SYMPTOMS[OVERFLOW], step, text, side, what))
+        found.append(SymptomFinding(SYMPTOMS[OVERFLOW], step, text, side, what))
     if not found and (both := sorted(bad[0] & bad[1])):
         notes.append(
             f"both runs have values that are not finite, {len(both)} common steps from step {both[0]}"
@@ -240,7 +240,7 @@ def more_frequent(count: int, other: int) -> bool:
     return ODDS * sum(math.comb(total, k) for k in range(count, total + 1)) <= (1 << total)
 
 
-def _first_steps(pair: Pair) -> list[Finding]:
+def _first_steps(pair: CurvePair) -> list[SymptomFinding]:
     differences = list(pair.differences().items())
     if not differences:
         return []
@@ -249,18 +249,18 @@ def _first_steps(pair: Pair) -> list[Finding]:
     average = _mean([value for _, value in first])
     if size > TOLERANCE:
         text = f"the losses differ by {_percent(size)} at the first common step, {step}"
-        return [Finding(SYMPTOMS[FIRST_STEP], step, text)]
+        return [SymptomFinding(SYMPTOMS[FIRST_STEP], step, text)]
     if average > TOLERANCE:
         step = next(step for step, value in first if value > TOLERANCE)
         text = f"the losses of the first {len(first)} common steps differ by {_percent(average)} in the mean"
-        return [Finding(SYMPTOMS[FIRST_STEP], step, text)]
+        return [SymptomFinding(SYMPTOMS[FIRST_STEP], step, text)]
     return []
 
 
-Spikes = dict[str, list[list[tuple[int, Spike]]]]  # LOSS or NORM -> of each run: step and spike
+Spikes = dict[str, list[list[tuple[int, CurveSpike]]]]  # LOSS or NORM -> of each run: step and spike
 
 
-def _spikes_of(pair: Pair, side: int, what: str) -> list[tuple[int, Spike]]:
+def _spikes_of(pair: CurvePair, side: int, what: str) -> list[tuple[int, CurveSpike]]:
     curve = pair.sides[side]
     values = curve.losses if what == LOSS else curve.gradient_norms
     other = pair.sides[1 - side].gradient_norms
@@ -268,7 +268,7 @@ def _spikes_of(pair: Pair, side: int, what: str) -> list[tuple[int, Spike]]:
     return [(steps[spike.first], spike) for spike in find_spikes(np.array([values[step] for step in steps]))]
 
 
-def _more_spikes(pair: Pair, spikes: Spikes, notes: list[str]) -> list[Finding]:
+def _more_spikes(pair: CurvePair, spikes: Spikes, notes: list[str]) -> list[SymptomFinding]:
     found = []
     for what in (LOSS, NORM):
         alone = [_without_match(spikes[what][side], spikes[what][1 - side]) for side in (0, 1)]
@@ -284,13 +284,15 @@ def _more_spikes(pair: Pair, spikes: Spikes, notes: list[str]) -> list[Finding]:
                 f"expected {spike.expected:.4g}"
             )
             if more_frequent(len(mine), len(alone[1 - side])):
-                found.append(Finding(SYMPTOMS[SPIKES], step, text, side, what))
+                found.append(SymptomFinding(SYMPTOMS[SPIKES], step, text, side, what))
             else:
                 notes.append(f"{text}; so few can be chance")
     return found
 
 
-def _without_match(mine: list[tuple[int, Spike]], others: list[tuple[int, Spike]]) -> list[tuple[int, Spike]]:
+def _without_match(
+    mine: list[tuple[int, CurveSpike]], others: list[tuple[int, CurveSpike]]
+) -> list[tuple[int, CurveSpike]]:
     """Return the spikes without one of the other run near; each of those matches one."""
     free = [spike for _, spike in others]
     alone = []
@@ -303,7 +305,7 @@ def _without_match(mine: list[tuple[int, Spike]], others: list[tuple[int, Spike]
     return alone
 
 
-def _drift(pair: Pair, spikes: Spikes) -> list[Finding]:
+def _drift(pair: CurvePair, spikes: Spikes) -> list[SymptomFinding]:
     """Find the first tenth of the common steps whose mean difference is over the tolerance, without spikes."""
     differences = pair.differences()
     steps = pair.steps.tolist()
@@ -332,10 +334,10 @@ def _drift(pair: Pair, spikes: Spikes) -> list[Finding]:
     signed = (pair.losses(1) - pair.losses(0))[-width:]
     if width > 4 and abs(signed.sum()) < np.abs(signed).sum() / math.sqrt(width):
         text += "; its sign changes, as with other batches or seeds"
-    return [Finding(SYMPTOMS[DRIFT], items[start][0], text)]
+    return [SymptomFinding(SYMPTOMS[DRIFT], items[start][0], text)]
 
 
-def evaluations(pair: Pair) -> list[Score]:
+def evaluations(pair: CurvePair) -> list[Score]:
     """Return the evaluations of both files: of one name, at their last common step."""
     found = []
     for name, first in pair.first.evaluations.items():
@@ -345,10 +347,10 @@ def evaluations(pair: Pair) -> list[Score]:
     return found
 
 
-def _downstream(pair: Pair, scores: Sequence[Score]) -> list[Finding]:
+def _downstream(pair: CurvePair, scores: Sequence[Score]) -> list[SymptomFinding]:
     last = int(pair.steps[-1])
     return [
-        Finding(
+        SymptomFinding(
             SYMPTOMS[DOWNSTREAM],
             last,
             f"the losses agree, and {score.name} is {score.first:.6g} against {score.second:.6g} "

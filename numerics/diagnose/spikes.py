@@ -24,7 +24,7 @@ CHUNK = 50_000  # windows
 
 
 @dataclass(frozen=True)
-class Spike:
+class CurveSpike:
     """A spike: its first and last position, the largest value and the expected one."""
 
     first: int
@@ -33,11 +33,11 @@ class Spike:
     expected: float
 
 
-def find_spikes(values: Floats) -> list[Spike]:
+def find_spikes(values: Floats) -> list[CurveSpike]:
     """Return the spikes of a series. Values that are not finite are spikes of no kind, and are left out."""
     places = np.flatnonzero(np.isfinite(values))
     series = values[places]
-    found: list[Spike] = []
+    found: list[CurveSpike] = []
     position = LEAST
     center, limit = _expected(series)
     while position < len(series):
@@ -51,7 +51,7 @@ def find_spikes(values: Floats) -> list[Spike]:
             continue
         last = position + int(after[0]) - 1
         highest = float(series[position : last + 1].max())
-        found.append(Spike(int(places[position]), int(places[last]), highest, float(expected)))
+        found.append(CurveSpike(int(places[position]), int(places[last]), highest, float(expected)))
         position = last + 1
     return found
 

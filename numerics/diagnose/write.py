@@ -9,8 +9,8 @@ from typing import Any
 from numerics.diagnose import flow as flows
 from numerics.diagnose.flow import Flow, Situation
 from numerics.diagnose.page import diagnosis_document
-from numerics.diagnose.pair import Place
-from numerics.diagnose.rules import Diagnosis, Finding
+from numerics.diagnose.pair import DifferingValue
+from numerics.diagnose.rules import Diagnosis, SymptomFinding
 from numerics.dump_files import finite, write_json, writing
 from pages.document import render_terminal
 from pages.page import render_html
@@ -66,7 +66,7 @@ def as_json(diagnosis: Diagnosis, flow: Flow, situation: Situation) -> dict[str,
     }
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
+def _finding(finding: SymptomFinding) -> dict[str, Any]:
     return {
         "symptom": finding.symptom.name,
         "rule": finding.symptom.rule,
@@ -78,5 +78,5 @@ def _finding(finding: Finding) -> dict[str, Any]:
     }
 
 
-def _place(place: Place | None) -> dict[str, Any] | None:
+def _place(place: DifferingValue | None) -> dict[str, Any] | None:
     return None if place is None else {name: finite(value) for name, value in vars(place).items()}

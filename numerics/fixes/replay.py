@@ -78,7 +78,7 @@ class Autocast:
             yield
 
 
-class Replay:
+class BackwardReplay:
     """A computation on tensors that backward repeats with the same random numbers and autocast."""
 
     def __init__(self, compute: Compute, tensors: Sequence[Tensor]) -> None:
@@ -100,7 +100,7 @@ class _Replayed(torch.autograd.Function):
     """The outputs of a Replay. Saves its tensors alone."""
 
     @staticmethod
-    def forward(ctx: Any, replay: Replay, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, replay: BackwardReplay, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.replay = replay
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
@@ -168,7 +168,7 @@ class _Replayed(torch.autograd.Function):
 def replayed(compute: Compute, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     """Return the outputs of `compute` on the tensors. Where a gradient is needed, backward repeats the computation."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        outputs: Sequence[Tensor] = _Replayed.apply(Replay(compute, tensors), *tensors)
+        outputs: Sequence[Tensor] = _Replayed.apply(BackwardReplay(compute, tensors), *tensors)
         return outputs
     found: Sequence[Tensor] = compute(tensors, True, tuple)
     return found

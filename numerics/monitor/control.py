@@ -13,12 +13,12 @@ from pathlib import Path
 
 from numerics.dump_files import read_json, replacing, writing
 from numerics.errors import NumericsError
-from numerics.monitor.targets import Target, parse_targets
+from numerics.monitor.targets import MonitorTarget, parse_targets
 
 NAME = "control.json"
 
 
-def read_control(folder: Path) -> tuple[Target, ...]:
+def read_control(folder: Path) -> tuple[MonitorTarget, ...]:
     """Return the targets in the file of a folder; none without a file. NumericsError where it cannot be used."""
     path = folder / NAME
     if not path.exists():
@@ -30,12 +30,14 @@ def read_control(folder: Path) -> tuple[Target, ...]:
     return parse_targets(words)
 
 
-def change_control(folder: Path, on: Sequence[str] = (), off: Sequence[str] = ()) -> tuple[Target, ...]:
+def change_control(
+    folder: Path, on: Sequence[str] = (), off: Sequence[str] = ()
+) -> tuple[MonitorTarget, ...]:
     """Switch targets on and off, and return those that are on. off: as they were switched on, or "all"."""
     adding, removing = parse_targets(on), parse_targets(off)
-    everything = Target("all") in removing
+    everything = MonitorTarget("all") in removing
     before = () if everything else read_control(folder)
-    missing = [f"{target}" for target in removing if target not in before and target != Target("all")]
+    missing = [f"{target}" for target in removing if target not in before and target != MonitorTarget("all")]
     if missing:
         known = ", ".join(map(str, before)) or "nothing"
         raise NumericsError(f"{', '.join(missing)} is not switched on; fix: switch off {known}, or all")
@@ -54,7 +56,7 @@ class ControlFile:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.targets: tuple[Target, ...] = ()
+        self.targets: tuple[MonitorTarget, ...] = ()
         self.problem = ""
         self._seen: tuple[int, int] | None = None
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from numerics.dump_files import replacing, writing
 from numerics.errors import NumericsError
-from numerics.monitor.tables import Table, read_table, records, table_files
+from numerics.monitor.tables import StatisticsTable, read_table, records, table_files
 
 FORMATS = ("parquet", "tensorboard")
 Rows = Mapping[str, Sequence[tuple[str, Sequence[float]]]]  # kind -> (name, values)
@@ -32,7 +32,7 @@ def export(folder: Path, form: str) -> list[Path]:
     return [folder / "tensorboard"]
 
 
-def write_parquet(table: Table, folder: Path) -> Path:
+def write_parquet(table: StatisticsTable, folder: Path) -> Path:
     """Write <kind>_<first>-<last>.parquet, of the first and the last step in it."""
     try:
         import pyarrow

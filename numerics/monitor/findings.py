@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from numerics.monitor.tables import MOMENTS, Row, rank_folders, read_table
+from numerics.monitor.tables import MOMENTS, TensorRow, rank_folders, read_table
 
 UPDATE_FACTOR, LOGIT_FACTOR = 100.0, 10.0
 LEAST_LOGIT = 10.0  # below it no softmax is saturated
@@ -27,7 +27,7 @@ COARSE = 5e-7  # relative error of a table with 6 digits or more
 
 
 @dataclass(frozen=True)
-class Finding:
+class MonitorFinding:
     """One fact. step: the first in which it holds."""
 
     kind: str
@@ -36,7 +36,7 @@ class Finding:
     message: str
 
 
-def find(folder: Path) -> list[Finding]:
+def find(folder: Path) -> list[MonitorFinding]:
     """Return what is wrong in the tables of <run>/monitor."""
     ranks = rank_folders(folder)
     found = list(_lost_gradients(ranks))
@@ -56,7 +56,7 @@ def _column(folder: Path, kind: str, column: str) -> dict[int, dict[str, float]]
     return found
 
 
-def _lost_gradients(ranks: Mapping[int, Path]) -> Iterator[Finding]:
+def _lost_gradients(ranks: Mapping[int, Path]) -> Iterator[MonitorFinding]:
     norms = {rank: _column(place, "grad_unreduced", "norm") for rank, place in ranks.items()}
     if len(norms) < 2:
         return
@@ -70,10 +70,10 @@ def _lost_gradients(ranks: Mapping[int, Path]) -> Iterator[Finding]:
                 if lost and (rank, name) not in named:
                     named.add((rank, name))
                     message = f"rank {rank} has no gradient of {name} before the reduction, and other ranks have one"
-                    yield Finding("grad_unreduced", name, step, message)
+                    yield MonitorFinding("grad_unreduced", name, step, message)
 
 
-def _updates(folder: Path) -> Iterator[Finding]:
+def _updates(folder: Path) -> Iterator[MonitorFinding]:
     ratios, gradients = _column(folder, "update_ratio", "ratio"), _column(folder, "grad_reduced", "norm")
     series: dict[str, dict[int, float]] = {}
     for step, values in ratios.items():
@@ -84,7 +84,9 @@ def _updates(folder: Path) -> Iterator[Finding]:
         if len(steps) < LEAST_STEPS:
             continue
         if not any(mine.values()) and any(gradients.get(step, {}).get(name, 0.0) > 0 for step in steps):
-            yield Finding("update_ratio", name, steps[0], f"{name} has a gradient and is never updated")
+            yield MonitorFinding(
+                "update_ratio", name, steps[0], f"{name} has a gradient and is never updated"
+            )
         alike = [other for other in series if other != name and _role(other) == _role(name)]
         large = [
             step
@@ -93,14 +95,14 @@ def _updates(folder: Path) -> Iterator[Finding]:
         ]
         if len(large) >= LEAST_STEPS:
             message = f"updates of {name} are over {UPDATE_FACTOR:g} times those of {alike[0]} in {len(large)} steps"
-            yield Finding("update_ratio", name, large[0], message)
+            yield MonitorFinding("update_ratio", name, large[0], message)
 
 
 def _role(name: str) -> str:
     return re.sub(r"\d+", "*", name)
 
 
-def _logits(folder: Path) -> Iterator[Finding]:
+def _logits(folder: Path) -> Iterator[MonitorFinding]:
     named: set[str] = set()
     for step, values in sorted(_column(folder, "attention", "logit_max").items()):
         for name, value in values.items():
@@ -108,10 +110,10 @@ def _logits(folder: Path) -> Iterator[Finding]:
             if name not in named and others and value > max(LEAST_LOGIT, LOGIT_FACTOR * max(others)):
                 named.add(name)
                 message = f"the largest logit of {name} is {value:.3g}, those of the others at most {max(others):.3g}"
-                yield Finding("attention", name, step, message)
+                yield MonitorFinding("attention", name, step, message)
 
 
-def _coarse(folder: Path) -> Iterator[Finding]:
+def _coarse(folder: Path) -> Iterator[MonitorFinding]:
     gradients = read_table(folder, "grad_reduced")
     if _is_coarse(_extremes(gradients.rows, gradients.columns)) is not False:
         return  # the run computes in bfloat16, or has no gradients to compare with
@@ -119,10 +121,10 @@ def _coarse(folder: Path) -> Iterator[Finding]:
         table = read_table(folder, kind)
         if _is_coarse(_extremes(table.rows, table.columns)):
             message = f"{kind} has 8 significant bits, as in bfloat16, and the gradients have more"
-            yield Finding(kind, kind, table.rows[0].step, message)
+            yield MonitorFinding(kind, kind, table.rows[0].step, message)
 
 
-def _extremes(rows: Sequence[Row], columns: Sequence[str]) -> set[float]:
+def _extremes(rows: Sequence[TensorRow], columns: Sequence[str]) -> set[float]:
     places = [columns.index(name) for name in ("min", "max") if name in columns]
     values = {row.values[place] for row in rows for place in places}
     return {value for value in values if value not in (0.0, 1.0) and abs(value) < float("inf")}

@@ -29,9 +29,9 @@ from numerics.monitor.activations import ActivationWatch
 from numerics.monitor.reduction.moments import Moments
 from numerics.monitor.statistics import Pending, sign_agreements, update_ratios
 from numerics.monitor.tables import KINDS, MOMENTS, STATISTICS, STEPS_PER_FILE, TableWriter
-from numerics.monitor.targets import Target, model_names, parse_targets
+from numerics.monitor.targets import MonitorTarget, model_names, parse_targets
 
-EVERYTHING = Target("all")
+EVERYTHING = MonitorTarget("all")
 FORWARD = ("actv", "actv_grad", "attention")  # kinds that need hooks during forward
 
 
@@ -88,8 +88,8 @@ class Monitor:
         self.new_parameters()
         self.folder = folder / f"rank{rank}"
         self.configure(self.config)
-        self.extra: tuple[Target, ...] = ()
-        self.now: tuple[Target, ...] = ()  # of the running step
+        self.extra: tuple[MonitorTarget, ...] = ()
+        self.now: tuple[MonitorTarget, ...] = ()  # of the running step
         self.current = 0
         self.pending = Pending()
         self.gradient: Callable[[nn.Parameter], Tensor | None] = lambda parameter: parameter.grad

@@ -10,7 +10,7 @@ from typing import Any
 
 from numerics.dump_files import read_json, write_json, writing
 from numerics.errors import NumericsError
-from numerics.monitor.targets import Target, model_names
+from numerics.monitor.targets import MonitorTarget, model_names
 
 FILE = "names.json"
 SIDES = {"actv": ("input", "output"), "actv_grad": ("input_grad", "output_grad"), "attention": ("sdpa",)}
@@ -32,7 +32,7 @@ class ModelNames:
         modules = (plain(name) for name, _ in model.named_modules())
         return cls(tuple(parameters), tuple(dict.fromkeys(filter(None, modules))))
 
-    def matches(self, target: Target) -> bool:
+    def matches(self, target: MonitorTarget) -> bool:
         """Whether the model has a tensor that the target can name."""
         ending = re.search(r"\.?([0-9]+)$", target.path)
         number = ending[1] if ending else "0"  # of a tensor among a module's inputs or outputs
@@ -45,7 +45,7 @@ class ModelNames:
                 return True
         return False
 
-    def problem(self, target: Target) -> str:
+    def problem(self, target: MonitorTarget) -> str:
         """Return the line on a target without a match, with near names; "" where it matches."""
         if self.matches(target):
             return ""

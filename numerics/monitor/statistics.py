@@ -33,7 +33,7 @@ Decode = Callable[[int, Sequence[float]], Moments]
 
 
 @dataclass
-class Entry:
+class StatisticsEntry:
     """Keys with their rows. counts: elements of each part, None for rows of add_values. zeros: elements not stored.
 
     problem: why its tensor could not be read.
@@ -56,17 +56,17 @@ class Pending:
     def __init__(self) -> None:
         self.problems: dict[Key, str] = {}
         self._blocks: list[Tensor] = []  # rows of WIDTH numbers
-        self._entries: list[Entry] = []
-        self._latest: dict[Key, Entry] = {}
-        self._copies: list[tuple[Entry, Tensor]] = []  # to be computed in a list
+        self._entries: list[StatisticsEntry] = []
+        self._latest: dict[Key, StatisticsEntry] = {}
+        self._copies: list[tuple[StatisticsEntry, Tensor]] = []  # to be computed in a list
         self._copied = 0  # elements of the copies
 
     def add(self, keys: Sequence[Key], tensors: Sequence[Tensor]) -> None:
         """Add the statistics of tensors; several of one key are joined."""
         with torch.no_grad():
-            lists: list[tuple[Entry, Tensor]] = []
+            lists: list[tuple[StatisticsEntry, Tensor]] = []
             for key, tensor in zip(keys, tensors, strict=True):
-                entry = self._latest[key] = Entry([key], [])
+                entry = self._latest[key] = StatisticsEntry([key], [])
                 self._entries.append(entry)
                 try:
                     tensor, entry.zeros = readable(tensor)
@@ -95,7 +95,7 @@ class Pending:
         """Note why a key has no statistics."""
         self.problems.setdefault(key, reason(error))
 
-    def _copy(self, lists: Sequence[tuple[Entry, Tensor]]) -> None:
+    def _copy(self, lists: Sequence[tuple[StatisticsEntry, Tensor]]) -> None:
         """Copy tensors that may change before `take`, and compute the copies where they are many elements."""
         self._copies += [(entry, tensor.clone()) for entry, tensor in lists]
         self._copied += sum(tensor.numel() for _, tensor in lists)
@@ -110,9 +110,9 @@ class Pending:
             for entry, _ in copies:
                 entry.problem = reason(error)
 
-    def _reduce(self, lists: Sequence[tuple[Entry, Tensor]]) -> None:
+    def _reduce(self, lists: Sequence[tuple[StatisticsEntry, Tensor]]) -> None:
         """Add the rows of tensors by one list of each device and dtype."""
-        groups: dict[tuple[torch.device, torch.dtype], list[tuple[Entry, Tensor]]] = {}
+        groups: dict[tuple[torch.device, torch.dtype], list[tuple[StatisticsEntry, Tensor]]] = {}
         for entry, tensor in lists:
             entry.decode = moments_of_sums
             group = groups.setdefault((tensor.device, tensor.dtype), [])
@@ -122,7 +122,7 @@ class Pending:
                 rows = reduce_many([part for _, part in batch])
                 self._append([(entry, part.numel()) for entry, part in batch], rows)
 
-    def _append(self, parts: Sequence[tuple[Entry, int]], rows: Tensor) -> None:
+    def _append(self, parts: Sequence[tuple[StatisticsEntry, int]], rows: Tensor) -> None:
         for row, (entry, count) in enumerate(parts):
             assert entry.counts is not None
             entry.counts.append(count)
@@ -143,7 +143,9 @@ class Pending:
         """Add a row of at most WIDTH numbers for each key: values (keys, width)."""
         rows = torch.zeros(len(keys), WIDTH, dtype=values.dtype, device=values.device)
         rows[:, : values.shape[1]] = values
-        self._entries += [Entry([key], None, [(len(self._blocks), row)]) for row, key in enumerate(keys)]
+        self._entries += [
+            StatisticsEntry([key], None, [(len(self._blocks), row)]) for row, key in enumerate(keys)
+        ]
         self._blocks.append(rows)
 
     def take(self) -> tuple[dict[Key, Moments], dict[Key, list[list[float]]]]:
@@ -191,9 +193,11 @@ def dense_parts(tensor: Tensor) -> Sequence[Tensor]:
     return [tensor] if tensor.numel() <= DEVICE_BATCH else tensor.reshape(-1).split(DEVICE_BATCH)
 
 
-def batches(group: Sequence[tuple[Entry, Tensor]]) -> Iterable[list[tuple[Entry, Tensor]]]:
+def batches(
+    group: Sequence[tuple[StatisticsEntry, Tensor]],
+) -> Iterable[list[tuple[StatisticsEntry, Tensor]]]:
     """Yield lists of at most DEVICE_BATCH elements together."""
-    batch: list[tuple[Entry, Tensor]] = []
+    batch: list[tuple[StatisticsEntry, Tensor]] = []
     elements = 0
     for entry, part in group:
         if batch and elements + part.numel() > DEVICE_BATCH:

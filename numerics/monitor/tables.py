@@ -69,7 +69,7 @@ Values = tuple[float, ...]
 
 
 @dataclass(frozen=True)
-class Row:
+class TensorRow:
     """One tensor in one step. values: of the columns of its kind."""
 
     name: str
@@ -79,12 +79,12 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Table:
+class StatisticsTable:
     """All rows of a kind and a rank. columns: of the values."""
 
     kind: str
     columns: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[TensorRow, ...]
 
 
 class TableWriter:
@@ -140,7 +140,7 @@ class TableWriter:
                     temporary.write_text("\n".join([text[0], *body]) + "\n", encoding="utf-8")
 
 
-def read_file(path: Path) -> Table:
+def read_file(path: Path) -> StatisticsTable:
     """Read one file. Torn lines are left out. NumericsError where it is not a monitor table."""
     match = FILE.fullmatch(path.name)
     try:
@@ -154,7 +154,7 @@ def read_file(path: Path) -> Table:
     values = columns[len(KEYS) :]
     whole = lines[:-1]  # what follows the last line break is torn, or empty
     rows = tuple(row for line in whole if (row := _parsed(line, values)) is not None)
-    return Table(match["kind"], values, rows)
+    return StatisticsTable(match["kind"], values, rows)
 
 
 def table_files(folder: Path) -> dict[str, list[Path]]:
@@ -166,14 +166,14 @@ def table_files(folder: Path) -> dict[str, list[Path]]:
     return {kind: [path for _, path in sorted(files)] for kind, files in sorted(found.items())}
 
 
-def read_table(folder: Path, kind: str) -> Table:
+def read_table(folder: Path, kind: str) -> StatisticsTable:
     """Read all rows of a kind from the folder of a rank. A kind without files has no rows."""
     files = table_files(folder).get(kind, [])
     tables = [read_file(path) for path in files]
     columns = tables[0].columns if tables else KINDS.get(kind, ())
     if any(table.columns != columns for table in tables):
         raise NumericsError(f"{folder} has files of {kind} with different columns; fix: separate them")
-    return Table(kind, columns, tuple(row for table in tables for row in table.rows))
+    return StatisticsTable(kind, columns, tuple(row for table in tables for row in table.rows))
 
 
 def rank_folders(folder: Path) -> dict[int, Path]:
@@ -182,7 +182,7 @@ def rank_folders(folder: Path) -> dict[int, Path]:
     return {int(path.name[4:]): path for path in sorted(found, key=lambda path: int(path.name[4:]))}
 
 
-def records(table: Table) -> Iterator[dict[str, int | float | str]]:
+def records(table: StatisticsTable) -> Iterator[dict[str, int | float | str]]:
     """Yield each row as column -> value."""
     for row in table.rows:
         yield {
@@ -196,13 +196,13 @@ def _quoted(name: str) -> str:
     return re.sub(r'[,"\r\n]', "_", name)
 
 
-def _parsed(line: str, columns: Sequence[str]) -> Row | None:
+def _parsed(line: str, columns: Sequence[str]) -> TensorRow | None:
     fields = line.split(",")
     if len(fields) != len(KEYS) + len(columns):
         return None
     try:
         stage, step = int(fields[0]), int(fields[2])
-        return Row(fields[1], step, tuple(map(float, fields[3:])), stage)
+        return TensorRow(fields[1], step, tuple(map(float, fields[3:])), stage)
     except ValueError:
         return None
 

@@ -24,7 +24,7 @@ WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")  # of DistributedData
 
 
 @dataclass(frozen=True)
-class Target:
+class MonitorTarget:
     """A kind or group, and a path: its module or parameter, everything within it, or a pattern with * and ?."""
 
     group: str
@@ -49,7 +49,7 @@ class Target:
         return f"{self.group}:{self.path}" if self.path else self.group
 
 
-def parse_targets(words: Iterable[str]) -> tuple[Target, ...]:
+def parse_targets(words: Iterable[str]) -> tuple[MonitorTarget, ...]:
     """Parse KIND or KIND:PATH. NumericsError names an unknown kind."""
     found = []
     for word in words:
@@ -59,7 +59,7 @@ def parse_targets(words: Iterable[str]) -> tuple[Target, ...]:
             raise NumericsError(
                 f"{word!r} has the unknown kind {group!r}; fix: use KIND or KIND:PATH, KIND one of {known}"
             )
-        found.append(Target(group, path))
+        found.append(MonitorTarget(group, path))
     return tuple(found)
 
 

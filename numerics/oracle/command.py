@@ -11,7 +11,7 @@ from numerics.errors import NumericsError
 
 if TYPE_CHECKING:
     from numerics.oracle.operation import Operation
-    from numerics.oracle.report import Report
+    from numerics.oracle.report import OracleReport
     from numerics.oracle.results import Skipped
 
 DESCRIPTION = """
@@ -54,11 +54,11 @@ def check_all(
     device: str = "",
     other: Path | None = None,
     extremes: bool = True,
-) -> Report:
+) -> OracleReport:
     """Check operations on a device. other: results of the benchmark machine. NumericsError for an unusable device."""
     from numerics.oracle.check import Oracle, usable_device
     from numerics.oracle.parties import parties, read_results
-    from numerics.oracle.report import Report
+    from numerics.oracle.report import OracleReport
     from numerics.oracle.results import Skipped
 
     benchmark = read_results(other) if other else None
@@ -77,7 +77,9 @@ def check_all(
         )
     pairs, alone = parties(oracle.checks, benchmark) if benchmark else ([], 0)
     name = benchmark.device if benchmark else ""
-    return Report(device_name(chosen), source, oracle.checks, oracle.skipped, name, pairs, alone, list(names))
+    return OracleReport(
+        device_name(chosen), source, oracle.checks, oracle.skipped, name, pairs, alone, list(names)
+    )
 
 
 def device_name(device: object) -> str:
@@ -91,7 +93,7 @@ def device_name(device: object) -> str:
     return f"{name}, torch {torch.__version__}"
 
 
-def show(report: Report, folder: Path) -> None:
+def show(report: OracleReport, folder: Path) -> None:
     """Print the report, and write its files."""
     from numerics.oracle.report import report_document, write_report
     from pages.document import render_terminal

@@ -22,7 +22,7 @@ GRADES = (WORSE, BOTH, OTHER_WRONG, LARGER, NOT_LARGER)
 
 
 @dataclass(frozen=True)
-class Results:
+class MachineResults:
     """The checks of another machine, by key. device: in words."""
 
     device: str
@@ -46,20 +46,20 @@ class Party:
         return LARGER if self.check.measured.distance > self.other.measured.distance else NOT_LARGER
 
 
-def read_results(path: Path) -> Results:
+def read_results(path: Path) -> MachineResults:
     """Read oracle.json of another machine, or a folder with it. NumericsError where it cannot be used."""
     file = path / RESULTS if path.is_dir() else path
     fix = "run the check on the other machine and copy its oracle.json"
     content = read_json(file, fix)
     try:
         checks = [from_json(row) for row in content["rows"]]
-        return Results(str(content["device"]), {check.key: check for check in checks})
+        return MachineResults(str(content["device"]), {check.key: check for check in checks})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise NumericsError(f"{file} holds no results of this check ({reason}); fix: {fix}") from error
 
 
-def parties(checks: Sequence[Check], other: Results) -> tuple[list[Party], int]:
+def parties(checks: Sequence[Check], other: MachineResults) -> tuple[list[Party], int]:
     """Pair the checks of two machines. Returns them, worst first, and how many had other inputs or no partner."""
     pairs, alone = [], 0
     for check in checks:

@@ -56,7 +56,7 @@ MEANING = (
 
 
 @dataclass(frozen=True)
-class Report:
+class OracleReport:
     """The results of a check. source: of the operations, in words. pairs: with a benchmark device; alone: without.
 
     recorded: names of all operations, checked or not.
@@ -99,7 +99,7 @@ class Report:
         return next((verdict for verdict in VERDICTS if verdict in found), EXACT)
 
 
-def report_document(report: Report) -> Document:
+def report_document(report: OracleReport) -> Document:
     """Return the document: the wrong operations first, then every check, the histogram and the table of bounds."""
     checks = worst_first(report.checks)
     counts = Counter(check.verdict for check in checks)
@@ -146,7 +146,7 @@ _CAPTION = (
 )
 
 
-def next_step(report: Report) -> str:
+def next_step(report: OracleReport) -> str:
     """Return what to do next."""
     if not report.wrong:
         return (
@@ -210,7 +210,7 @@ def _table(checks: Sequence[Check]) -> Table:
     return Table(headings, rows, (1, 2, 3, 7, 8), kinds=[check.verdict for check in checks], name="verdict")
 
 
-def _three_parties(report: Report) -> list[Block]:
+def _three_parties(report: OracleReport) -> list[Block]:
     if not report.benchmark:
         return []
     counts = Counter(pair.grade for pair in report.pairs)
@@ -296,7 +296,7 @@ def _histogram(checks: Sequence[Check]) -> dict[str, Any] | None:
     )
 
 
-def results_json(report: Report) -> dict[str, Any]:
+def results_json(report: OracleReport) -> dict[str, Any]:
     """Return what oracle.json holds."""
     counts = Counter(check.verdict for check in report.checks)
     return {
@@ -333,7 +333,7 @@ def results_json(report: Report) -> dict[str, Any]:
     }
 
 
-def write_report(report: Report, folder: Path) -> list[Path]:
+def write_report(report: OracleReport, folder: Path) -> list[Path]:
     """Write oracle.json and oracle.html. Returns their paths."""
     data, page = folder / RESULTS, folder / "oracle.html"
     with writing(folder, "give another folder by -o"):

@@ -13,7 +13,7 @@ from numerics.dump_files import writing
 from numerics.errors import NumericsError
 
 if TYPE_CHECKING:
-    from numerics.repeat.conditions import Step
+    from numerics.repeat.conditions import RepeatableStep
 
 DESCRIPTION = """
 Repeat one training step in this process and in fresh processes, with one and several threads, with and without
@@ -60,9 +60,9 @@ def run_repeat(given: argparse.Namespace) -> int:
     return int(found.conclusion.is_fault)
 
 
-def load_step(text: str) -> Step:
+def load_step(text: str) -> RepeatableStep:
     """Import FILE.py and call FUNCTION. NumericsError where either cannot be used."""
-    from numerics.repeat.conditions import Step
+    from numerics.repeat.conditions import RepeatableStep
 
     path, colon, name = text.rpartition(":")
     if not colon or not path or not name.isidentifier():
@@ -80,10 +80,10 @@ def load_step(text: str) -> Step:
     if not callable(make):
         raise NumericsError(f"{path} has no function {name}; fix: FILE.py:FUNCTION")
     made = make()
-    if isinstance(made, Step):
+    if isinstance(made, RepeatableStep):
         return made
     if isinstance(made, tuple) and len(made) == 2 and callable(made[0]):
-        return Step(made[0], made[1])
+        return RepeatableStep(made[0], made[1])
     raise NumericsError(
         f"{name} returned {type(made).__name__}; fix: return (step, state), a function and the objects that it changes"
     )

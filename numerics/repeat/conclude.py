@@ -26,8 +26,8 @@ from numerics.repeat.conditions import (
 )
 from numerics.repeat.corruption import ALL_NAN, BIT, OTHER, ROUNDING, SCATTERED, Corruption, analyse, dense
 from numerics.repeat.trace import (
-    Difference,
-    Event,
+    OperationEvent,
+    TraceDifference,
     earliest_difference,
     first_difference,
     named,
@@ -60,7 +60,7 @@ Capture = Callable[[str, int], tuple[list[Tensor], list[Tensor]]]
 
 
 @dataclass(frozen=True)
-class Finding:
+class RepeatCause:
     """A cause. harmless: whether it changes rounding alone. operation: the first that differs; None where unknown."""
 
     name: str
@@ -68,7 +68,7 @@ class Finding:
     meaning: str
     section: str
     harmless: bool = False
-    operation: Event | None = None
+    operation: OperationEvent | None = None
     corruption: Corruption | None = None
     suggestions: tuple[str, ...] = ()
 
@@ -77,7 +77,7 @@ class Finding:
 class Conclusion:
     """The findings, the most certain first, and notes."""
 
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[RepeatCause] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -125,7 +125,7 @@ class Tree:
         return tuple(self._count(name) for name in names if name in self.found)
 
     def _add(self, name: str, evidence: tuple[str, ...], meaning: str, section: str, **more: Any) -> None:
-        self.conclusion.findings.append(Finding(name, evidence, meaning, section, **more))
+        self.conclusion.findings.append(RepeatCause(name, evidence, meaning, section, **more))
 
     # -- the tree
 
@@ -182,7 +182,7 @@ class Tree:
             )  # fmt: skip
 
     def _asynchronous(
-        self, evidence: tuple[str, ...], event: Event | None, shape: Corruption | None = None
+        self, evidence: tuple[str, ...], event: OperationEvent | None, shape: Corruption | None = None
     ) -> None:
         self._add(
             ASYNCHRONOUS, evidence,
@@ -283,7 +283,7 @@ class Tree:
         else:
             self._operation(event, shape, evidence)
 
-    def _operation(self, event: Event, shape: Corruption | None, evidence: tuple[str, ...]) -> None:
+    def _operation(self, event: OperationEvent, shape: Corruption | None, evidence: tuple[str, ...]) -> None:
         """An operation with equal inputs has unequal outputs, in each condition."""
         more: dict[str, Any] = {"operation": event, "corruption": shape}
         suggestions = tuple(alternatives(event.name))
@@ -380,7 +380,7 @@ class Tree:
         idle = dict.fromkeys(event.title for trace in others for event in without_effect(first, trace))
         self.conclusion.notes += [f"{title}: an output differs that no result depends on" for title in idle]
 
-    def _shape(self, one: str, other: str, difference: Difference) -> Corruption | None:
+    def _shape(self, one: str, other: str, difference: TraceDifference) -> Corruption | None:
         """Capture the operation under both conditions until its outputs differ. None where they do not."""
         if self.capture is None or difference.kind != "output":
             return None

@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from numerics.describe import tensors_in
 from numerics.errors import NumericsError
-from numerics.repeat.observe import Observer
+from numerics.repeat.observe import OperationObserver
 from numerics.repeat.trace import Trace, first_difference
 
 PLAIN, OBSERVED, ONE_THREAD = "not observed", "observed", "one thread"
@@ -45,7 +45,7 @@ class Condition:
         return len(found)
 
 
-class Step:
+class RepeatableStep:
     """A step that can be repeated from one state.
 
     function: runs the step; the tensors that it returns are results. state: objects with state_dict and
@@ -121,12 +121,12 @@ def _accelerator_states() -> dict[int, Tensor]:
     return {index: module.get_rng_state(index) for index in range(torch.accelerator.device_count())}
 
 
-def run_once(step: Step, observer: Observer | None) -> Trace:
+def run_once(step: RepeatableStep, observer: OperationObserver | None) -> Trace:
     """Run the step from its state. An error of the step ends its trace."""
     step.restore()
     error, returned = "", None
     if observer is None:
-        observer = Observer()  # hashes the results alone
+        observer = OperationObserver()  # hashes the results alone
         try:
             returned = step.function()
         except Exception as raised:
@@ -165,7 +165,7 @@ class Conditions:
 
     def __init__(
         self,
-        step: Step,
+        step: RepeatableStep,
         times: int,
         many: int,
         synchronise: Callable[[], object] | None,
@@ -190,16 +190,18 @@ class Conditions:
         if self.synchronise:
             self._repeat(SYNCHRONISED, self.many, self.times, self.synchronised)
         for name, fill in ((ZEROS, "zeros"), (NAN, "NaN")):  # last: it may make the step fail
-            self._repeat(name, self.many, 1, lambda fill=fill: Observer(self.step.places, fill=fill))  # type: ignore[misc]
+            self._repeat(name, self.many, 1, lambda fill=fill: OperationObserver(self.step.places, fill=fill))  # type: ignore[misc]
         return self.found
 
-    def observer(self) -> Observer:
-        return Observer(self.step.places)
+    def observer(self) -> OperationObserver:
+        return OperationObserver(self.step.places)
 
-    def synchronised(self) -> Observer:
-        return Observer(self.step.places, synchronise=self.synchronise)
+    def synchronised(self) -> OperationObserver:
+        return OperationObserver(self.step.places, synchronise=self.synchronise)
 
-    def _repeat(self, name: str, count: int, times: int, make: Callable[[], Observer | None]) -> None:
+    def _repeat(
+        self, name: str, count: int, times: int, make: Callable[[], OperationObserver | None]
+    ) -> None:
         condition = self.found[name] = Condition(name, count)
         with threads(count):
             for number in range(times):
@@ -209,7 +211,7 @@ class Conditions:
     def capture(self, name: str, event: int) -> tuple[list[Tensor], list[Tensor]]:
         """Repeat the step under a condition. Return the inputs and outputs of an operation."""
         condition = self.found[name]
-        kept = Observer(self.step.places, capture=event)
+        kept = OperationObserver(self.step.places, capture=event)
         if name == SYNCHRONISED:
             kept.synchronise = self.synchronise
         kept.fill = {ZEROS: "zeros", NAN: "NaN"}.get(name, "")

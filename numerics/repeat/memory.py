@@ -18,7 +18,7 @@ BEFORE = -1  # writer of memory that exists before the step
 
 
 @dataclass
-class Block:
+class StorageBlock:
     """The memory of one storage. written: number of writes. writer: the last operation. name: who allocated it.
 
     unset: whether torch.empty or a relative of it allocated it, so that elements may never have been written.
@@ -43,12 +43,12 @@ class MemoryMap:
     """
 
     def __init__(self) -> None:
-        self.blocks: dict[int, Block] = {}
+        self.blocks: dict[int, StorageBlock] = {}
         self.overlaps: list[Overlap] = []
         self._live: dict[str, list[tuple[int, int]]] = {}  # device -> sorted (address, identity)
         self._largest: dict[str, int] = {}
 
-    def block(self, tensor: Tensor, name: str) -> Block | None:
+    def block(self, tensor: Tensor, name: str) -> StorageBlock | None:
         """Return the block of a tensor, a new one on first use; None for tensors without memory."""
         try:
             storage = with_memory(tensor).untyped_storage()
@@ -60,7 +60,9 @@ class MemoryMap:
         reference = StorageWeakRef(storage)
         found = self.blocks.get(reference.cdata)
         if found is None:
-            found = self.blocks[reference.cdata] = Block(reference, address, size, str(tensor.device), name)
+            found = self.blocks[reference.cdata] = StorageBlock(
+                reference, address, size, str(tensor.device), name
+            )
             self._insert(found)
         elif (found.address, found.size) != (address, size):  # resized
             self._remove(found)
@@ -69,11 +71,11 @@ class MemoryMap:
             self._insert(found)
         return found
 
-    def write(self, block: Block, event: int) -> None:
+    def write(self, block: StorageBlock, event: int) -> None:
         block.written += 1
         block.writer = event
 
-    def expect(self, block: Block, tensor: Tensor, digest: int, event: int) -> tuple[int, int] | None:
+    def expect(self, block: StorageBlock, tensor: Tensor, digest: int, event: int) -> tuple[int, int] | None:
         """Note the digest number of a view. Return (digest number, event) of an earlier one that must be equal.
 
         None for a tensor that consists of several, as a sparse one.
@@ -91,7 +93,7 @@ class MemoryMap:
 
     # -- overlaps
 
-    def _insert(self, block: Block) -> None:
+    def _insert(self, block: StorageBlock) -> None:
         live = self._live.setdefault(block.device, [])
         end = block.address + block.size
         reach = self._largest.get(block.device, 0)
@@ -110,7 +112,7 @@ class MemoryMap:
         bisect.insort(live, (block.address, block.reference.cdata))
         self._largest[block.device] = max(reach, block.size)
 
-    def _remove(self, block: Block) -> None:
+    def _remove(self, block: StorageBlock) -> None:
         entry = (block.address, block.reference.cdata)
         live = self._live.get(block.device, [])
         if entry in live:
@@ -127,5 +129,5 @@ def with_memory(tensor: Tensor) -> Tensor:
     return parts_of(tensor)[0]
 
 
-def _text(block: Block) -> str:
+def _text(block: StorageBlock) -> str:
     return f"{block.name} at {block.address:#x}, {block.size} bytes"

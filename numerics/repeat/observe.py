@@ -22,7 +22,7 @@ from numerics.errors import described
 from numerics.functions import OVERWRITING, UNSET, call_stack
 from numerics.gradients import sequence_number
 from numerics.repeat.digest import digest, is_finite, resolve
-from numerics.repeat.memory import BEFORE, Block, MemoryMap, with_memory
+from numerics.repeat.memory import BEFORE, MemoryMap, StorageBlock, with_memory
 from numerics.repeat.trace import (
     BACKWARD,
     COMMUNICATION,
@@ -31,7 +31,7 @@ from numerics.repeat.trace import (
     OPTIMIZER,
     OUTPUT,
     OUTSIDE,
-    Event,
+    OperationEvent,
     Overwritten,
     Trace,
     scalar_arguments,
@@ -46,7 +46,7 @@ NO_DIGEST = torch.zeros((), dtype=torch.int64)  # `unknown` of the event has the
 CHECKED = ("returned ", "gradient of ")  # results whose values should be finite
 
 
-class Observer(TorchDispatchMode):
+class OperationObserver(TorchDispatchMode):
     """Trace the operations of a step.
 
     modules: by name, for the places. synchronise: called before and after each operation. fill: "zeros" or "NaN", the
@@ -83,7 +83,7 @@ class Observer(TorchDispatchMode):
     # -- hooks of modules and optimizers
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[Observer]:
+    def running(self) -> Iterator[OperationObserver]:
         """Observe what runs in the block. Code that torch compiled runs as written."""
         hooks = nn.modules.module
         handles = [
@@ -203,7 +203,7 @@ class Observer(TorchDispatchMode):
         if self.capture == number:
             self.captured[1].extend(tensor.detach().clone() for tensor in [*written, *fresh])
 
-    def _allocated(self, block: Block | None, tensor: Tensor) -> None:
+    def _allocated(self, block: StorageBlock | None, tensor: Tensor) -> None:
         if block:
             block.unset = True
         if self.fill and tensor.numel() and not tensor.is_meta:
@@ -285,7 +285,7 @@ class Observer(TorchDispatchMode):
         self._pending.clear()
         values = resolve(self._digests)
         events = tuple(
-            Event(
+            OperationEvent(
                 **{key: row[key] for key in ("name", "phase", "place", "source")},
                 inputs=tuple(values[n] for n in row["inputs"]),
                 outputs=tuple(values[n] for n in row.get("outputs", ())),

@@ -12,7 +12,15 @@ from pathlib import Path
 import torch
 
 from numerics.errors import NumericsError
-from numerics.repeat.conditions import BLOCKING, FRESH, Condition, Conditions, Step, run_once, threads
+from numerics.repeat.conditions import (
+    BLOCKING,
+    FRESH,
+    Condition,
+    Conditions,
+    RepeatableStep,
+    run_once,
+    threads,
+)
 from numerics.repeat.trace import Trace
 
 LAUNCH_BLOCKING = {"CUDA_LAUNCH_BLOCKING": "1", "HIP_LAUNCH_BLOCKING": "1", "ASCEND_LAUNCH_BLOCKING": "1"}
@@ -60,7 +68,7 @@ def _traces(command: Sequence[str], count: int, times: int, environment: Mapping
     return traces
 
 
-def child(step: Step, file: str, count: str, times: str) -> None:
+def child(step: RepeatableStep, file: str, count: str, times: str) -> None:
     """Repeat the step in this fresh process and write its traces."""
     conditions = Conditions(step, int(times), int(count), None)
     with threads(int(count)):

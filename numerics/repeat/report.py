@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from numerics.dump_files import write_json, writing
-from numerics.repeat.conclude import Conclusion, Finding
+from numerics.repeat.conclude import Conclusion, RepeatCause
 from numerics.repeat.conditions import Condition
 from numerics.repeat.trace import Uncompared, uncompared
 from pages.document import Block, BulletList, Document, Paragraph, Section, Table, render_terminal
@@ -105,7 +105,7 @@ def _results(condition: Condition) -> str:
     return "equal" + LIMITED * bool(uncompared(condition.traces))
 
 
-def _finding(finding: Finding) -> list[Block]:
+def _finding(finding: RepeatCause) -> list[Block]:
     grade = "harmless" if finding.harmless else f"section {finding.section} of the guide"
     return [
         Paragraph(f"{finding.meaning} ({grade})"),
@@ -135,7 +135,7 @@ def as_json(found: Repetition) -> dict[str, Any]:
     }
 
 
-def _plain(finding: Finding) -> dict[str, Any]:
+def _plain(finding: RepeatCause) -> dict[str, Any]:
     operation = finding.operation
     return {
         "name": finding.name,

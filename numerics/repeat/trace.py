@@ -20,7 +20,7 @@ READ = "aten._local_scalar_dense"  # tensor.item()
 
 
 @dataclass(frozen=True)
-class Event:
+class OperationEvent:
     """An operation that ran.
 
     place: path of the module, or the parameter of a gradient. source: innermost line of the caller's code that torch
@@ -97,7 +97,7 @@ class Trace:
     not_finite: returned tensors and gradients with NaN or infinity.
     """
 
-    events: tuple[Event, ...]
+    events: tuple[OperationEvent, ...]
     results: dict[str, int] = field(default_factory=dict)
     makers: dict[str, int] = field(default_factory=dict)
     overwritten: tuple[Overwritten, ...] = ()
@@ -130,7 +130,7 @@ def uncompared(traces: Iterable[Trace]) -> list[Uncompared]:
 
 
 @dataclass(frozen=True)
-class Difference:
+class TraceDifference:
     """The first difference of two traces.
 
     kind: "output" (equal inputs, unequal output `position`), "input" (unequal input `position`, every output before
@@ -144,7 +144,7 @@ class Difference:
     text: str = ""
 
 
-def first_difference(one: Trace, other: Trace) -> Difference | None:
+def first_difference(one: Trace, other: Trace) -> TraceDifference | None:
     """Return the first difference in the order of execution that a result depends on; None where results are equal.
 
     An operation may return memory that it never wrote, such as a workspace. So equal results with the same operations
@@ -160,21 +160,21 @@ def first_difference(one: Trace, other: Trace) -> Difference | None:
     return _in_order(one, other)
 
 
-def earliest_difference(traces: Sequence[Trace]) -> tuple[Difference, int]:
+def earliest_difference(traces: Sequence[Trace]) -> tuple[TraceDifference, int]:
     """Return the first difference from the first trace that comes earliest, and the number of that trace."""
     found = [(first_difference(traces[0], trace), number) for number, trace in enumerate(traces)]
     listed = [(difference, number) for difference, number in found if difference]
     return min(listed, key=lambda item: item[0].event if item[0].event >= 0 else 1 << 60)
 
 
-def without_effect(one: Trace, other: Trace) -> list[Event]:
+def without_effect(one: Trace, other: Trace) -> list[OperationEvent]:
     """Return the operations whose outputs differ although every result is equal."""
     if first_difference(one, other) is not None:
         return []
     return [a for a, b in zip(one.events, other.events, strict=False) if a.outputs != b.outputs]
 
 
-def _leading_to_results(one: Trace, other: Trace) -> Difference | None:
+def _leading_to_results(one: Trace, other: Trace) -> TraceDifference | None:
     """Return the first difference among the operations that unequal results were computed from."""
     unequal = [name for name, value in one.results.items() if other.results.get(name) != value]
     live = {one.makers.get(name, -1) for name in unequal} - {-1}
@@ -190,36 +190,38 @@ def _leading_to_results(one: Trace, other: Trace) -> Difference | None:
         if a.inputs == b.inputs and a.scalars != b.scalars:
             return _scalar(number, a, b)
         if a.inputs == b.inputs and a.outputs != b.outputs:
-            return Difference("output", number, _first(a.outputs, b.outputs))
+            return TraceDifference("output", number, _first(a.outputs, b.outputs))
         for position, (x, y) in enumerate(zip(a.inputs, b.inputs, strict=False)):
             writer = a.writers[position]
             if x != y and (writer < 0 or one.events[writer].outputs == other.events[writer].outputs):
-                return Difference("input", number, position)
+                return TraceDifference("input", number, position)
     return None
 
 
-def _in_order(one: Trace, other: Trace) -> Difference | None:
+def _in_order(one: Trace, other: Trace) -> TraceDifference | None:
     for number, (a, b) in enumerate(zip(one.events, other.events, strict=False)):
         if a.name != b.name or len(a.inputs) != len(b.inputs):
-            return Difference("operations", number, 0, f"{a.title} in one repetition, {b.title} in another")
+            return TraceDifference(
+                "operations", number, 0, f"{a.title} in one repetition, {b.title} in another"
+            )
         if a.inputs != b.inputs:
-            return Difference("input", number, _first(a.inputs, b.inputs))
+            return TraceDifference("input", number, _first(a.inputs, b.inputs))
         if a.scalars != b.scalars:
             return _scalar(number, a, b)
         if a.kinds != b.kinds and len(a.outputs) == len(b.outputs):
-            return Difference("operations", number, 0, f"{a.title} returns {a.kinds} and {b.kinds}")
+            return TraceDifference("operations", number, 0, f"{a.title} returns {a.kinds} and {b.kinds}")
         if a.outputs != b.outputs:
-            return Difference("output", number, _first(a.outputs, b.outputs))
+            return TraceDifference("output", number, _first(a.outputs, b.outputs))
     if one.error != other.error:
         number = min(len(one.events), len(other.events))
-        return Difference("error", number, 0, one.error or other.error)
+        return TraceDifference("error", number, 0, one.error or other.error)
     if len(one.events) != len(other.events):
         number = min(len(one.events), len(other.events))
         longer = max(one.events, other.events, key=len)
-        return Difference("operations", number, 0, f"{longer[number].title} runs in one of them only")
+        return TraceDifference("operations", number, 0, f"{longer[number].title} runs in one of them only")
     differing = [name for name, value in one.results.items() if other.results.get(name) != value]
     differing += [name for name in other.results if name not in one.results]
-    return Difference("results", -1, 0, ", ".join(differing[:3])) if differing else None
+    return TraceDifference("results", -1, 0, ", ".join(differing[:3])) if differing else None
 
 
 def _read_by_python(one: Trace, other: Trace, before: int) -> set[int]:
@@ -228,13 +230,13 @@ def _read_by_python(one: Trace, other: Trace, before: int) -> set[int]:
     return {number for number, (a, b) in pairs if a.name.startswith(READ) and a.inputs != b.inputs}
 
 
-def _scalar(number: int, one: Event, other: Event) -> Difference:
+def _scalar(number: int, one: OperationEvent, other: OperationEvent) -> TraceDifference:
     """Name the first argument that is not a tensor and differs."""
     values, others = dict(one.scalars), dict(other.scalars)
     name = next(name for name in values | others if values.get(name) != others.get(name))
     one_text, other_text = (found.get(name, "an object") for found in (values, others))
     text = f"argument {name} of {one.title} is {one_text} in one repetition, {other_text} in another"
-    return Difference("scalar", number, 0, text)
+    return TraceDifference("scalar", number, 0, text)
 
 
 def _first(one: Sequence[int], other: Sequence[int]) -> int:
@@ -242,7 +244,9 @@ def _first(one: Sequence[int], other: Sequence[int]) -> int:
     return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
-def named(difference: Difference, event: Event | None, events: tuple[Event, ...]) -> tuple[str, ...]:
+def named(
+    difference: TraceDifference, event: OperationEvent | None, events: tuple[OperationEvent, ...]
+) -> tuple[str, ...]:
     """Return a difference in words. event: that it names; events: of its trace."""
     if event is None:
         return (f"unequal results: {difference.text}",) if difference.text else ()

@@ -15,7 +15,7 @@ from numerics.dump_files import writing
 from numerics.errors import NumericsError
 
 if TYPE_CHECKING:
-    from numerics.stress.run import Outcome, Progress
+    from numerics.stress.run import Progress, StressOutcome
 
 DESCRIPTION = """
 Repeat golden computations on each device alone and on all together: matrices, attention, copies, a training step,
@@ -99,7 +99,7 @@ def stress_devices(
         stress = Stress(started, kernel_names(chosen, memory), 60 * minutes, progress, asked, links=links)
         stress.elect()
         say(f"golden results of {sum(map(len, stress.outcome.golden.values()))} kernels")
-        found: Outcome = stress.run()
+        found: StressOutcome = stress.run()
     ended()
     if simulate:
         found.notes.append(f"a fault was simulated: {simulate}")

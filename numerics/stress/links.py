@@ -18,7 +18,7 @@ import torch
 
 from numerics.repeat.corruption import Corruption
 from numerics.stress.exchanges import COLLECTIVES, COPY, EVERY_PAIR, REDUCE, SEND, Exchange, Exchanged
-from numerics.stress.worker import DeviceLostError, Worker
+from numerics.stress.worker import DeviceLostError, DeviceWorker
 
 CPU_SIZES, DEVICE_SIZES = (
     (240, 61440),
@@ -113,7 +113,7 @@ class LinkStress:
     """Exchanges among workers. Every member is asked at the same time."""
 
     def __init__(
-        self, workers: Sequence[Worker], devices: Sequence[str], most_repetitions: int = 10_000
+        self, workers: Sequence[DeviceWorker], devices: Sequence[str], most_repetitions: int = 10_000
     ) -> None:
         self.workers, self.devices = list(workers), list(devices)
         self.links = Links([worker.name for worker in workers])
@@ -133,7 +133,7 @@ class LinkStress:
         arguments = len(self.workers), port or free_port(), groups
         self._ask(self._world, "connect", lambda rank: (rank, *arguments))
 
-    def batch(self, seconds: float, lost: Callable[[Worker, str], None], epoch: float) -> str:
+    def batch(self, seconds: float, lost: Callable[[DeviceWorker, str], None], epoch: float) -> str:
         """Run the next exchange for about `seconds`. epoch: when the stress began. Returns its name."""
         exchange = next(self._schedule)
         per = self._per_repetition.get(exchange, LEAST_SECONDS)
@@ -161,7 +161,7 @@ class LinkStress:
         ranks: Sequence[int],
         method: str,
         arguments: Callable[[int], tuple[object, ...]],
-        lost: Callable[[Worker, str], None] = lambda worker, reason: None,
+        lost: Callable[[DeviceWorker, str], None] = lambda worker, reason: None,
     ) -> dict[int, Exchanged]:
         """Ask several workers at the same time. One without an answer ends the stress of the links."""
         found: dict[int, Exchanged] = {}

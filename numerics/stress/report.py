@@ -12,7 +12,7 @@ from typing import Any
 from numerics.dump_files import read_json, write_json, writing
 from numerics.errors import NumericsError
 from numerics.stress.link_report import link_blocks, link_sentences, links_json, pattern_lines
-from numerics.stress.run import ALONE, TOGETHER, Fault, Outcome
+from numerics.stress.run import ALONE, TOGETHER, DeviatingResult, StressOutcome
 from numerics.stress.vote import elect
 from pages.document import Block, BulletList, Document, Paragraph, Section, Table
 from pages.markup import Strong, Text
@@ -21,7 +21,7 @@ SCHEMA = 1
 MOST_FAULTS = 200  # of a device in the file
 
 
-def stress_document(outcome: Outcome) -> Document:
+def stress_document(outcome: StressOutcome) -> Document:
     faulty = outcome.faulty
     devices = len(outcome.kinds)
     total = sum(outcome.counts.values())
@@ -77,11 +77,11 @@ def _unresolved(text: str) -> str:
     )
 
 
-def _count(outcome: Outcome, device: str, mode: str) -> int:
+def _count(outcome: StressOutcome, device: str, mode: str) -> int:
     return sum(count for (name, _, of), count in outcome.counts.items() if (name, of) == (device, mode))
 
 
-def _device(outcome: Outcome, name: str) -> list[Block]:
+def _device(outcome: StressOutcome, name: str) -> list[Block]:
     faults = outcome.faults[name]
     odd = [kernel for kernel, device in outcome.odd if device == name]
     lines: list[str] = []
@@ -102,7 +102,7 @@ def _device(outcome: Outcome, name: str) -> list[Block]:
     return [BulletList(lines)]
 
 
-def write_stress(outcome: Outcome, folder: Path, label: str) -> list[Path]:
+def write_stress(outcome: StressOutcome, folder: Path, label: str) -> list[Path]:
     """Write stress-LABEL.json. Returns its path."""
     path = folder / f"stress-{label}.json"
     with writing(folder, "give another folder for the results"):
@@ -111,7 +111,7 @@ def write_stress(outcome: Outcome, folder: Path, label: str) -> list[Path]:
     return [path]
 
 
-def as_json(outcome: Outcome, label: str) -> dict[str, Any]:
+def as_json(outcome: StressOutcome, label: str) -> dict[str, Any]:
     """Return plain data. golden: kind -> kernel -> digest as 16 hexadecimal digits."""
     return {
         "schema": SCHEMA,
@@ -138,7 +138,7 @@ def as_json(outcome: Outcome, label: str) -> dict[str, Any]:
     }
 
 
-def _fault(fault: Fault) -> dict[str, Any]:
+def _fault(fault: DeviatingResult) -> dict[str, Any]:
     return dataclasses.asdict(fault) | {"seconds": round(fault.seconds, 3)}
 
 

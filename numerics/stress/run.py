@@ -12,9 +12,9 @@ from numerics.errors import NumericsError
 from numerics.repeat.corruption import Corruption, analyse
 from numerics.stress.kernels import kind_of
 from numerics.stress.links import Links, LinkStress
-from numerics.stress.station import Batch, Deviation
+from numerics.stress.station import Deviation, KernelRepetitions
 from numerics.stress.vote import elect
-from numerics.stress.worker import DeviceLostError, Worker
+from numerics.stress.worker import DeviceLostError, DeviceWorker
 
 ELECTION = 5  # repetitions before the golden digests are known
 START, ALONE, TOGETHER = "start", "alone", "together"
@@ -26,7 +26,7 @@ Progress = Callable[[float, str], None]
 
 
 @dataclass(frozen=True)
-class Fault:
+class DeviatingResult:
     """A deviating result. repetition: of the kernel on this device, from 1. seconds: since the start of the stress."""
 
     device: str
@@ -46,7 +46,7 @@ class Fault:
 
 
 @dataclass
-class Outcome:
+class StressOutcome:
     """The result of a stress.
 
     faults: the deviating results of each device in order of time; devices without one have an empty list. counts:
@@ -56,7 +56,7 @@ class Outcome:
     """
 
     kinds: Mapping[str, str]
-    faults: dict[str, list[Fault]] = field(default_factory=dict)
+    faults: dict[str, list[DeviatingResult]] = field(default_factory=dict)
     counts: dict[tuple[str, str, str], int] = field(default_factory=dict)
     golden: dict[str, dict[str, int]] = field(default_factory=dict)
     odd: list[tuple[str, str]] = field(default_factory=list)
@@ -85,7 +85,7 @@ class Stress:
 
     def __init__(
         self,
-        workers: Sequence[Worker],
+        workers: Sequence[DeviceWorker],
         kernels: Sequence[str],
         seconds: float,
         progress: Progress | None = None,
@@ -100,14 +100,16 @@ class Stress:
         self.progress = progress or (lambda share, text: None)
         self.stop = stop or (lambda: False)
         self.most_repetitions, self.links = most_repetitions, links
-        self.outcome = Outcome({worker.name: worker.kind for worker in workers}, planned_seconds=seconds)
+        self.outcome = StressOutcome(
+            {worker.name: worker.kind for worker in workers}, planned_seconds=seconds
+        )
         self.outcome.faults = {worker.name: [] for worker in workers}
         self.outcome.links = links.links if links else None
         self._began, self._epoch = time.monotonic(), time.time()
         self._per_repetition: dict[str, float] = {}
         self._outputs: dict[tuple[str, str], Tensor | None] = {}
 
-    def run(self) -> Outcome:
+    def run(self) -> StressOutcome:
         """Run until the time has passed or `stop` says so. Every kernel is run at least once to elect its digest."""
         if not self.outcome.golden:
             self.elect()
@@ -211,7 +213,7 @@ class Stress:
                     good = self._golden_output(kinds[name], kernel) if bad is not None else None
                     shape = analyse(good, bad) if good is not None and bad is not None else None
                     seconds = time.monotonic() - self._began
-                    fault = Fault(name, kernel, START, number, seconds, shape)
+                    fault = DeviatingResult(name, kernel, START, number, seconds, shape)
                     self.outcome.faults[name].append(fault)
 
     # -- batches
@@ -258,11 +260,11 @@ class Stress:
         self.progress(share, f"{work}, {where}{f', {faulty} faulty' if faulty else ''}")
 
     def _together(
-        self, chosen: Sequence[Worker], kernel: str, repetitions: int
-    ) -> list[tuple[Worker, Batch]]:
+        self, chosen: Sequence[DeviceWorker], kernel: str, repetitions: int
+    ) -> list[tuple[DeviceWorker, KernelRepetitions]]:
         """Run a batch on all chosen devices at once. A device without an answer is left out from then on."""
-        asked: list[Worker] = []
-        found: list[tuple[Worker, Batch]] = []
+        asked: list[DeviceWorker] = []
+        found: list[tuple[DeviceWorker, KernelRepetitions]] = []
         for worker in list(chosen):
             try:
                 worker.request("batch", kernel, repetitions)
@@ -276,22 +278,24 @@ class Stress:
                 self._lose(worker, f"{kernel}: {error}")
         return found
 
-    def _lose(self, worker: Worker, reason: str) -> None:
+    def _lose(self, worker: DeviceWorker, reason: str) -> None:
         self.outcome.lost[worker.name] = reason
         self.workers = [other for other in self.workers if other is not worker]
 
-    def _count(self, worker: Worker, kernel: str, mode: str, batch: Batch) -> None:
+    def _count(self, worker: DeviceWorker, kernel: str, mode: str, batch: KernelRepetitions) -> None:
         key = worker.name, kernel, mode
         self.outcome.counts[key] = self.outcome.counts.get(key, 0) + len(batch.digests)
 
-    def _fault(self, worker: Worker, kernel: str, mode: str, before: int, deviation: Deviation) -> None:
+    def _fault(self, worker: DeviceWorker, kernel: str, mode: str, before: int, deviation: Deviation) -> None:
         faults = self.outcome.faults[worker.name]
         shape = None
         if deviation.output is not None and len(faults) < MOST_SHAPES:
             good = self._golden_output(worker.kind, kernel)
             shape = analyse(good, deviation.output) if good is not None else None
         seconds = deviation.at - self._epoch
-        faults.append(Fault(worker.name, kernel, mode, before + deviation.repetition + 1, seconds, shape))
+        faults.append(
+            DeviatingResult(worker.name, kernel, mode, before + deviation.repetition + 1, seconds, shape)
+        )
 
     def _golden_output(self, kind: str, kernel: str) -> Tensor | None:
         """Return the golden values from the first device of this kind that gives them."""

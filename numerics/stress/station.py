@@ -41,7 +41,7 @@ class Deviation:
 
 
 @dataclass(frozen=True)
-class Batch:
+class KernelRepetitions:
     """Repetitions of a kernel on a device. digests: in the order of the repetitions.
 
     outputs: where several digests differ and none is golden yet, the first values of each, on the CPU.
@@ -93,7 +93,7 @@ class Station:
             output = kernel.run(*self._inputs[name])
         return self._disturbed(output)
 
-    def batch(self, name: str, repetitions: int) -> Batch:
+    def batch(self, name: str, repetitions: int) -> KernelRepetitions:
         """Repeat a kernel. Results are read when the last one is computed, so that the device never waits."""
         began = time.monotonic()
         pending: list[tuple[int, float, Tensor, Tensor]] = []
@@ -118,7 +118,7 @@ class Station:
                         deviations.append(Deviation(repetition, at, found, kept.cpu() if small else None))
                 pending.clear()
         outputs = outputs if len(set(order)) > 1 else {}
-        return Batch(name, tuple(order), time.monotonic() - began, deviations, outputs)
+        return KernelRepetitions(name, tuple(order), time.monotonic() - began, deviations, outputs)
 
     def golden_output(self, name: str, tries: int = 20) -> Tensor | None:
         """Return a result whose digest is golden, on the CPU; None where this device gives none."""

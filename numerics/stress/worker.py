@@ -22,7 +22,7 @@ class DeviceLostError(NumericsError):
     """A device gave no answer."""
 
 
-class Worker(Protocol):
+class DeviceWorker(Protocol):
     """A device. request: the name of a method of Station with its arguments; answer: waits for its result."""
 
     name: str

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from numerics.trend.history import BEFORE, LEAST, Flags, Floats, History, against, history, with_history
-from numerics.trend.tables import Monitored, Table, computation_order, kind_order
+from numerics.trend.tables import Monitored, TrendTable, computation_order, kind_order
 
 NOT_FINITE, HISTORY, REFERENCE = "not finite", "leaves its history", "differs from the reference"
 TESTED: dict[str, tuple[str, ...]] = {
@@ -84,7 +84,7 @@ class Anomalies:
         return self.found[0] if self.found else None
 
 
-def statistics_of(table: Table) -> list[str]:
+def statistics_of(table: TrendTable) -> list[str]:
     """Return the statistics of a table that are tested."""
     names = TESTED.get(table.kind)
     if names is None:
@@ -117,7 +117,7 @@ def find_anomalies(run: Monitored, reference: Monitored | None = None) -> Anomal
     return result
 
 
-def compared(table: Table, word: str, reference: Monitored) -> Floats | None:
+def compared(table: TrendTable, word: str, reference: Monitored) -> Floats | None:
     """Return the reference's values of a statistic, with the names and steps of the table; None without any."""
     other = reference.tables.get((table.kind, table.rank))
     return aligned(other, other.values[word], table) if other and word in other.values else None
@@ -136,7 +136,7 @@ def only_in(run: Monitored, other: Monitored) -> tuple[list[str], list[str]]:
     return [kind for kind in kinds if not other.of_kind(kind)], list(tensors)
 
 
-def _count(result: Anomalies, table: Table, word: str, base: Floats | None) -> None:
+def _count(result: Anomalies, table: TrendTable, word: str, base: Floats | None) -> None:
     """Count the values that are tested, and their steps. base: the values with the history."""
     result.steps |= {*table.steps.tolist()}
     if base is None:
@@ -148,7 +148,7 @@ def _count(result: Anomalies, table: Table, word: str, base: Floats | None) -> N
     result.most = max(result.most, int((finite & np.isfinite(base)).sum(axis=1).max(initial=0)))
 
 
-def aligned(table: Table, values: Floats, like: Table) -> Floats:
+def aligned(table: TrendTable, values: Floats, like: TrendTable) -> Floats:
     """Return values (tensors, steps) of a table with the names and steps of another; NaN where they lack."""
     found = np.full(like.present.shape, np.nan, dtype=np.float32)
     places = {name: row for row, name in enumerate(table.names)}
@@ -160,7 +160,7 @@ def aligned(table: Table, values: Floats, like: Table) -> Floats:
     return found
 
 
-def not_finite(table: Table) -> Flags:
+def not_finite(table: TrendTable) -> Flags:
     """Return where a tensor is not finite. Inf in every step is left out: it is a mask.
 
     So is Inf in the first steps of an update ratio: the weights before were zero, as new biases are.
@@ -181,7 +181,9 @@ def not_finite(table: Table) -> Flags:
     return np.asarray((nan & table.present) | (inf & ~always))
 
 
-def _events(table: Table, word: str, found: History | None, other: Table | None) -> Iterator[Anomaly]:
+def _events(
+    table: TrendTable, word: str, found: History | None, other: TrendTable | None
+) -> Iterator[Anomaly]:
     """Yield the anomalies of one statistic. A table is checked for values that are not finite once."""
     values = table.values[word]
     if word == statistics_of(table)[0]:
@@ -211,7 +213,7 @@ def _starts(flags: Flags, present: Flags) -> Iterator[tuple[int, int, int]]:
 
 
 def _anomaly(
-    table: Table, word: str, row: int, column: int, length: int, reason: str, found: History | None
+    table: TrendTable, word: str, row: int, column: int, length: int, reason: str, found: History | None
 ) -> Anomaly:
     of: Mapping[str, float] = {
         name: float(getattr(found, name)[row, column]) if found is not None else float("nan")

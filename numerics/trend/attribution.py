@@ -19,7 +19,7 @@ from numerics.diagnose.loss_files import Curve
 from numerics.trend.anomalies import POSITIVE, Anomalies, aligned, compared, statistics_of
 from numerics.trend.history import ALARM, BEFORE, LEAST, Floats, History, against, history, transform
 from numerics.trend.ranks import binomial_tail
-from numerics.trend.tables import Monitored, Table, computation_order, kind_order
+from numerics.trend.tables import Monitored, TrendTable, computation_order, kind_order
 
 NORM_FIRST, LOSS_FIRST, TOGETHER = "gradient norm first", "loss first", "same step"
 NORM_ONLY, LOSS_ONLY, NEITHER = "gradient norm only", "loss only", "neither"
@@ -51,7 +51,7 @@ class Persistent:
 
 
 @dataclass(frozen=True)
-class Difference:
+class RunDifference:
     """The first common step of two runs that differ from it on.
 
     name: of the tensor that is computed first. ratio: of its values in this step. count: steps in which it is off by
@@ -86,7 +86,7 @@ class Attribution:
     anomalous: bool = False
     excess: float = math.nan
     persistent: list[Persistent] = field(default_factory=list)
-    difference: Difference | None = None
+    difference: RunDifference | None = None
 
 
 def attribute(run: Monitored, found: Anomalies, reference: Monitored | None = None) -> Attribution:
@@ -108,7 +108,7 @@ def attribute(run: Monitored, found: Anomalies, reference: Monitored | None = No
     return result
 
 
-def gradient_table(run: Monitored | None, kind: str = "") -> Table | None:
+def gradient_table(run: Monitored | None, kind: str = "") -> TrendTable | None:
     """Return the gradients of the first rank that has them: after reduction, where they were monitored."""
     for name in [kind] if kind else GRADIENTS:
         tables = run.of_kind(name) if run else {}
@@ -118,7 +118,7 @@ def gradient_table(run: Monitored | None, kind: str = "") -> Table | None:
     return None
 
 
-def total_norms(table: Table | None) -> Curve:
+def total_norms(table: TrendTable | None) -> Curve:
     """Return step -> the norm of all tensors, at steps at which every tensor was recorded."""
     if table is None:
         return {}
@@ -146,9 +146,9 @@ def first_anomalous(curve: Curve, reference: Curve | None, tests: int) -> tuple[
     return (anomalous[0] if anomalous else None), anomalous
 
 
-def first_difference(run: Monitored, reference: Monitored) -> Difference | None:
+def first_difference(run: Monitored, reference: Monitored) -> RunDifference | None:
     """Return the first step and tensor of those that are off by over DIFFERS in nearly all common steps."""
-    found: list[tuple[tuple[int, int, int, int], Difference]] = []
+    found: list[tuple[tuple[int, int, int, int], RunDifference]] = []
     for table in run.tables.values():
         for word in {*statistics_of(table)} & {*POSITIVE}:
             base = compared(table, word, reference)
@@ -169,7 +169,7 @@ def first_difference(run: Monitored, reference: Monitored) -> Difference | None:
                 step = int(table.steps[at])
                 counts = float(ratios[row, at]), int(off.sum()), int(usable.sum())
                 order = step, kind_order(table.kind), places[row], table.rank
-                found.append((order, Difference(step, table.kind, table.names[row], *counts)))
+                found.append((order, RunDifference(step, table.kind, table.names[row], *counts)))
     return min(found, key=lambda one: one[0])[1] if found else None
 
 
@@ -190,7 +190,11 @@ def _order(loss: int | None, norm: int | None) -> str:
 
 
 def _shares(
-    result: Attribution, table: Table, base: Table | None, anomalous: Sequence[int], found: Anomalies
+    result: Attribution,
+    table: TrendTable,
+    base: TrendTable | None,
+    anomalous: Sequence[int],
+    found: Anomalies,
 ) -> None:
     """Fill in carriers, layers, steps and excess. Tensors that the reference lacks are left out."""
     if base is not None:
@@ -241,7 +245,7 @@ def _shares(
     result.layers = dict(sorted(result.layers.items(), key=lambda item: -abs(item[1])))
 
 
-def _persistent(table: Table, expected: Floats) -> list[Persistent]:
+def _persistent(table: TrendTable, expected: Floats) -> list[Persistent]:
     """Return the tensors whose norm is on one side of the reference's in too many steps, and off by over DIFFERS."""
     found = []
     for row, name in enumerate(table.names):
@@ -256,7 +260,7 @@ def _persistent(table: Table, expected: Floats) -> list[Persistent]:
     return sorted(found, key=lambda one: -abs(math.log(one.ratio)))
 
 
-def _has(table: Table, step: int, usable: NDArray[np.bool_]) -> bool:
+def _has(table: TrendTable, step: int, usable: NDArray[np.bool_]) -> bool:
     place = int(np.searchsorted(table.steps, step))
     return place < len(table.steps) and int(table.steps[place]) == step and bool(usable[place])
 

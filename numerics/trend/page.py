@@ -15,7 +15,7 @@ from numerics.trend.anomalies import POSITIVE, Anomalies, aligned
 from numerics.trend.conclusion import Trend, describe, sentences
 from numerics.trend.history import ALARM, BEFORE, WINDOW, Flags, Floats
 from numerics.trend.pack import ASINH, LINEAR, Scale, pack, scale_of
-from numerics.trend.tables import Monitored, Table, kind_order
+from numerics.trend.tables import Monitored, TrendTable, kind_order
 from pages.components import render_blocks
 from pages.document import Block, BulletList, Details, Paragraph, Section
 from pages.markup import Code, Strong, Text, escape_html, to_html
@@ -58,7 +58,7 @@ class Kind:
     """All maps of a kind, with common names and steps."""
 
     kind: str
-    like: Table
+    like: TrendTable
     maps: list[Map] = field(default_factory=list)
 
 
@@ -196,7 +196,7 @@ def _kinds(trend: Trend) -> Iterator[Kind]:
         )
 
 
-def _training(run: Monitored) -> dict[int, Table]:
+def _training(run: Monitored) -> dict[int, TrendTable]:
     """Return loss and gradient norm as a table of rank 0."""
     curves: dict[str, Curve] = {"loss": run.losses, "gradient norm": run.norms}
     rows = {name: curve for name, curve in curves.items() if curve}
@@ -207,17 +207,20 @@ def _training(run: Monitored) -> dict[int, Table]:
         places = np.searchsorted(steps, list(curve))
         values[row, places] = list(curve.values())
         present[row, places] = True
-    return {0: Table(TRAINING, 0, list(rows), steps, {VALUE: values}, present)}
+    return {0: TrendTable(TRAINING, 0, list(rows), steps, {VALUE: values}, present)}
 
 
 def _kind(
-    name: str, runs: Sequence[dict[int, Table]], found: Sequence[Anomalies | None], both: Anomalies | None
+    name: str,
+    runs: Sequence[dict[int, TrendTable]],
+    found: Sequence[Anomalies | None],
+    both: Anomalies | None,
 ) -> Kind:
     """Bring all tables of a kind to common names and steps. found: of each run; both: of one against the other."""
     tables = [table for tables in runs for table in tables.values()]
     names = list(dict.fromkeys(one for table in tables for one in table.names))
     steps = np.unique(np.concatenate([table.steps for table in tables]))
-    like = Table(name, 0, names, steps, {}, np.zeros((len(names), len(steps)), dtype=bool))
+    like = TrendTable(name, 0, names, steps, {}, np.zeros((len(names), len(steps)), dtype=bool))
     result = Kind(name, like)
     for rank in sorted({rank for tables in runs for rank in tables}):
         sides: list[dict[str, Map]] = []
@@ -242,7 +245,7 @@ def _kind(
     return result
 
 
-def _units(found: Anomalies | None, table: Table | None) -> dict[str, Floats]:
+def _units(found: Anomalies | None, table: TrendTable | None) -> dict[str, Floats]:
     """Return the deviations of the statistic that is tested first; nothing where none was."""
     if found is None or table is None:
         return {}

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from numerics.trend.anomalies import aligned, not_finite
 from numerics.trend.history import ALARM
-from numerics.trend.tables import Monitored, Table, computation_order
+from numerics.trend.tables import Monitored, TrendTable, computation_order
 
 MISMATCH = 16 * 2.0**-8  # relative difference of the means, in the median over steps
 FEWEST = 16  # steps that a median is taken over
@@ -83,7 +83,7 @@ def binomial_tail(count: int, total: int, probability: float) -> float:
     return min(1.0, math.fsum(map(math.exp, logs)))
 
 
-def _first_not_finite(run: Monitored, tables: dict[int, Table]) -> FirstNotFinite | None:
+def _first_not_finite(run: Monitored, tables: dict[int, TrendTable]) -> FirstNotFinite | None:
     """The tensor is the first one in the order of backward."""
     found: dict[int, tuple[int, str]] = {}
     for rank, table in tables.items():
@@ -99,7 +99,7 @@ def _first_not_finite(run: Monitored, tables: dict[int, Table]) -> FirstNotFinit
     return FirstNotFinite(step, ranks, found[ranks[0]][1])
 
 
-def _deviating(tables: dict[int, Table]) -> list[DeviatingRank]:
+def _deviating(tables: dict[int, TrendTable]) -> list[DeviatingRank]:
     ranks, first = list(tables), next(iter(tables.values()))
     squares = []
     for table in tables.values():
@@ -138,7 +138,7 @@ def _most_extreme(totals: NDArray[np.float64], ranks: Sequence[int]) -> Deviatin
     return min(found, key=lambda one: one.probability)
 
 
-def _check_reduction(result: Ranks, tables: dict[int, Table], reduced: dict[int, Table]) -> None:
+def _check_reduction(result: Ranks, tables: dict[int, TrendTable], reduced: dict[int, TrendTable]) -> None:
     table = next((one for one in reduced.values() if "mean" in one.values), None)
     if table is None or any("mean" not in one.values for one in tables.values()):
         return
@@ -167,7 +167,7 @@ def _check_reduction(result: Ranks, tables: dict[int, Table], reduced: dict[int,
             result.mismatched[table.names[row]] = difference
 
 
-def _size_of_means(table: Table) -> NDArray[np.float64]:
+def _size_of_means(table: TrendTable) -> NDArray[np.float64]:
     """Return RMS / sqrt(n) of each tensor and step, which is RMS^2 / norm; 0 where the table has no std."""
     if "std" not in table.values or "norm" not in table.values:
         return np.zeros(table.values["mean"].shape)

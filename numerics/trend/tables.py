@@ -56,7 +56,7 @@ FIX = "name a run with CONFIG_MONITOR=y, or a folder with monitor files such as 
 
 
 @dataclass
-class Table:
+class TrendTable:
     """One kind of tensor of one rank.
 
     values: statistic -> (tensors, steps); NaN also where there is no row. present: (tensors, steps), where a row is.
@@ -79,7 +79,7 @@ class Monitored:
 
     path: Path
     name: str
-    tables: dict[tuple[str, int], Table]
+    tables: dict[tuple[str, int], TrendTable]
     losses: Curve = field(default_factory=dict)
     norms: Curve = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -89,7 +89,7 @@ class Monitored:
     def ranks(self) -> list[int]:
         return sorted({rank for _, rank in self.tables})
 
-    def of_kind(self, kind: str) -> dict[int, Table]:
+    def of_kind(self, kind: str) -> dict[int, TrendTable]:
         """Return rank -> table."""
         return {rank: table for (one, rank), table in sorted(self.tables.items()) if one == kind}
 
@@ -98,7 +98,7 @@ def kind_order(kind: str) -> int:
     return KINDS.index(kind) if kind in KINDS else len(KINDS)
 
 
-def computation_order(run: Monitored, table: Table) -> list[int]:
+def computation_order(run: Monitored, table: TrendTable) -> list[int]:
     """Return the place of each tensor of a table in the order of computation; the lowest is computed first.
 
     Rows of gradients are in the order of registration or of backward, by the writer. The order of backward is that of
@@ -180,7 +180,7 @@ def rank_folders(path: Path) -> list[tuple[int, Path]]:
 
 def _read_table(
     kind: str, rank: int, files: Sequence[Path], wanted: Sequence[str], notes: list[str]
-) -> Table | None:
+) -> TrendTable | None:
     """Read the files of one kind. None where they have no row."""
     names: dict[str, int] = {}
     blocks: list[_Block] = []
@@ -212,7 +212,7 @@ def _read_table(
         values[word] = np.full(present.shape, np.nan, dtype=np.float32)
         with np.errstate(over="ignore"):
             values[word][rows_at, at] = np.concatenate(column)
-    return Table(kind, rank, list(names), steps, values, present)
+    return TrendTable(kind, rank, list(names), steps, values, present)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Any
 
 from numerics.compare.records import find_records, read_record
 from numerics.compare.run import Comparison, StepComparison
-from numerics.compare.table.matching import NameMap, Pair
-from numerics.compare.table.rows import Cell, Row
+from numerics.compare.table.matching import CallPair, NameMap
+from numerics.compare.table.rows import CallRow, Cell
 from numerics.compare.table.step_record import Call, StepRecord, Value
 from numerics.view.overflow import overflow_level
 
@@ -35,7 +35,7 @@ def record_tree(path: Path) -> dict[str, Any]:
     steps = []
     for place, folder in find_records(path).items():
         record = read_record(folder)
-        rows = [Row(Pair(call, None), grade=SINGLE) for call in record.calls.values()]
+        rows = [CallRow(CallPair(call, None), grade=SINGLE) for call in record.calls.values()]
         steps.append(_Tree("" if place == "." else place, rows, record, None, None).data())
     return {"target": str(path), "golden": "", "map": {}, "steps": steps}
 
@@ -46,7 +46,7 @@ class _Tree:
     def __init__(
         self,
         place: str,
-        rows: Sequence[Row],
+        rows: Sequence[CallRow],
         target: StepRecord,
         golden: StepRecord | None,
         step: StepComparison | None,
@@ -70,7 +70,7 @@ class _Tree:
             "stacks": [list(lines) for lines in self.stacks],
         }
 
-    def _parent(self, row: Row) -> int | None:
+    def _parent(self, row: CallRow) -> int | None:
         """Return the number of the row around a row. A call of the target alone is within the target's module."""
         if row.pair.golden and self.golden:
             outer = self.golden.within(row.pair.golden.name)
@@ -96,7 +96,7 @@ class _Tree:
                 todo += [(child, depth + 1) for child in reversed(inner.get(number, []))]
         return order
 
-    def _node(self, row: Row, depth: int) -> dict[str, Any]:
+    def _node(self, row: CallRow, depth: int) -> dict[str, Any]:
         target, golden = row.pair.target, row.pair.golden
         call = row.pair.call
         units = max(row.units("output"), row.units("gradient"))
@@ -124,7 +124,7 @@ class _Tree:
                 node["path"] = call.path  # with all calls within it
         return node
 
-    def _values(self, row: Row) -> list[list[str]]:
+    def _values(self, row: CallRow) -> list[list[str]]:
         """Return (place, target, golden, units) of each recorded tensor."""
         cells: dict[tuple[str, str], Cell] = {(cell.side, cell.place): cell for cell in row.cells}
         found = []

@@ -10,13 +10,13 @@ from gpt2.system.errors import UserError
 from numerics.bisect.journal import Journal
 from scripts.bisect.modules import search_modules, search_phases
 from scripts.bisect.play import Player
-from scripts.bisect.session import Result, Session, default_folder, identity
+from scripts.bisect.session import BisectSession, Result, default_folder, identity
 from scripts.bisect.settings import search_settings
 from scripts.bisect.steps import search_steps
-from scripts.bisect.symptoms import NAN, OF_TWO, ROUNDING, Symptom, find_symptom
+from scripts.bisect.symptoms import NAN, OF_TWO, ROUNDING, ObservedSymptom, find_symptom
 from scripts.bisect.write import write_bisection
 from scripts.diagnose.runs import RunSide, read_run
-from scripts.record.replay import Replay
+from scripts.record.replay import RunReplay
 from study.compare.load import labels
 
 SEARCHES = ("settings", "steps", "phases", "modules")
@@ -64,11 +64,11 @@ def bisect_run(given: argparse.Namespace) -> int:
 
 
 def start(
-    run: RunSide, symptom: Symptom, folder: Path, against: RunSide | None, *, from_start: bool
-) -> Session:
+    run: RunSide, symptom: ObservedSymptom, folder: Path, against: RunSide | None, *, from_start: bool
+) -> BisectSession:
     """Load the run before its symptom, and open the journal."""
     assert run.record
-    replay = Replay(run.path, run.record, symptom.step, from_start)
+    replay = RunReplay(run.path, run.record, symptom.step, from_start)
     print(*replay.skipped, sep="\n", end="\n" if replay.skipped else "")
     others: dict[str, Any] = {"against": None}
     if against and (other := against.record):
@@ -76,7 +76,7 @@ def start(
     journal = Journal(
         folder / f"journal-{replay.start}.jsonl", identity(run.record, symptom, replay.start, others)
     )
-    session = Session(
+    session = BisectSession(
         run.path,
         run.record,
         symptom.from_start(run, replay.start),
@@ -88,7 +88,9 @@ def start(
     return session
 
 
-def _settings(run: RunSide, against: RunSide, symptom: Symptom, session: Session) -> list[Result]:
+def _settings(
+    run: RunSide, against: RunSide, symptom: ObservedSymptom, session: BisectSession
+) -> list[Result]:
     assert run.record
     assert against.record
     records = (run.record, against.record)
@@ -96,7 +98,7 @@ def _settings(run: RunSide, against: RunSide, symptom: Symptom, session: Session
     return [found] if found else [Result("settings", "no setting of training differs")]
 
 
-def _steps(run: RunSide, against: RunSide, session: Session) -> Result:
+def _steps(run: RunSide, against: RunSide, session: BisectSession) -> Result:
     """Search from the nearest common checkpoint; where the states differ there already, from the initial weights."""
     last = session.symptom.step
     paths = run.path, against.path
@@ -118,16 +120,16 @@ def _steps(run: RunSide, against: RunSide, session: Session) -> Result:
 
 def _player(side: RunSide, last: int, from_start: bool = False) -> Player:
     assert side.record
-    return Player.of_replay(Replay(side.path, side.record, last, from_start))
+    return Player.of_replay(RunReplay(side.path, side.record, last, from_start))
 
 
 def _parts(
-    session: Session,
+    session: BisectSession,
     run: RunSide,
-    symptom: Symptom,
+    symptom: ObservedSymptom,
     wanted: tuple[str, ...],
     place: tuple[Path, RunSide | None],
-) -> tuple[Session, list[Result]]:
+) -> tuple[BisectSession, list[Result]]:
     """Search phases and modules: from the nearest checkpoint, then from the initial weights if that gives nothing."""
     if not session.shows():
         if session.player.start:
@@ -150,7 +152,7 @@ def _parts(
     return session, [*results, found]
 
 
-def _not_shown(run: RunSide, symptom: Symptom) -> str:
+def _not_shown(run: RunSide, symptom: ObservedSymptom) -> str:
     if symptom.kind in OF_TWO:
         of = "the machine or its libraries"
         if run.record and run.record.batch and run.record.batch.world_size > 1:

@@ -11,7 +11,7 @@ from gpt2.system.errors import UserError
 from numerics.bisect.search import smallest_set
 from numerics.fixes.units import units
 from scripts.bisect.play import FROZEN, PHASES, SGD, UNFUSED
-from scripts.bisect.session import Result, Session
+from scripts.bisect.session import BisectSession, Result
 from scripts.bisect.symptoms import DIFFERS
 
 KIND_TEXTS = {"upcast": "in a wider format", "small": "by small operations", "cpu": "on the CPU"}
@@ -22,7 +22,7 @@ PHASE_MEANING = {
 }
 
 
-def search_phases(session: Session) -> Result:
+def search_phases(session: BisectSession) -> Result:
     """Replay without updates, with SGD and with unfused AdamW, and conclude where the fault is."""
     before = session.journal.asked
     symptom = session.symptom
@@ -36,7 +36,7 @@ def search_phases(session: Session) -> Result:
     return Result("phases", text, found, tuple(rows), replays=session.journal.asked - before)
 
 
-def _conclude(session: Session, shown: dict[str, bool]) -> tuple[str, tuple[str, ...]]:
+def _conclude(session: BisectSession, shown: dict[str, bool]) -> tuple[str, tuple[str, ...]]:
     if not shown.get(UNFUSED, True):
         return "the fused kernel of AdamW: with small operations the symptom is gone", ("optimizer", UNFUSED)
     if session.symptom.kind == DIFFERS:
@@ -55,14 +55,14 @@ def _conclude(session: Session, shown: dict[str, bool]) -> tuple[str, tuple[str,
     )
 
 
-def _first_phase(session: Session) -> str:
+def _first_phase(session: BisectSession) -> str:
     """Return the phase of the first value that was not finite, as run.json has it."""
     found = {fault.iteration + 1: fault.what for fault in session.record.faults}.get(session.symptom.step)
     phases = {"gradient": "backward", "output": "forward", "loss": "forward"}
     return phases.get(found or "", "forward or backward")
 
 
-def search_modules(session: Session, kinds: Sequence[str]) -> Result:
+def search_modules(session: BisectSession, kinds: Sequence[str]) -> Result:
     """Find the smallest set of modules that, fixed, makes the symptom vanish; with the first kind that can."""
     before = session.journal.asked
     model = session.player.run.stepper.model
@@ -89,7 +89,7 @@ def search_modules(session: Session, kinds: Sequence[str]) -> Result:
     return Result("modules", text, (), tuple(rows), replays=session.journal.asked - before)
 
 
-def _refined(session: Session, model: nn.Module, words: tuple[str, ...]) -> tuple[str, ...]:
+def _refined(session: BisectSession, model: nn.Module, words: tuple[str, ...]) -> tuple[str, ...]:
     """Replace modules by modules within them, where those suffice."""
     finer: list[str] = []
     for word in words:

@@ -25,12 +25,12 @@ from gpt2.system.errors import UserError, one_line
 from gpt2.system.signals import Stop
 from gpt2.train.run_plan import RunPlan
 from gpt2.train.step import NotFiniteError, Stepper, StepResult
-from gpt2.train.trainer import Run
+from gpt2.train.trainer import TrainingRun
 from numerics.diagnose.loss_files import LossCurve
 from numerics.errors import NumericsError
 from ra.settings import AlternationSettings
 from ra.variants import variant
-from scripts.record.replay import Replay
+from scripts.record.replay import RunReplay
 
 FROZEN, SGD, UNFUSED = "no update", "SGD", "unfused AdamW"
 PHASES = (FROZEN, SGD, UNFUSED)
@@ -63,7 +63,7 @@ class Played:
 class Player:
     """A run that can be played from its state after `start` steps, any number of times."""
 
-    run: Run
+    run: TrainingRun
     resolved: ResolvedTarget
     dropout: float
     planned: int
@@ -74,7 +74,7 @@ class Player:
         self.state = copy.deepcopy(self.run.stepper.state())
 
     @classmethod
-    def of_replay(cls, replay: Replay) -> Player:
+    def of_replay(cls, replay: RunReplay) -> Player:
         return cls(replay.run, replay.resolved, replay.config.model.dropout, replay.planned, replay.start)
 
     def play(
@@ -150,7 +150,7 @@ def _scale_gradients(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -
 
 
 @dataclass(frozen=True)
-class Settings:
+class RunSettings:
     """The settings of a run: entries of its .config, and the decisions of its study."""
 
     entries: Mapping[str, Entry]
@@ -164,7 +164,7 @@ class Settings:
     ranks: int = 1
 
     @classmethod
-    def of_run(cls, run_dir: Path, record: RunRecord, entries: Mapping[str, Entry]) -> Settings:
+    def of_run(cls, run_dir: Path, record: RunRecord, entries: Mapping[str, Entry]) -> RunSettings:
         assert record.batch
         assert record.schedule
         assert record.target
@@ -212,6 +212,6 @@ class Settings:
             warmup_iterations=self.warmup,
             started_from=started_from(config.init_from) if config.init_from else None,
         )
-        run = Run(plan, chosen.configure(config), resolved, chosen.parts, Stop(), shared=config)
+        run = TrainingRun(plan, chosen.configure(config), resolved, chosen.parts, Stop(), shared=config)
         run.stepper.simulated_ranks = self.ranks
         return Player(run, resolved, config.model.dropout, self.iterations)

@@ -15,7 +15,7 @@ from gpt2.artifacts.provenance import environment_record
 from gpt2.artifacts.run_record import RunRecord
 from numerics.bisect.journal import Journal
 from scripts.bisect.play import Played, Player
-from scripts.bisect.symptoms import Symptom
+from scripts.bisect.symptoms import ObservedSymptom
 
 COMPUTING = ("gpt2.", "ra.", "aqn.")  # modules whose change makes the journal's answers void
 
@@ -33,12 +33,12 @@ class Result:
 
 
 @dataclass
-class Session:
+class BisectSession:
     """player: of the run that shows the symptom, from the state before it."""
 
     run_dir: Path
     record: RunRecord
-    symptom: Symptom
+    symptom: ObservedSymptom
     player: Player
     journal: Journal
     results: list[Result] = field(default_factory=list)
@@ -69,7 +69,9 @@ def shortened(words: str, most: int = 90) -> str:
     return words if len(words) <= most else f"{words[:most].rpartition(' ')[0]} ... ({len(words.split())})"
 
 
-def identity(record: RunRecord, symptom: Symptom, start: int, others: Mapping[str, Any]) -> dict[str, Any]:
+def identity(
+    record: RunRecord, symptom: ObservedSymptom, start: int, others: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return what the answers of a journal depend on."""
     return {
         "run": record.run,

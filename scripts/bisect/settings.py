@@ -13,9 +13,9 @@ from gpt2.hardware.gpu_specs import TargetError
 from gpt2.system.errors import UserError
 from numerics.bisect.journal import Journal
 from numerics.bisect.search import smallest_set
-from scripts.bisect.play import Played, Settings
+from scripts.bisect.play import Played, RunSettings
 from scripts.bisect.session import Result
-from scripts.bisect.symptoms import Symptom
+from scripts.bisect.symptoms import ObservedSymptom
 from study.compare.checklist_rows import ASIDE, GRPO, LIMITS, PLACES, WITHOUT_EFFECT
 from study.compare.load import CHOICES
 
@@ -42,7 +42,7 @@ def groups(entries: Mapping[str, Entry]) -> dict[str, dict[str, Entry]]:
     return found
 
 
-def differing(mine: Settings, theirs: Settings) -> list[str]:
+def differing(mine: RunSettings, theirs: RunSettings) -> list[str]:
     """Return the items in which two runs differ: groups of symbols, and what the study decided."""
     one, other = (
         {name: {key: entry.value for key, entry in members.items()} for name, members in groups(side.entries).items()}
@@ -57,7 +57,7 @@ def differing(mine: Settings, theirs: Settings) -> list[str]:
     return [*found, *decided]
 
 
-def mixed(mine: Settings, theirs: Settings, items: tuple[str, ...]) -> Settings:
+def mixed(mine: RunSettings, theirs: RunSettings, items: tuple[str, ...]) -> RunSettings:
     """Return the settings of `theirs` with those of `mine` for the items."""
     entries = dict(theirs.entries)
     before, after = groups(theirs.entries), groups(mine.entries)
@@ -74,7 +74,7 @@ def mixed(mine: Settings, theirs: Settings, items: tuple[str, ...]) -> Settings:
     return replace(theirs, entries=entries, **changes)
 
 
-def shown(settings: Settings, side: Settings, item: str) -> str:
+def shown(settings: RunSettings, side: RunSettings, item: str) -> str:
     """Return the value of an item on one side."""
     name = item.removeprefix("CONFIG_")
     if name in DECIDED and name == item:
@@ -88,11 +88,11 @@ def shown(settings: Settings, side: Settings, item: str) -> str:
 
 
 def search_settings(
-    runs: tuple[Path, Path], records: tuple[RunRecord, RunRecord], symptom: Symptom, journal: Journal
+    runs: tuple[Path, Path], records: tuple[RunRecord, RunRecord], symptom: ObservedSymptom, journal: Journal
 ) -> Result | None:
     """Find the smallest set of the first run's settings that gives the second run the symptom; None if none differ."""
     mine, theirs = (
-        Settings.of_run(run, record, read_symbols(run / "config").entries)
+        RunSettings.of_run(run, record, read_symbols(run / "config").entries)
         for run, record in zip(runs, records, strict=True)
     )
     items = differing(mine, theirs)

@@ -26,7 +26,7 @@ TEXTS = {
 
 
 @dataclass(frozen=True)
-class Symptom:
+class ObservedSymptom:
     """step: the first that shows it, from 1. text: with the values. history: losses before the replay, of a spike.
 
     other: the curve that losses are compared with, of `differs` and `rounding`. epsilon: rounding of the run's format.
@@ -51,7 +51,7 @@ class Symptom:
             detector.observe(loss) is not None for loss in played.losses.values()
         )
 
-    def from_start(self, run: RunSide, start: int) -> Symptom:
+    def from_start(self, run: RunSide, start: int) -> ObservedSymptom:
         """Return the symptom for replays that start after `start` steps."""
         history = [loss for step, loss in run.curve.losses.items() if step <= start]
         return replace(self, history=history)
@@ -69,7 +69,7 @@ def first_difference(
     return (place.step, f"{place.what} {place.first!r} against {place.second!r}") if place else None
 
 
-def find_symptom(run: RunSide, against: RunSide | None, step: int | None, kind: str) -> Symptom:
+def find_symptom(run: RunSide, against: RunSide | None, step: int | None, kind: str) -> ObservedSymptom:
     """Return the symptom of a run: the first of its kind, or that at `step`. UserError where it shows none.
 
     Of two runs a difference beyond rounding, else any difference.
@@ -89,7 +89,7 @@ def find_symptom(run: RunSide, against: RunSide | None, step: int | None, kind: 
             text = f"the loss or gradient norm of step {where} is not finite"
             if name == SPIKE:
                 text = f"loss {spikes[where].loss:.4g} at step {where}, expected {spikes[where].expected:.4g}"
-            return Symptom(name, where, text)
+            return ObservedSymptom(name, where, text)
     wanted = TEXTS[kind] if kind else "no step that is not finite and no loss spike"
     at = f" at step {step}" if step else ""
     raise UserError(
@@ -98,7 +98,7 @@ def find_symptom(run: RunSide, against: RunSide | None, step: int | None, kind: 
     )
 
 
-def _difference(run: RunSide, against: RunSide, step: int | None, kinds: Sequence[str]) -> Symptom:
+def _difference(run: RunSide, against: RunSide, step: int | None, kinds: Sequence[str]) -> ObservedSymptom:
     epsilon = max(run.epsilon, against.epsilon)
     for kind in kinds:
         found = first_difference(run.curve, against.curve, epsilon, kind)
@@ -110,7 +110,7 @@ def _difference(run: RunSide, against: RunSide, step: int | None, kinds: Sequenc
             raise UserError(f"STEP={step} {how}; fix: STEP={where} or later")
         within = ", within rounding" if kind == ROUNDING and len(kinds) > 1 else ""
         text = f"{text} at step {where}{within}"
-        return Symptom(kind, step or where, text, other=against.curve, epsilon=epsilon)
+        return ObservedSymptom(kind, step or where, text, other=against.curve, epsilon=epsilon)
     how = "do not differ beyond rounding" if kinds == (DIFFERS,) else "are equal to the bit"
     raise UserError(
         f"the losses of {run.label} and {against.label} {how}, so there is nothing to "

@@ -11,14 +11,14 @@ from pages.document import Block, Document, Paragraph, Section, Table, render_ma
 from pages.markup import Code
 from pages.page import render_html
 from scripts.bisect.session import Result
-from scripts.bisect.symptoms import Symptom
+from scripts.bisect.symptoms import ObservedSymptom
 
 
 def write_bisection(
     folder: Path,
     run: str,
     against: str,
-    symptom: Symptom,
+    symptom: ObservedSymptom,
     results: Sequence[Result],
     replays: tuple[int, int],
 ) -> list[Path]:
@@ -39,7 +39,7 @@ def write_bisection(
     return paths
 
 
-def document(run: str, against: str, symptom: Symptom, results: Sequence[Result]) -> Document:
+def document(run: str, against: str, symptom: ObservedSymptom, results: Sequence[Result]) -> Document:
     blocks: list[Block] = [Section("Symptom", [Paragraph(f"{symptom.text}.")])]
     for result in results:
         inner: list[Block] = [Paragraph(f"{result.text}.")]

@@ -14,7 +14,7 @@ from gpt2.artifacts import run_record
 from gpt2.artifacts.run_record import RunRecord
 from gpt2.config.dotconfig import ConfigError
 from gpt2.system.errors import UserError
-from numerics.checklist.checks import EQUAL, Check
+from numerics.checklist.checks import EQUAL, ChecklistRow
 from numerics.diagnose.command import file_side
 from numerics.diagnose.flow import Side
 from numerics.diagnose.loss_files import LossCurve, read_curve, same_file
@@ -133,13 +133,13 @@ def read_run(path: Path, label: str) -> RunSide:
     return RunSide(path, label, curve, record)
 
 
-def run_checks(sides: Sequence[RunSide]) -> tuple[list[Check] | None, str]:
+def run_checks(sides: Sequence[RunSide]) -> tuple[list[ChecklistRow] | None, str]:
     """Return the checklist, or None and the reason why there is none."""
     lacking = [f"{side.label} has no {', '.join(missing)}" for side in sides if (missing := side.missing())]
     return (None, "; ".join(lacking)) if lacking else (checklist(sides), "")
 
 
-def same_settings(checks: Sequence[Check] | None) -> bool:
+def same_settings(checks: Sequence[ChecklistRow] | None) -> bool:
     """Whether the checklist shows one kind of machine and the same settings."""
     return checks is not None and all(
         check.status == EQUAL or check.subject in ASIDE or check.reason in ASIDE_REASONS for check in checks

@@ -37,14 +37,14 @@ def main(restart: bool = False) -> int:
     from numerics.errors import NumericsError
     from numerics.record_config import RecorderConfig
     from numerics.recorder import Recorder
-    from scripts.record.replay import Replay
+    from scripts.record.replay import RunReplay
 
     out = arguments.out or default_folder(run_dir)
     if out.resolve().is_relative_to(run_dir.resolve()):
         raise UserError(f"OUT={out} is in the run's folder, which stays as it is; fix: OUT=another folder")
     task, summary = TASKS[arguments.task]
     config = RecorderConfig(dump_path=str(out), level=arguments.level, task=task, summary_mode=summary)
-    replay = Replay(run_dir, record, arguments.step)
+    replay = RunReplay(run_dir, record, arguments.step)
     out.mkdir(parents=True, exist_ok=True)  # an unusable folder is known before the replay
     print(*replay.skipped, sep="\n", end="\n" if replay.skipped else "")
     origin = f"the checkpoint at {replay.start}" if replay.start else "the start"

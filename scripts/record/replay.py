@@ -29,7 +29,7 @@ from gpt2.system.signals import Stop
 from gpt2.train.resume import refuse_another_run
 from gpt2.train.run_plan import RunPlan
 from gpt2.train.step import NotFiniteError, StepResult
-from gpt2.train.trainer import Run
+from gpt2.train.trainer import TrainingRun
 from numerics.debugger import StopAtOptimizer
 from numerics.recorder import Recorder
 from ra.names import VariantError, custom_variants
@@ -45,7 +45,7 @@ MOST_MODULES = 3  # whose changed code is named
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ReplayedStep:
     """A recorded step. start: steps before the replay, from a checkpoint where above 0. differences: one line each."""
 
     start: int
@@ -55,7 +55,7 @@ class Outcome:
     notes: tuple[str, ...]
 
 
-class Replay:
+class RunReplay:
     """A run, ready to be replayed up to `step`, which counts from 1 as in metrics.jsonl."""
 
     def __init__(
@@ -95,7 +95,7 @@ class Replay:
         except VariantError as error:
             raise missing_source(run_dir, record) or error from error
         own = chosen.configure(config)
-        self.run = Run(plan, own, self.resolved, chosen.parts, Stop(), shared=config)
+        self.run = TrainingRun(plan, own, self.resolved, chosen.parts, Stop(), shared=config)
         self.run.stepper.simulated_ranks = record.batch.world_size
         self._refuse_other_data()
         self.logged: Mapping[int, Step] = {
@@ -164,7 +164,7 @@ class Replay:
                 self.check(iteration + 1, self.run.stepper.step(feed.get(), iteration, self.planned))
             yield feed.get()
 
-    def record_step(self, recorder: Recorder) -> Outcome:
+    def record_step(self, recorder: Recorder) -> ReplayedStep:
         """Replay the steps before the chosen one, and record it."""
         notes: list[str] = []
         result = None
@@ -180,7 +180,7 @@ class Replay:
         for note in notes:
             recorder.note(note)
         recorder.step()
-        return Outcome(self.start, result, self.checked, tuple(self.differences), tuple(notes))
+        return ReplayedStep(self.start, result, self.checked, tuple(self.differences), tuple(notes))
 
     def _recorded(self, recorder: Recorder, ids_ET: torch.Tensor, notes: list[str]) -> StepResult:
         stepper, before = self.run.stepper, None

@@ -24,8 +24,8 @@ from scripts.record.__main__ import enter_environment
 if TYPE_CHECKING:
     import torch
 
-    from numerics.repeat.conditions import Step
-    from scripts.record.replay import Replay
+    from numerics.repeat.conditions import RepeatableStep
+    from scripts.record.replay import RunReplay
 
 USAGE = "make repeat RUN=results/STUDY/runs/NAME STEP=40"
 MOST_TIMES = 1000
@@ -38,12 +38,12 @@ def main(restart: bool = False) -> int:
     record = run_record.load_given(run_dir)
     environment = enter_environment(record, restart)
     from numerics.errors import NumericsError
-    from scripts.record.replay import Replay
+    from scripts.record.replay import RunReplay
 
     out = arguments.out or default_folder(run_dir, arguments.step)
     if out.resolve().is_relative_to(run_dir.resolve()):
         raise UserError(f"OUT={out} is in the run's folder, which stays as it is; fix: OUT=another folder")
-    replay = Replay(run_dir, record, arguments.step)
+    replay = RunReplay(run_dir, record, arguments.step)
     try:
         if arguments.child:
             return repeat_in_child(replay, arguments.child)
@@ -82,7 +82,7 @@ def default_folder(run_dir: Path, step: int) -> Path:
     return study / "repeat" / run.name / f"step{step}"
 
 
-def repeat(replay: Replay, out: Path, times: int, environment: dict[str, str]) -> int:
+def repeat(replay: RunReplay, out: Path, times: int, environment: dict[str, str]) -> int:
     """Replay the steps before, repeat the step, print and write the conclusion."""
     import torch
 
@@ -128,14 +128,16 @@ def repeat(replay: Replay, out: Path, times: int, environment: dict[str, str]) -
     return int(found.conclusion.is_fault)
 
 
-def step_of(replay: Replay, ids_ET: torch.Tensor, check: Callable[[int, Any], None] | None = None) -> Step:
+def step_of(
+    replay: RunReplay, ids_ET: torch.Tensor, check: Callable[[int, Any], None] | None = None
+) -> RepeatableStep:
     """Return the step of the run with its state. check: receives the number and the result of the first
     repetition with as many threads as the run.
     """
     import torch
 
     from gpt2.train.step import NotFiniteError
-    from numerics.repeat.conditions import Step
+    from numerics.repeat.conditions import RepeatableStep
 
     stepper, pending = replay.run.stepper, [check] if check else []
     threads = torch.get_num_threads()  # of the run
@@ -149,10 +151,10 @@ def step_of(replay: Replay, ids_ET: torch.Tensor, check: Callable[[int, Any], No
             pending.pop()(replay.step, result)
         return [torch.tensor([result.loss, result.gradient_norm], dtype=torch.float64)]
 
-    return Step(run, {"": stepper.model, "optimizer": stepper.optimizer})
+    return RepeatableStep(run, {"": stepper.model, "optimizer": stepper.optimizer})
 
 
-def repeat_in_child(replay: Replay, arguments: list[str]) -> int:
+def repeat_in_child(replay: RunReplay, arguments: list[str]) -> int:
     """Repeat the step in a fresh process, from the state that the first process saved."""
     import torch
 

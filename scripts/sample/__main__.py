@@ -16,7 +16,7 @@ from gpt2.system.errors import UserError, run_command
 from kconfig.arguments import command_arguments
 from pages.document import render_terminal
 from pages.page import render_html
-from study.sampling.data import Settings, as_json
+from study.sampling.data import SamplingSettings, as_json
 from study.sampling.page import samples_document
 
 OPTIONS = ("PROMPT", "TOKENS", "COUNT", "TEMPERATURE", "TOP_K", "TOP_P", "SEED", "OUT")
@@ -34,7 +34,7 @@ def main() -> int:
     given = parser.parse_args(command_arguments(OPTIONS, paths="RUN"))
     if not given.runs:
         raise UserError("RUN names no run; fix: make sample RUN=results/STUDY/runs/NAME")
-    settings = Settings(
+    settings = SamplingSettings(
         given.prompt,
         int(number("TOKENS", given.tokens, 0, 1, math.inf, whole=True)),
         int(number("COUNT", given.count, 3, 1, MOST_TEXTS, whole=True)),

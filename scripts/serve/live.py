@@ -18,7 +18,7 @@ MOST_CURVES = 40  # on the page: more lines are not readable
 
 
 @dataclass
-class Curve:
+class LiveCurve:
     """The training loss of a run, read as its file grows. points: [iteration, mean loss of `width` steps]."""
 
     path: Path
@@ -79,7 +79,7 @@ class Live:
 
     def __init__(self, study_dir: Path, seconds: float = 2.0) -> None:
         self.study_dir, self.seconds = study_dir, seconds
-        self.curves: dict[str, Curve] = {}
+        self.curves: dict[str, LiveCurve] = {}
         self.read_at, self.content = float("-inf"), b""
 
     def json(self) -> bytes:
@@ -107,7 +107,9 @@ class Live:
         }
 
     def _run(self, run: RunStatus, color: int, drawn: bool) -> dict[str, Any]:
-        curve = self.curves.setdefault(run.name, Curve(self.study_dir / "runs" / run.name / "metrics.jsonl"))
+        curve = self.curves.setdefault(
+            run.name, LiveCurve(self.study_dir / "runs" / run.name / "metrics.jsonl")
+        )
         if drawn:
             curve.update()
         _, _, done, loss, speed, host, place = run.cells

@@ -19,10 +19,10 @@ from kconfig.files import load_leniently
 from numerics.bisect.journal import Journal
 from numerics.bisect.search import smallest_sizes
 from pages.markup import counted
-from scripts.bisect.play import Played, Settings
+from scripts.bisect.play import Played, RunSettings
 from scripts.bisect.session import default_folder, identity
 from scripts.bisect.settings import SCRATCH
-from scripts.bisect.symptoms import OF_TWO, Symptom, find_symptom
+from scripts.bisect.symptoms import OF_TWO, ObservedSymptom, find_symptom
 from scripts.diagnose.runs import read_run
 from study.compare.load import labels
 
@@ -47,7 +47,7 @@ def shrink_run(given: argparse.Namespace) -> int:
     sides = [side for side in runs if side is runs[0] or symptom.kind in OF_TWO]
     records = [side.record for side in sides if side.record]
     settings = [
-        Settings.of_run(side.path, record, read_symbols(side.path / "config").entries)
+        RunSettings.of_run(side.path, record, read_symbols(side.path / "config").entries)
         for side, record in zip(sides, records, strict=True)
     ]
     start = sizes_of(settings[0])
@@ -88,14 +88,14 @@ def shrink_run(given: argparse.Namespace) -> int:
     return 0
 
 
-def present(symptom: Symptom, played: Sequence[Played]) -> bool:
+def present(symptom: ObservedSymptom, played: Sequence[Played]) -> bool:
     """Whether a trial shows the symptom. played: of the run and, where it is a difference, of the other one."""
     if len(played) > 1:
         symptom = replace(symptom, other=played[1].curve("against"))
     return symptom.present(played[0])
 
 
-def _not_shown(run_dir: Path, records: Sequence[RunRecord], symptom: Symptom) -> str:
+def _not_shown(run_dir: Path, records: Sequence[RunRecord], symptom: ObservedSymptom) -> str:
     batch = records[0].batch
     exchange = symptom.kind in OF_TWO and batch and batch.world_size > 1
     reason = f"the exchange between its {batch.world_size} ranks, or " if exchange and batch else ""
@@ -105,7 +105,7 @@ def _not_shown(run_dir: Path, records: Sequence[RunRecord], symptom: Symptom) ->
     )
 
 
-def sizes_of(settings: Settings) -> dict[str, int]:
+def sizes_of(settings: RunSettings) -> dict[str, int]:
     """Return the sizes of a run; the number of ranks where there are several."""
     config = Config.from_symbols(Symbols("settings", settings.entries))
     model = config.model
@@ -143,7 +143,7 @@ def _text(sizes: Mapping[str, int]) -> str:
     return f"{layers}, {heads}, width {width}, {sizes['block_size']} tokens, batch {sizes['batch']}{ranks}"
 
 
-def sized(settings: Settings, sizes: Mapping[str, int]) -> Settings:
+def sized(settings: RunSettings, sizes: Mapping[str, int]) -> RunSettings:
     """Return the settings of a run with other sizes."""
 
     def number(name: str, value: int) -> Entry:
@@ -166,10 +166,10 @@ def sized(settings: Settings, sizes: Mapping[str, int]) -> Settings:
 
 
 def _trial(
-    settings: Sequence[Settings],
+    settings: Sequence[RunSettings],
     sizes: Mapping[str, int],
     start: Mapping[str, int],
-    symptom: Symptom,
+    symptom: ObservedSymptom,
     number: int,
 ) -> object:
     """Train with other sizes. Returns the played steps of each run as plain data; None where the sizes make no run."""
@@ -188,7 +188,7 @@ def _trial(
     return [each.to_json() for each in played]
 
 
-def defconfig(settings: Settings, sizes: Mapping[str, int], run: str, study: str) -> str:
+def defconfig(settings: RunSettings, sizes: Mapping[str, int], run: str, study: str) -> str:
     """Return the shortest defconfig of a study of the run alone, with other sizes. study: its name."""
     shrunken = sized(settings, sizes)
     entries = dict(shrunken.entries)

@@ -69,7 +69,7 @@ def contrast(parameters: Sequence[int], effects: Sequence[Verdict]) -> Contrast 
 
 
 @dataclass(frozen=True)
-class Trend:
+class SizeTrend:
     """A judged arm over the sizes. effects: its verdict at each size, None where it has none.
 
     word: HOLDS, SHRINKS, GROWS or CANNOT_TELL. adjusted_p: of the contrast, for looks and by Holm's method over the
@@ -84,7 +84,7 @@ class Trend:
     word: str = CANNOT_TELL
 
 
-def trends(parameters: Sequence[int], by_size: Sequence[Sequence[Verdict]]) -> list[Trend]:
+def trends(parameters: Sequence[int], by_size: Sequence[Sequence[Verdict]]) -> list[SizeTrend]:
     """Judge the trend of every arm. parameters: of each size; by_size: the verdicts at each size."""
     tables = [{one.variant: one for one in verdicts} for verdicts in by_size]
     found = [_tested(name, parameters, [table.get(name) for table in tables]) for name in _names(tables)]
@@ -98,18 +98,18 @@ def _names(tables: Sequence[dict[str, Verdict]]) -> list[str]:
     return list(dict.fromkeys(name for table in tables for name in table))
 
 
-def _tested(name: str, parameters: Sequence[int], effects: list[Verdict | None]) -> Trend:
+def _tested(name: str, parameters: Sequence[int], effects: list[Verdict | None]) -> SizeTrend:
     known = [one for one in effects if one is not None]
     complete = len(known) == len(effects) and all(one.word != INTERIM for one in known)
     found = contrast(parameters, known) if complete else None
     role = known[0].role
     if found is None:
-        return Trend(name, role, effects, None, None)
+        return SizeTrend(name, role, effects, None, None)
     strictest = min(known, key=lambda one: one.level)
-    return Trend(name, role, effects, found, adjusted_for_looks(found.p_value, strictest.reads))
+    return SizeTrend(name, role, effects, found, adjusted_for_looks(found.p_value, strictest.reads))
 
 
-def _named(trend: Trend) -> Trend:
+def _named(trend: SizeTrend) -> SizeTrend:
     """Choose the word. Toward zero is judged from the side of the mean effect over the sizes."""
     known = [one for one in trend.effects if one is not None]
     if trend.contrast is None or trend.adjusted_p is None:

@@ -133,7 +133,7 @@ def _differs(copy: Path, source: Path) -> bool:
 
 def _finished_model(
     run_dir: Path, record: run_record.RunRecord, iterations: int | None, model: GPT2
-) -> tuple[checkpoint.Loaded, list[str]]:
+) -> tuple[checkpoint.LoadedCheckpoint, list[str]]:
     """Return a checkpoint that fits the model, and its notes. An extended run gives its finished length."""
     counts = saved_counts(run_dir, "run") if record.status != "finished" else []
     if iterations in saved_counts(run_dir, "run"):

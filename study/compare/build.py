@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from numerics.checklist.checks import FATAL, Check
+from numerics.checklist.checks import FATAL, ChecklistRow
 from ra.names import is_control_arm
 from study.compare.alignment import Alignment, align
 from study.compare.checklist import checklist
@@ -49,7 +49,7 @@ class StudyComparison:
     """All results. reasons: why losses cannot be compared; `absolute` is empty then."""
 
     studies: list[LoadedStudy]
-    checks: list[Check]
+    checks: list[ChecklistRow]
     reasons: list[str]
     absolute: list[AbsoluteRow]
     relative: list[RelativeRow]
@@ -95,7 +95,7 @@ def build_comparison(paths: Sequence[Path]) -> StudyComparison:
     )
 
 
-def _reasons(checks: list[Check]) -> list[str]:
+def _reasons(checks: list[ChecklistRow]) -> list[str]:
     """Return why losses cannot be compared: fatal differences, then missing entries."""
     blocks = [check for check in checks if check.blocks]
     reasons = [f"{one.subject}{_evidence(one)}: {one.reason}" for one in blocks if one.status == FATAL]
@@ -105,7 +105,7 @@ def _reasons(checks: list[Check]) -> list[str]:
     return reasons
 
 
-def _evidence(check: Check) -> str:
+def _evidence(check: ChecklistRow) -> str:
     """The values of all studies in brackets; empty for modules of code, which the reason names."""
     return "" if check.group == "code" else f" ({' | '.join(check.values)})"
 

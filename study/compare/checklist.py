@@ -18,8 +18,8 @@ from numerics.checklist.checks import (
     HARMLESS,
     NOT_RECORDED,
     NOT_SET,
-    Check,
-    Rule,
+    ChecklistRow,
+    EntryRule,
     apply_rule,
     by_group,
     compare_tables,
@@ -50,7 +50,7 @@ class Recorded(Protocol):
     def configs(self) -> Mapping[str, Mapping[str, str] | None]: ...
 
 
-def checklist(studies: Sequence[Recorded]) -> list[Check]:
+def checklist(studies: Sequence[Recorded]) -> list[ChecklistRow]:
     """Check every entry, in the order of the groups."""
     checks = [_common("variants", [set(study.variants) for study in studies])]
     checks.append(_common("seeds", [study.seeds for study in studies]))
@@ -59,7 +59,7 @@ def checklist(studies: Sequence[Recorded]) -> list[Check]:
     return by_group(checks)
 
 
-def _common(kind: str, sets: Sequence[set[Any]]) -> Check:
+def _common(kind: str, sets: Sequence[set[Any]]) -> ChecklistRow:
     """Compare the variants or the seeds of the studies."""
     texts = [{", ".join(map(str, sorted(names))) or "none"} for names in sets]
     if set.intersection(*sets):
@@ -67,7 +67,7 @@ def _common(kind: str, sets: Sequence[set[Any]]) -> Check:
     return compare_values("study", kind, texts, FATAL, f"the studies share no {kind.rstrip('s')}")
 
 
-def _apply(rule: Rule[FinishedRecord], studies: Sequence[Recorded]) -> Check | None:
+def _apply(rule: EntryRule[FinishedRecord], studies: Sequence[Recorded]) -> ChecklistRow | None:
     """Apply a rule to the records, by seed or by variant where it asks for it."""
     return apply_rule(
         rule,
@@ -78,7 +78,7 @@ def _apply(rule: Rule[FinishedRecord], studies: Sequence[Recorded]) -> Check | N
     )
 
 
-def _settings(studies: Sequence[Recorded]) -> list[Check]:
+def _settings(studies: Sequence[Recorded]) -> list[ChecklistRow]:
     """Compare each symbol of the saved settings that no rule covers, and the hash of the schedule."""
     group, checks = "hyper-parameters", []
     learned = all(LEARNED in study.variants for study in studies)
@@ -97,9 +97,9 @@ def _settings(studies: Sequence[Recorded]) -> list[Check]:
             values = tuple("recorded" if all(study) else NOT_RECORDED for study in configs)
             unknown = f"agreement of the settings of {LEARNED} cannot be shown"
             checks.append(
-                Check(group, f"{checklist_rows.LEARNED_PREFIX}*", NOT_RECORDED, values, unknown, True)
+                ChecklistRow(group, f"{checklist_rows.LEARNED_PREFIX}*", NOT_RECORDED, values, unknown, True)
             )
-    rule: Rule[FinishedRecord] = Rule(
+    rule: EntryRule[FinishedRecord] = EntryRule(
         group, "optimizer and budget (hash)", lambda record: record.fingerprint.schedule[:12], FATAL, reason
     )
     return [*checks, *filter(None, [_apply(rule, studies)])]
@@ -125,14 +125,14 @@ def _meaning(name: str, learned: bool) -> tuple[str, str]:
     return FATAL, "a setting of training differs"
 
 
-def _variables(studies: Sequence[Recorded]) -> list[Check]:
+def _variables(studies: Sequence[Recorded]) -> list[ChecklistRow]:
     """Compare each environment variable that any run has."""
     group, subject = "environment", "environment variables"
     recorded = [[run.record.environment for run in study.used] for study in studies]
     if not all(entry for study in recorded for entry in study):
         values = tuple("recorded" if all(study) else NOT_RECORDED for study in recorded)
         reason = "older records lack the variables that change numbers, so a difference cannot be excluded"
-        return [Check(group, subject, NOT_RECORDED, values, reason, False)]
+        return [ChecklistRow(group, subject, NOT_RECORDED, values, reason, False)]
     tables = [
         [{name: str(value) for name, value in entry.variables.items()} for entry in study if entry]
         for study in recorded
@@ -146,7 +146,7 @@ def _variable_meaning(name: str) -> tuple[str, str]:
     return FATAL if changes in (FORMAT, SATURATION) else HARMLESS, f"it changes {changes}"
 
 
-def _code(studies: Sequence[Recorded]) -> list[Check]:
+def _code(studies: Sequence[Recorded]) -> list[ChecklistRow]:
     """Compare the modules that the runs had loaded, by digest.
 
     Modules that compute the same count as equal (gpt2.artifacts.equivalent_code). Records without digests are compared
@@ -185,7 +185,7 @@ def _changes(run: Run) -> dict[str, str]:
 
 def _modules(
     studies: list[list[Run]], subject: str, packages: tuple[str, ...], severity: str, reason: str
-) -> Check:
+) -> ChecklistRow:
     """Compare the modules of some packages. A module that only some of the studies loaded counts as different."""
     changed = [
         {
@@ -200,14 +200,16 @@ def _modules(
     own = [sorted(study - common) for study in changed]
     if differing := sorted({line.split()[0] for study in own for line in study}):
         values = tuple(map(listed, own))
-        return Check("code", subject, severity, values, f"{listed(differing)}: {reason}", severity == FATAL)
+        return ChecklistRow(
+            "code", subject, severity, values, f"{listed(differing)}: {reason}", severity == FATAL
+        )
     loaded = [
         {name for run in study for name in _digests(run) if name.startswith(packages)} for study in studies
     ]
-    return Check("code", subject, EQUAL, tuple(f"{len(names)} modules" for names in loaded), "", False)
+    return ChecklistRow("code", subject, EQUAL, tuple(f"{len(names)} modules" for names in loaded), "", False)
 
 
-def _commits(studies: list[list[Run]]) -> Check:
+def _commits(studies: list[list[Run]]) -> ChecklistRow:
     """Compare commits. Code without digests is equal only if one clean commit made all runs."""
     records = [[run.record for run in study] for study in studies]
     marks = [
@@ -222,4 +224,4 @@ def _commits(studies: list[list[Run]]) -> Check:
     if clean and check.status == EQUAL:
         return check
     reason = "it differs or is unknown, and the records have no digests of it"
-    return Check(check.group, check.subject, NOT_RECORDED, check.values, reason, True)
+    return ChecklistRow(check.group, check.subject, NOT_RECORDED, check.values, reason, True)

@@ -31,7 +31,7 @@ Losses = dict[str, dict[int, float]]  # variant -> seed -> final loss in nats
 
 
 @dataclass
-class Place:
+class VariantRank:
     """A variant within one study. low to high: the places that noise permits; place, the observed one, is among them.
 
     better_than and worse_than: the variants from which it differs.
@@ -56,7 +56,7 @@ class Ranking:
 
     study: str
     seeds: list[int]
-    places: list[Place]
+    places: list[VariantRank]
     why_not: str
     left_out: list[str]
 
@@ -105,7 +105,7 @@ def _seeds(table: Losses) -> list[int]:
 
 def _places(
     ranked: Sequence[str], seeds: Sequence[int], table: Losses, verdicts: Sequence[Verdict]
-) -> list[Place]:
+) -> list[VariantRank]:
     losses = {name: [table[name][seed] for seed in seeds] for name in ranked}
     arms = [mean(values) for name, values in losses.items() if is_control_arm(name)]
     level = {name: mean(arms if is_control_arm(name) else values) for name, values in losses.items()}
@@ -116,7 +116,7 @@ def _places(
         better_than = [other for other in ranked if (name, other) in better]
         worse_than = [other for other in ranked if (other, name) in better]
         places.append(
-            Place(
+            VariantRank(
                 variant=name,
                 control=is_control_arm(name),
                 loss=mean_interval(losses[name]),
@@ -165,7 +165,7 @@ def across(studies: Sequence[LoadedStudy]) -> list[Across]:
     ]
 
 
-def _agreement(name: str, shared: Sequence[str], ranked: Sequence[dict[str, Place]]) -> str:
+def _agreement(name: str, shared: Sequence[str], ranked: Sequence[dict[str, VariantRank]]) -> str:
     """Whether the variant differs from the same others, in the same direction, in the studies that rank it."""
     if len(ranked) < 2:
         return ALONE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from numerics.checklist.checks import EQUAL, NOT_RECORDED, Check, counts, status_text, worst_first
+from numerics.checklist.checks import EQUAL, NOT_RECORDED, ChecklistRow, counts, status_text, worst_first
 from pages.components import legend
 from pages.document import (
     COPY,
@@ -137,7 +137,7 @@ def _checklist_section(comparison: StudyComparison) -> Section:
     return Section("Checklist", [Paragraph(f"{counts(checks)}."), Only(PAGES, tables), lines])
 
 
-def _check_lines(checks: list[Check]) -> list[str]:
+def _check_lines(checks: list[ChecklistRow]) -> list[str]:
     """Describe the entries that differ. Harmless entries that are not recorded share one line."""
     silent = [check.subject for check in checks if check.status == NOT_RECORDED and not check.blocks]
     lines = [

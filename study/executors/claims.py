@@ -104,7 +104,7 @@ def _flock(file: TextIO) -> bool:
     return True
 
 
-class Observer:
+class ClaimObserver:
     """Whether another process executes a run, by the clock of this process: the claim of a living holder changes."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:

@@ -35,7 +35,7 @@ class Started:
 
 
 @dataclass(frozen=True)
-class Progress:
+class TaskProgress:
     """The last event of a running task."""
 
     name: str
@@ -56,7 +56,7 @@ class Ended:
     result: Event | None = None
 
 
-Message = Started | Progress | Ended
+Message = Started | TaskProgress | Ended
 
 
 class Executor(Protocol):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gpt2.artifacts.experiment_loggers import ExperimentLoggers
 from study.executors.child_process import Child, Event, Session, Slot
-from study.executors.executor import RESULTS, Ended, Message, Progress, Started, Task
+from study.executors.executor import RESULTS, Ended, Message, Started, Task, TaskProgress
 
 
 @dataclass
@@ -83,7 +83,7 @@ class LocalExecutor:
             running.loggers = self._loggers(running.task.folder)
         if event.event in RESULTS:
             running.result = event
-        self._messages.append(Progress(name, event))
+        self._messages.append(TaskProgress(name, event))
 
     def _end(self, running: _Running) -> Ended:
         child, name = running.child, running.task.name

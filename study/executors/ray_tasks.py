@@ -18,7 +18,7 @@ from typing import Any
 from gpt2.system.errors import UserError
 from study.executors.child_process import EXIT_INTERRUPTED, StopAsked
 from study.executors.claims import newest, read_holder
-from study.executors.executor import Ended, Message, Progress, Started, Task
+from study.executors.executor import Ended, Message, Started, Task, TaskProgress
 from study.executors.place import task_to_json
 from study.executors.run_files import EXIT_FILE, last_step, read_exit
 
@@ -124,7 +124,7 @@ class RayExecutor:
             followed.started = True
             found.append(Started(name, holder.host))
         if followed.started and (step := last_step(followed.task.folder)):
-            found.append(Progress(name, step))
+            found.append(TaskProgress(name, step))
         return found
 
     def _end(self, name: str, followed: _Followed) -> list[Message]:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from gpt2.system import files
 from gpt2.system.errors import UserError
-from study.executors.executor import Ended, Message, Progress, Started, Task
+from study.executors.executor import Ended, Message, Started, Task, TaskProgress
 from study.executors.place import task_to_json
 from study.executors.run_files import EXIT_FILE, last_step, read_exit
 
@@ -165,7 +165,7 @@ class SlurmExecutor:
                         followed.started = True
                         found.append(Started(name, f"{followed.job.number} on {followed.job.node}"))
                     if step := last_step(followed.task.folder):
-                        found.append(Progress(name, step))
+                        found.append(TaskProgress(name, step))
                 continue
             end = read_exit(followed.task.folder)
             if not end:

@@ -19,7 +19,7 @@ from gpt2.system import files
 from gpt2.system.errors import UserError
 from gpt2.system.signals import Stop
 from gpt2.train.run_plan import RunPlan
-from gpt2.train.trainer import Run
+from gpt2.train.trainer import TrainingRun
 from ra.settings import AlternationSettings
 from ra.variants import variant
 from study.executors import claims
@@ -88,7 +88,7 @@ def import_run(
             attention_kernels.attention_context(resolved, config.model.dropout),
             contextlib.redirect_stdout(log),
         ):
-            status = Run(
+            status = TrainingRun(
                 plan,
                 chosen.configure(config),
                 resolved,

@@ -26,7 +26,7 @@ DIGITS = 9  # of a number of an item
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class EvaluatedTasks:
     """The record of a run. computed: the tasks that were evaluated now; the others existed. notes: on its weights."""
 
     record: LmEvalRecord
@@ -38,7 +38,7 @@ def evaluate_run(
     run_dir: Path,
     tasks: Mapping[str, Any],
     progress: Callable[[str, int, int], None] = lambda task, finished, rows: None,
-) -> Evaluated:
+) -> EvaluatedTasks:
     """Evaluate the last weights of a finished run on tasks, and write lm_eval.json after each.
 
     Existing results of the same weights, items, task and harness are kept. progress(task, finished rows, all rows) is
@@ -78,7 +78,7 @@ def evaluate_run(
         found = replace(found, tasks=tuple(sorted([*others, result], key=lambda one: one.task)))
         records.write(run_dir, found)
         computed.append(name)
-    return Evaluated(found, computed, list(model.run.notes))
+    return EvaluatedTasks(found, computed, list(model.run.notes))
 
 
 def _head(name: str, task: Any, model: RunModel) -> TaskResult:

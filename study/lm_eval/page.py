@@ -21,7 +21,7 @@ from pages.document import (
     Table,
 )
 from pages.markup import Text
-from study.lm_eval.pairs import ArmDifference, ArmValue, Comparison, Results, compare_arms
+from study.lm_eval.pairs import ArmDifference, ArmValue, TaskComparison, TaskResults, compare_arms
 from study.lm_eval.records import PERPLEXITY, LmEvalRecord, read_final
 from study.records.runs import Run, variant_order
 
@@ -40,12 +40,12 @@ ONE_SEED = "With one seed nothing is known about another training."
 NO_PAIRS = "No two arms have a run of the same seed, so nothing is paired."
 
 
-def run_results(records: Sequence[tuple[str, LmEvalRecord]]) -> list[Results]:
+def run_results(records: Sequence[tuple[str, LmEvalRecord]]) -> list[TaskResults]:
     """Return the results of records with the name of their study. Two runs of one name get the study before the arm."""
     names = [(record.variant, record.seed) for _, record in records]
     several = len(set(names)) < len(names)
     return [
-        Results(
+        TaskResults(
             f"{study}/{record.run}" if several else record.run,
             f"{study}/{record.variant}" if several else record.variant,
             record.seed,
@@ -78,10 +78,12 @@ def results_document(records: Sequence[tuple[str, LmEvalRecord]], tasks: Sequenc
     return Document("", blocks)
 
 
-def read_results(study_dir: Path, used: Sequence[Run]) -> list[Results]:
+def read_results(study_dir: Path, used: Sequence[Run]) -> list[TaskResults]:
     """Read the results of the counted runs, of their last weights."""
     found = [(run, read_final(study_dir / "runs" / run.name, run.record)) for run in used]
-    return [Results(run.name, run.variant, run.record.seed, record.tasks) for run, record in found if record]
+    return [
+        TaskResults(run.name, run.variant, run.record.seed, record.tasks) for run, record in found if record
+    ]
 
 
 def downstream_section(study_dir: Path, used: Sequence[Run], variants: Sequence[str]) -> Section:
@@ -127,7 +129,7 @@ def across_section(studies: Sequence[tuple[str, Path, Sequence[Run]]]) -> Sectio
     the same one of the first study, at the same seed.
     """
     labels = [label for label, _, _ in studies]
-    by_variant: dict[str, list[Results]] = {}
+    by_variant: dict[str, list[TaskResults]] = {}
     for label, folder, used in studies:
         for each in read_results(folder, used):
             by_variant.setdefault(each.arm, []).append(dataclasses.replace(each, arm=label))
@@ -160,7 +162,7 @@ def _with_errors(one: ArmDifference) -> str:
     )
 
 
-def _differences(found: Comparison, variants: Sequence[str] | None) -> list[Block]:
+def _differences(found: TaskComparison, variants: Sequence[str] | None) -> list[Block]:
     if not found.differences:
         several = len({value.arm for value in found.values}) > 1
         return [Paragraph(NO_PAIRS if several else "")]

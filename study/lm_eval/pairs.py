@@ -18,7 +18,7 @@ Items = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Results:
+class TaskResults:
     """The results of a run. arm: the name under which its seeds are averaged."""
 
     run: str
@@ -68,7 +68,7 @@ class ArmDifference:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class TaskComparison:
     """notes: results that were left out, and rows that were truncated."""
 
     values: list[ArmValue]
@@ -76,7 +76,7 @@ class Comparison:
     notes: list[str]
 
 
-def compare_arms(results: Sequence[Results], baseline: str = "") -> Comparison:
+def compare_arms(results: Sequence[TaskResults], baseline: str = "") -> TaskComparison:
     """Average each arm and compare it with the baseline: by default B, or without it the first arm."""
     arms = list(dict.fromkeys(result.arm for result in results))
     baseline = baseline or (BASELINE if BASELINE in arms else next(iter(arms), ""))
@@ -105,10 +105,10 @@ def compare_arms(results: Sequence[Results], baseline: str = "") -> Comparison:
                 differences += _difference(
                     arm, baseline, task, label, {k: m for k, (m, _) in metrics.items()}
                 )
-    return Comparison(values, differences, notes)
+    return TaskComparison(values, differences, notes)
 
 
-def _truncated(results: Sequence[Results]) -> list[str]:
+def _truncated(results: Sequence[TaskResults]) -> list[str]:
     found: dict[str, list[str]] = {}
     for result in results:
         for one in result.tasks:

@@ -18,9 +18,9 @@ from gpt2.artifacts.run_record import (
     Fingerprint,
     HellaSwagEntry,
     Progress,
+    RecordedTarget,
+    RecordedValidation,
     RunRecord,
-    Target,
-    Validation,
     bits_per_byte,
 )
 from gpt2.system.read_files import DamagedFileError, parse_json, read_bytes, read_json
@@ -33,7 +33,7 @@ Check = tuple[str, float | None, float | None, str]
 
 
 @dataclass(frozen=True)
-class FinishedValidation(Validation):
+class FinishedValidation(RecordedValidation):
     """A validation with a finite loss."""
 
     loss: float
@@ -44,7 +44,7 @@ class FinishedRecord(RunRecord):
     """A record whose results count: these parts are known. A type for readers; `load` returns RunRecord."""
 
     fingerprint: Fingerprint
-    target: Target
+    target: RecordedTarget
     batch: Batch
     progress: Progress
     validation: FinishedValidation

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from gpt2.artifacts.run_record import StartedFrom, Target
+from gpt2.artifacts.run_record import RecordedTarget, StartedFrom
 from gpt2.artifacts.seal import read_sealed, write_sealed
 from gpt2.artifacts.typed_json import (
     Amount,
@@ -169,7 +169,7 @@ class Plan(JsonObject):
     study: str = ""
     created: str = ""
     config_sha256: str = ""
-    target: Target | None = None
+    target: RecordedTarget | None = None
     batch: BatchPlan
     budget: PlanBudget
     classes: Mapping[str, CostClass] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpt2.artifacts.run_record import Target, bits_per_byte
+from gpt2.artifacts.run_record import RecordedTarget, bits_per_byte
 from gpt2.artifacts.seal import read_sealed
 from gpt2.data import tokenizer
 from gpt2.system.read_files import DamagedFileError
@@ -117,7 +117,7 @@ class Report:
     validation_tokens: int | None
     validation_bytes: int | None
     unit: str  # of a loss: a token of the tokenizer, in words
-    target: Target | None
+    target: RecordedTarget | None
     notes: list[str]
     cut: list[str]
     not_configured: list[str]

@@ -33,8 +33,8 @@ from study.executors.child_process import (
     StopAsked,
     exit_text,
 )
-from study.executors.claims import Observer
-from study.executors.executor import Ended, Executor, Message, Progress, Started, Task
+from study.executors.claims import ClaimObserver
+from study.executors.executor import Ended, Executor, Message, Started, Task, TaskProgress
 from study.executors.run_files import last_step
 from study.records import plan_file
 from study.records.plan_file import Plan
@@ -84,7 +84,7 @@ class Dispatcher:
         self.directory = runs.directory
         self._active: dict[str, _Active] = {}
         self._waiting: deque[Run] = deque()
-        self._claimed: dict[Run, Observer] = {}  # by processes of another driver
+        self._claimed: dict[Run, ClaimObserver] = {}  # by processes of another driver
         self._losses: dict[Run, tuple[int, int]] = {}  # run -> its last step, losses since then
         self._reported_at, self._report_seconds = time.monotonic(), 0.0
 
@@ -142,7 +142,7 @@ class Dispatcher:
         if isinstance(message, Started):
             active.began = time.monotonic()
             self.terminal.begin(message.name, active.number, message.where)
-        elif isinstance(message, Progress):
+        elif isinstance(message, TaskProgress):
             event = message.event
             if not event.iterations:  # read from metrics.jsonl, which does not repeat it
                 event = dataclasses.replace(event, iterations=self.plan.row(active.run[0]).iterations)
@@ -162,7 +162,7 @@ class Dispatcher:
             return
         if ended.status in (EXIT_CLAIMED, EXIT_SUPERSEDED):
             self.terminal.pause(name, f"{ended.message.removeprefix('error: ')}; waiting for it")
-            self._claimed[run] = Observer(self.runs.folder(*run))
+            self._claimed[run] = ClaimObserver(self.runs.folder(*run))
             self._waiting.append(run)
             return
         lost = self._loss(ended)

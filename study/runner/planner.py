@@ -10,7 +10,7 @@ import dataclasses
 import datetime
 from collections.abc import Mapping
 
-from gpt2.artifacts.run_record import Target
+from gpt2.artifacts.run_record import RecordedTarget
 from gpt2.config.batch import BatchPlan, next_smaller
 from gpt2.config.config import Config
 from gpt2.hardware.resolve import ResolvedTarget, target_record
@@ -72,7 +72,7 @@ def make_plan(
         study=settings.name,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         config_sha256=config.sha256,
-        target=Target(**target_record(resolved)),
+        target=RecordedTarget(**target_record(resolved)),
         batch=batch,
         budget=PlanBudget(**dataclasses.asdict(config.budget), equal_time=settings.equal_time),
         classes={

@@ -124,7 +124,7 @@ def _work(arguments: argparse.Namespace, stop: Stop) -> int:
     from gpt2.config.config import Config
     from gpt2.config.dotconfig import read_symbols
     from gpt2.hardware.resolve import resolve
-    from gpt2.train.trainer import Run
+    from gpt2.train.trainer import TrainingRun
     from ra.admission.trained import examine_trained
     from ra.settings import AlternationSettings
     from ra.variants import variant
@@ -167,7 +167,9 @@ def _work(arguments: argparse.Namespace, stop: Stop) -> int:
             (finished,) = ranks.agree(ranks.first() and is_finished(run))
             status = "finished"
             if not finished:  # of a job that waited while another process finished the run
-                status = Run(run, own, resolved, chosen.parts, stop, examine, shared=config, **holder).train()
+                status = TrainingRun(
+                    run, own, resolved, chosen.parts, stop, examine, shared=config, **holder
+                ).train()
         ranks.leave()
     return EXIT_FINISHED if status == "finished" else EXIT_INTERRUPTED
 

@@ -29,7 +29,7 @@ class RunSamples:
 
 
 @dataclass(frozen=True)
-class Settings:
+class SamplingSettings:
     """prompt: empty for the end-of-text token alone. tokens: new ones of each text. seed: of the first text."""
 
     prompt: str
@@ -41,7 +41,7 @@ class Settings:
     top_p: float
 
 
-def as_json(runs: list[RunSamples], settings: Settings) -> dict[str, Any]:
+def as_json(runs: list[RunSamples], settings: SamplingSettings) -> dict[str, Any]:
     return {
         "settings": dataclasses.asdict(settings),
         "runs": [dataclasses.asdict(run) for run in runs],

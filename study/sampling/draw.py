@@ -12,13 +12,13 @@ from gpt2.data import tokenizer
 from gpt2.model.sampling import Cache, CacheError, Drawing, Sample, sample
 from gpt2.system.errors import UserError
 from study.attention.inspect import TrainedRun, load_run
-from study.sampling.data import RunSamples, SampledText, Settings
+from study.sampling.data import RunSamples, SampledText, SamplingSettings
 
 DEFAULT_TOKENS = 200
 UNCACHED = "sampled without a cache: {}"
 
 
-def sample_runs(run_dirs: Sequence[Path], settings: Settings) -> list[RunSamples]:
+def sample_runs(run_dirs: Sequence[Path], settings: SamplingSettings) -> list[RunSamples]:
     """Sample the same number of texts from each run; text n of every run has the random numbers of seed + n.
 
     UserError for a prompt or a number of tokens that does not fit, and for what `load_run` refuses.
@@ -27,7 +27,7 @@ def sample_runs(run_dirs: Sequence[Path], settings: Settings) -> list[RunSamples
     return [_sample_run(load_run(path), settings, device) for path in run_dirs]
 
 
-def _sample_run(run: TrainedRun, settings: Settings, device: torch.device) -> RunSamples:
+def _sample_run(run: TrainedRun, settings: SamplingSettings, device: torch.device) -> RunSamples:
     encoding = tokenizer.load(run.config.data.tokenizer)
     prompt = encoding.encode(settings.prompt) or [encoding.eot]
     room = run.model.block_size - len(prompt)

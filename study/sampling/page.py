@@ -6,13 +6,13 @@ import re
 from collections.abc import Sequence
 
 from pages.document import Block, BulletList, Document, Paragraph, Section, Table
-from study.sampling.data import RunSamples, Settings
+from study.sampling.data import RunSamples, SamplingSettings
 
 SIDE_BY_SIDE = 3  # columns that a terminal has room for
 NEWLINE, SPACE = "↵", "·"
 
 
-def samples_document(runs: Sequence[RunSamples], settings: Settings) -> Document:
+def samples_document(runs: Sequence[RunSamples], settings: SamplingSettings) -> Document:
     """Return one table a text where there are many runs, else one table with a column a run."""
     blocks: list[Block] = [Paragraph(_about(settings))]
     if len(runs) <= SIDE_BY_SIDE:
@@ -53,7 +53,7 @@ def _shown(text: str) -> str:
     return re.sub(r" {2,}|^ | $", lambda found: SPACE * len(found[0]), text)
 
 
-def _about(settings: Settings) -> str:
+def _about(settings: SamplingSettings) -> str:
     prompt = f'after "{_shown(settings.prompt)}"' if settings.prompt else "from the start of a document"
     how = [f"temperature {settings.temperature:g}"]
     how += [f"top_k {settings.top_k}"] if settings.top_k else []

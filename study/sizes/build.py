@@ -11,7 +11,7 @@ from typing import Any
 from gpt2.system.errors import UserError
 from gpt2.system.read_files import DamagedFileError, read_json
 from ra.names import is_control_arm
-from study.analysis.trend import Trend, trends
+from study.analysis.trend import SizeTrend, trends
 from study.analysis.verdict import Verdict
 from study.records.runs import BASELINE
 from study.report.build import Report, build_report
@@ -51,7 +51,7 @@ class SizesReport:
 
     name: str
     rows: list[SizeRow]
-    trends: list[Trend]
+    trends: list[SizeTrend]
     problems: list[str]
 
 

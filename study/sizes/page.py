@@ -22,7 +22,7 @@ from pages.document import (
 )
 from pages.markup import Link, Strong, Text, escape_html
 from pages.plots import Plain, axis, figure, trace
-from study.analysis.trend import GROWS, HOLDS, RULE, Trend
+from study.analysis.trend import GROWS, HOLDS, RULE, SizeTrend
 from study.analysis.verdict import NO_ANSWER, Verdict
 from study.report.sentences import difference, p_text
 from study.sizes.build import SizeRow, SizesReport
@@ -69,7 +69,7 @@ def sizes_document(report: SizesReport) -> Document:
     )
 
 
-def _finding(trend: Trend, report: SizesReport, arms: Sequence[str]) -> Finding:
+def _finding(trend: SizeTrend, report: SizesReport, arms: Sequence[str]) -> Finding:
     last = trend.effects[-1]
     kind = last.word if last and trend.word in (HOLDS, GROWS) and last.word not in NO_ANSWER else "unsure"
     reason = _reason(trend, report)
@@ -77,7 +77,7 @@ def _finding(trend: Trend, report: SizesReport, arms: Sequence[str]) -> Finding:
     return Finding(color_label(trend.arm, arms), kind, f"{trend.role}: {trend.word}", reason, sentence)
 
 
-def _reason(trend: Trend, report: SizesReport) -> str:
+def _reason(trend: SizeTrend, report: SizesReport) -> str:
     """The word at each size, and the change per tenfold parameters."""
     words = ", ".join(
         f"{_word(effect)} at {row.size}" for effect, row in zip(trend.effects, report.rows, strict=True)

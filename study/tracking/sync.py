@@ -39,7 +39,7 @@ def too_slow(logger: str, name: str) -> UserError:
 
 
 @dataclass(frozen=True)
-class Item:
+class SyncItem:
     """A run, or the verdicts of a study. digest: of its content; reason: of an item that cannot be sent, else ""."""
 
     folder: Path
@@ -50,7 +50,7 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SyncOutcome:
     """One line of `make sync`."""
 
     logger: str
@@ -63,7 +63,9 @@ class Outcome:
         return f"{self.logger:<12} {self.name:<20} {self.state}" + (f": {self.detail}" if self.detail else "")
 
 
-def sync_study(study_dir: Path, tracking: TrackingConfig, say: Callable[[Outcome], None]) -> list[Outcome]:
+def sync_study(
+    study_dir: Path, tracking: TrackingConfig, say: Callable[[SyncOutcome], None]
+) -> list[SyncOutcome]:
     """Send the runs and verdicts of a study to each tracker of the configuration, W&B last. Return the outcomes.
 
     UserError: no tracker is configured or installed, W&B cannot be reached, or a tracker is too slow.
@@ -91,15 +93,15 @@ def sync_study(study_dir: Path, tracking: TrackingConfig, say: Callable[[Outcome
     return found
 
 
-def items(study_dir: Path) -> list[Item]:
+def items(study_dir: Path) -> list[SyncItem]:
     """Return the runs of a study in the order of their names, then its verdicts."""
     found = [_run_item(path.parent) for path in sorted((study_dir / "runs").glob("*/run.json"))]
     digest = verdict_run.recorded_digest(study_dir)
     reason = "" if digest else "the report has no verdict"
-    return [*found, Item(study_dir, verdict_run.NAME, verdict_run.MODULE, digest, reason)]
+    return [*found, SyncItem(study_dir, verdict_run.NAME, verdict_run.MODULE, digest, reason)]
 
 
-def _run_item(folder: Path) -> Item:
+def _run_item(folder: Path) -> SyncItem:
     module, digest, reason = experiment_loggers.MODULE, "", ""
     try:
         record = run_record.load(folder)
@@ -111,19 +113,21 @@ def _run_item(folder: Path) -> Item:
             reason = "the run has not ended"
         elif not (folder / "metrics.jsonl").exists():
             reason = "it has no metrics.jsonl"
-    return Item(folder, folder.name, module, digest, reason)
+    return SyncItem(folder, folder.name, module, digest, reason)
 
 
-def _known(item: Item, logger: str) -> Outcome | None:
+def _known(item: SyncItem, logger: str) -> SyncOutcome | None:
     """Return the outcome of an item that needs no tracker: it has been sent, or cannot be; else None."""
     if item.reason:
-        return Outcome(logger, item.name, NOTHING, item.reason)
+        return SyncOutcome(logger, item.name, NOTHING, item.reason)
     note = tracked(item.folder, logger)
     kept = logger != "tensorboard" or any((item.folder / "tensorboard").glob("events.out.tfevents.*"))
-    return Outcome(logger, item.name, KNOWN) if note.digest == item.digest and note.sent and kept else None
+    return (
+        SyncOutcome(logger, item.name, KNOWN) if note.digest == item.digest and note.sent and kept else None
+    )
 
 
-def _send(item: Item, logger: str, tracking: TrackingConfig) -> Outcome:
+def _send(item: SyncItem, logger: str, tracking: TrackingConfig) -> SyncOutcome:
     """Send an item by `wandb sync` where W&B recorded all of it offline, else by replaying it."""
     note = tracked(item.folder, logger)
     folders = offline_folders(item.folder)
@@ -131,9 +135,9 @@ def _send(item: Item, logger: str, tracking: TrackingConfig) -> Outcome:
         if not any(folders[-1].glob("*.wandb.synced")):
             status, last = _wandb_sync(folders[-1], item.name)
             if status:
-                return Outcome(logger, item.name, REFUSED, last)
+                return SyncOutcome(logger, item.name, REFUSED, last)
         write_tracked(item.folder, logger, replace(note, sent=True))
-        return Outcome(logger, item.name, SENT, "recorded offline")
+        return SyncOutcome(logger, item.name, SENT, "recorded offline")
     only = TrackingConfig(
         logger == "wandb", "online", tracking.wandb_project, logger == "trackio", logger == "tensorboard"
     )
@@ -145,12 +149,12 @@ def _send(item: Item, logger: str, tracking: TrackingConfig) -> Outcome:
         raise too_slow(logger, item.name)
     note = tracked(item.folder, logger)
     if note.sent and note.digest == item.digest:
-        return Outcome(logger, item.name, SENT, "replayed from the records")
+        return SyncOutcome(logger, item.name, SENT, "replayed from the records")
     with log.open(errors="replace") as file:
         file.seek(before)
         lines = file.read().split("\n")
     last = next((line.strip() for line in reversed(lines) if line.strip()), "it wrote no reason")
-    return Outcome(logger, item.name, REFUSED, f"{last[:160]} (see {log})")
+    return SyncOutcome(logger, item.name, REFUSED, f"{last[:160]} (see {log})")
 
 
 def _wandb_sync(folder: Path, name: str) -> tuple[int, str]:

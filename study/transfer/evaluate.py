@@ -48,7 +48,7 @@ class EvaluateError(UserError, RuntimeError):
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class EvaluatedPlatforms:
     """The records of a run. home: on the platform and machine of training, None if it was never evaluated there."""
 
     home: PlatformRecord | None
@@ -56,7 +56,7 @@ class Evaluated:
     notes: list[str]
 
 
-def evaluate_run(run_dir: Path, names: Sequence[str], machine: str = "") -> Evaluated:
+def evaluate_run(run_dir: Path, names: Sequence[str], machine: str = "") -> EvaluatedPlatforms:
     """Evaluate a run on platforms; existing records of the same evaluation are kept.
 
     On the machine of training the home platform is evaluated as well. On another machine the names get @machine, by
@@ -88,7 +88,7 @@ def evaluate_run(run_dir: Path, names: Sequence[str], machine: str = "") -> Eval
     notes += [f"HellaSwag is not scored: {items.absent}"] if items.absent else []
     at_home = read_at_home(run_dir, record, home)
     same = at_home if at_home and at_home.weights == weights else None
-    return Evaluated(same, found, notes)
+    return EvaluatedPlatforms(same, found, notes)
 
 
 def _device(run: TrainedRun, trained_on: str, machine: str) -> tuple[ResolvedTarget, str]:

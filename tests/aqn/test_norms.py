@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from aqn.norms import NoisyLayerNorm, NoisyRMSNorm, add_noise
 from aqn.schedule import NoiseError, NoiseSchedule
 from gpt2.artifacts import run_record
-from gpt2.train.trainer import Run
+from gpt2.train.trainer import TrainingRun
 from tests import small_runs
 from tests.small_runs import StopAfter, same
 
@@ -116,7 +116,7 @@ def test_a_compiled_model_is_not_compiled_anew_for_a_draw() -> None:
             assert torch.equal(compiled(x), norm(x))
 
 
-def start(study: Path, texts: Path, name: str, stop: StopAfter | None = None) -> Run:
+def start(study: Path, texts: Path, name: str, stop: StopAfter | None = None) -> TrainingRun:
     folder = study / "runs" / run_record.run_name(name, 0)
     return small_runs.start(folder, small_runs.configuration(texts, 12), name, stop)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bench.case_step import prepare_case
-from bench.workers import Worker
+from bench.workers import BenchWorker
 
 
 @pytest.fixture(autouse=True)
@@ -23,14 +23,14 @@ def workers_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let this process, which has loaded torch, execute the calls of workers. They are pickled as for a process."""
 
     def call(
-        worker: Worker, function: Callable[..., Any], *arguments: Any, limit_seconds: float | None = None
+        worker: BenchWorker, function: Callable[..., Any], *arguments: Any, limit_seconds: float | None = None
     ) -> Any:
         function, arguments = pickle.loads(pickle.dumps((function, arguments)))
         return pickle.loads(pickle.dumps(function(*arguments)))
 
-    monkeypatch.setattr(Worker, "__init__", lambda worker, label, heap=None: None)
-    monkeypatch.setattr(Worker, "__exit__", lambda worker, *error: None)
-    monkeypatch.setattr(Worker, "call", call)
+    monkeypatch.setattr(BenchWorker, "__init__", lambda worker, label, heap=None: None)
+    monkeypatch.setattr(BenchWorker, "__exit__", lambda worker, *error: None)
+    monkeypatch.setattr(BenchWorker, "call", call)
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     yield
     torch.set_num_threads(threads)

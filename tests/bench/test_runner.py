@@ -10,9 +10,9 @@ import pytest
 
 from bench import runner, suite
 from bench.cases import Shape
-from bench.runner import Sample, Stage, measure_stage, open_workers, rows_of
-from bench.suite import Session
-from bench.workers import BenchError, Worker
+from bench.runner import CaseTiming, Stage, measure_stage, open_workers, rows_of
+from bench.suite import SuiteSession
+from bench.workers import BenchError, BenchWorker
 from gpt2.config.config import ANY_TARGET
 from gpt2.hardware import resolve
 from tests.bench import worker_calls
@@ -22,16 +22,16 @@ SPREAD = ("median", "low", "high", "least", "most")
 
 
 @pytest.fixture
-def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SuiteSession:
     """A session on a simulated GPU of 1e5 FLOP/s."""
     monkeypatch.setattr(suite, "RESULTS", tmp_path)
     resolved = resolve.resolve(ANY_TARGET)
     target = dataclasses.replace(resolved.target, peak_flops=1e5)
-    return Session("speed", dataclasses.replace(resolved, device="cuda:0", target=target))
+    return SuiteSession("speed", dataclasses.replace(resolved, device="cuda:0", target=target))
 
 
 def test_the_cases_take_turns_and_drift_of_the_machine_cancels_in_the_ratios(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    session: SuiteSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order = []
 
@@ -56,7 +56,7 @@ def test_the_cases_take_turns_and_drift_of_the_machine_cancels_in_the_ratios(
 
 
 def test_a_case_that_cannot_run_is_reported_once_and_skipped_and_every_round_is_saved(
-    session: Session, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    session: SuiteSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def measure(shape: Shape, case: str, micro: int, seconds: float) -> dict[str, Any]:
         if micro == 8:
@@ -65,12 +65,12 @@ def test_a_case_that_cannot_run_is_reported_once_and_skipped_and_every_round_is_
 
     saves: list[tuple[int, list[str]]] = []
 
-    def save(session: Session, data: Any) -> None:
+    def save(session: SuiteSession, data: Any) -> None:
         (stage,) = data["stages"]
         saves.append((len(stage["samples"]), stage["skipped"]))
 
     replace_workers(monkeypatch, measure)
-    monkeypatch.setattr(Session, "save", save)
+    monkeypatch.setattr(SuiteSession, "save", save)
     rows = measure_stage(Stage(SHAPE, 2, 1.0), session, {})
     assert [(row["case"], row["micro"]) for row in rows] == [("plain", 4), ("B", 4), ("RALEARN", 4)]
     assert saves == [(3, ["out of memory"]), (6, ["out of memory"])]
@@ -78,7 +78,7 @@ def test_a_case_that_cannot_run_is_reported_once_and_skipped_and_every_round_is_
 
 
 def test_on_a_cpu_the_peak_is_measured_in_a_separate_process(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    session: SuiteSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replace_workers(monkeypatch, lambda *key: measured(100.0, peak_bytes=7))
     on_gpu = measure_stage(Stage(SHAPE, 1, 1.0), session, {})
@@ -92,7 +92,7 @@ def test_a_ratio_to_plain_is_to_its_default_micro_batch_and_to_no_other() -> Non
 
     def row_of_b(*cases: tuple[str, int]) -> dict[str, Any]:
         shape = replace(SHAPE, cases=cases, effective=24, plain_micro=12)
-        samples = [Sample(*case, 0, **measured(speeds[case])) for case in cases]
+        samples = [CaseTiming(*case, 0, **measured(speeds[case])) for case in cases]
         return next(row for row in rows_of(shape, samples, None) if row["case"] == "B")
 
     both = row_of_b(("plain", 8), ("plain", 12), ("B", 8))
@@ -148,7 +148,7 @@ def test_a_case_that_fails_in_its_worker_gives_the_exception() -> None:
 
 def test_the_time_limit_grows_with_the_seconds_of_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[float] = []
-    monkeypatch.setattr(Worker, "call", lambda *_, limit_seconds: limits.append(limit_seconds))
+    monkeypatch.setattr(BenchWorker, "call", lambda *_, limit_seconds: limits.append(limit_seconds))
     with open_workers(persistent=True) as measure:
         for seconds in (0.0, 12.0):
             measure(SHAPE, "B", 4, seconds)

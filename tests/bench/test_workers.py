@@ -9,7 +9,7 @@ import pytest
 
 from bench import workers
 from bench.runner import case_worker
-from bench.workers import BenchError, Worker
+from bench.workers import BenchError, BenchWorker
 from study.executors.child_process import KEEP_HEAP, SPIN_COUNT, process_settings
 from tests.bench import worker_calls
 from tests.bench.sessions import SHAPE
@@ -24,7 +24,7 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_worker_answers_one_call_after_another_and_ends_with_its_context() -> None:
-    with Worker("a worker") as worker:
+    with BenchWorker("a worker") as worker:
         first = worker.call(worker_calls.process_id)
         assert first == worker.process.pid != os.getpid()
         assert worker.call(worker_calls.process_id) == first
@@ -50,7 +50,7 @@ def test_the_plain_case_has_the_heap_of_the_system_and_the_same_threads() -> Non
 
 def test_variables_of_the_user_win(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")
-    with Worker("a worker", KEEP_HEAP) as worker:
+    with BenchWorker("a worker", KEEP_HEAP) as worker:
         assert worker.call(worker_calls.environment, "GOMP_SPINCOUNT") == {"GOMP_SPINCOUNT": "7"}
     assert os.environ["GOMP_SPINCOUNT"] == "7"
     monkeypatch.delenv("GOMP_SPINCOUNT")
@@ -59,7 +59,7 @@ def test_variables_of_the_user_win(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_failed_call_gives_the_exception_and_the_worker_continues() -> None:
-    with Worker("B at micro-batch 4") as worker:
+    with BenchWorker("B at micro-batch 4") as worker:
         with pytest.raises(BenchError, match=r"^B at micro-batch 4: ValueError: no such case$"):
             worker.call(worker_calls.fail, "no such case")
         with pytest.raises(BenchError, match=r"^B at micro-batch 4: error: 7 is too few$"):
@@ -68,7 +68,7 @@ def test_a_failed_call_gives_the_exception_and_the_worker_continues() -> None:
 
 
 def test_a_worker_that_ends_is_reported_by_its_signal_and_its_last_words() -> None:
-    with Worker("a worker") as worker:
+    with BenchWorker("a worker") as worker:
         for _ in range(2):  # at once, however often it is called
             with pytest.raises(
                 BenchError, match=r"a worker: killed by SIGKILL.*; last message: out of pages"
@@ -78,7 +78,7 @@ def test_a_worker_that_ends_is_reported_by_its_signal_and_its_last_words() -> No
 
 def test_a_worker_that_does_not_answer_is_killed_though_its_child_holds_its_output(tmp_path: Path) -> None:
     compiler = tmp_path / "compiler"
-    with Worker("a worker") as worker:
+    with BenchWorker("a worker") as worker:
         worker.call(worker_calls.process_id)
         try:
             with pytest.raises(
@@ -93,7 +93,7 @@ def test_a_worker_that_does_not_answer_is_killed_though_its_child_holds_its_outp
 
 def test_a_bench_that_fails_does_not_wait_for_its_worker(tmp_path: Path) -> None:
     compiler = tmp_path / "compiler"
-    with contextlib.suppress(KeyboardInterrupt), Worker("a worker") as worker:
+    with contextlib.suppress(KeyboardInterrupt), BenchWorker("a worker") as worker:
         worker._connection.send((worker_calls.hang, (compiler,)))
         while not (compiler.exists() and compiler.read_text()):
             assert worker.process.is_alive()

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from rl.divergence import DivergedError, Divergence
+from rl.divergence import DivergedError, DivergenceMonitor
 
 
 @pytest.mark.parametrize(
@@ -22,12 +22,12 @@ def test_a_number_that_is_not_finite_or_explodes(
     loss: float, gradient: float, reward: float, says: str
 ) -> None:
     with pytest.raises(DivergedError, match=says):
-        Divergence().observe(loss, gradient, reward)
+        DivergenceMonitor().observe(loss, gradient, reward)
 
 
 def run(rewards: list[float]) -> int | None:
     """Return the step at which the run diverged."""
-    watched = Divergence()
+    watched = DivergenceMonitor()
     for step, reward in enumerate(rewards, 1):
         try:
             watched.observe(0.0, 0.0, reward)

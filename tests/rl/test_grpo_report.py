@@ -16,7 +16,7 @@ from pages.page import render_html
 from rl import records
 from rl.gsm8k import standard_error
 from rl.page import grpo_document
-from rl.records import Evaluation, GrpoRecord
+from rl.records import AccuracyEvaluation, GrpoRecord
 from rl.report import GrpoReport, as_json, build_report
 from rl.settings import GrpoSettings, run_name
 from study.analysis.verdict import judge
@@ -51,7 +51,7 @@ def write_run(
         ]
         records.write_responses(run_dir, f"test-{20 * number:05}", rows)
         share = count / PROBLEMS
-        evaluations.append(Evaluation(20 * number, share, standard_error(share, PROBLEMS), PROBLEMS))
+        evaluations.append(AccuracyEvaluation(20 * number, share, standard_error(share, PROBLEMS), PROBLEMS))
     steps = 20 * (len(right) - 1)
     digests = {name: records.digest(path) for name, path in records.response_files(run_dir).items()}
     records.write(

@@ -94,7 +94,7 @@ def test_memory_measuring_processes_start_with_the_variable(
 def test_bench_workers_start_with_the_variable(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RA_DETECTED", "w7900")
     resolve.export_environment()
-    with workers.Worker("a worker") as worker:
+    with workers.BenchWorker("a worker") as worker:
         assert worker.call(worker_calls.environment, SWITCH) == {SWITCH: "1"}
 
 

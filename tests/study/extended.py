@@ -19,7 +19,7 @@ from gpt2.hardware.resolve import resolve
 from gpt2.system import files
 from gpt2.system.signals import Interrupted, Stop
 from gpt2.train.run_plan import RunPlan
-from gpt2.train.trainer import Run
+from gpt2.train.trainer import TrainingRun
 from ra.settings import AlternationSettings
 from ra.variants import variant
 from study.records import plan_file
@@ -73,7 +73,9 @@ class Place:
             batch=plan.batch, warmup_iterations=row.warmup_iterations, extended=plan.extended or 1.0,
         )  # fmt: skip
         attention = variant(name, self.config.model, AlternationSettings("output", 0.5, 100.0)).parts
-        return Run(run_plan, self.config, resolve(self.config.target), attention, stop or Stop()).train()
+        return TrainingRun(
+            run_plan, self.config, resolve(self.config.target), attention, stop or Stop()
+        ).train()
 
     def extend(self, factor: str = "2") -> list[str]:
         return extend(self.config, self.settings, TEXT, parse_factor(factor))

@@ -15,7 +15,7 @@ from typing import Any
 from bench.case_step import kernels
 from bench.cases import BASELINE
 from bench.observed_step import ITERATIONS, ObservedShape, ObservedStep, pairs, run_shapes, table_of
-from bench.suite import Session, Suite, SuiteResult
+from bench.suite import Suite, SuiteResult, SuiteSession
 from bench.tables import ResultTable
 from gpt2.config.monitor import MonitorSettings
 from gpt2.numerics.monitoring import RunMonitor
@@ -26,7 +26,7 @@ PLAIN = "not monitored"
 
 
 @dataclass(frozen=True)
-class Mode:
+class MonitorMode:
     """Targets of a step. every: steps among which its cost is divided. goal: largest cost, of a step."""
 
     name: str
@@ -36,11 +36,11 @@ class Mode:
 
 
 MODES = (
-    Mode("gradients and weights, every 10 steps", ("grad", "param"), 10, 0.02),
-    Mode("moments and updates, every step", ("adam", "update")),
-    Mode("attention, every step", ("attention",)),
-    Mode("activations and their gradients, every step", ("actv", "actv_grad")),
-    Mode("everything, every step", ("all",), goal=0.25),
+    MonitorMode("gradients and weights, every 10 steps", ("grad", "param"), 10, 0.02),
+    MonitorMode("moments and updates, every step", ("adam", "update")),
+    MonitorMode("attention, every step", ("attention",)),
+    MonitorMode("activations and their gradients, every step", ("actv", "actv_grad")),
+    MonitorMode("everything, every step", ("all",), goal=0.25),
 )
 
 
@@ -50,10 +50,10 @@ SHAPES = (
 )
 
 
-class MonitoredStep(ObservedStep[Mode]):
+class MonitoredStep(ObservedStep[MonitorMode]):
     """The optimizer step of B, with and without a monitor."""
 
-    def run(self, mode: Mode | None) -> tuple[StepResult, float, float]:
+    def run(self, mode: MonitorMode | None) -> tuple[StepResult, float, float]:
         """Return the result of one step, and its seconds of wall time and of CPU time, with writing the rows."""
         stepper = self.stepper
         with tempfile.TemporaryDirectory() as folder, kernels(BASELINE, self.resolved):
@@ -72,12 +72,12 @@ def measure(shape: ObservedShape, rounds: int) -> dict[str, Any]:
     return {"shape": shape.name} | MonitoredStep(shape).time_modes(MODES, rounds, PLAIN)
 
 
-def run(session: Session) -> SuiteResult:
+def run(session: SuiteSession) -> SuiteResult:
     results = run_shapes(session, "monitor", SHAPES, measure)
     return SuiteResult({"shapes": results}, tuple(map(table, results)))
 
 
-def costs(samples: Sequence[dict[str, Any]], mode: Mode, clock: str) -> list[float]:
+def costs(samples: Sequence[dict[str, Any]], mode: MonitorMode, clock: str) -> list[float]:
     """Return the cost of a mode in each round, as a fraction of the step without a monitor."""
     rounds = pairs(samples, mode.name, PLAIN, clock)
     return [(monitored / plain - 1) / mode.every for monitored, plain in rounds]

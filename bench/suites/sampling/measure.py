@@ -15,7 +15,7 @@ import torch
 from bench.case_step import model_and_parts
 from bench.cases import Sizes, find_shapes
 from bench.runner import case_worker
-from bench.suite import Session, Suite, SuiteResult
+from bench.suite import Suite, SuiteResult, SuiteSession
 from bench.tables import INTERVAL, Columns, ResultTable, format_spread, spread
 from gpt2.config.config import ANY_TARGET
 from gpt2.hardware.resolve import resolve
@@ -59,7 +59,7 @@ class Turn:
     tokens: list[int]
 
 
-def run(session: Session) -> SuiteResult:
+def run(session: SuiteSession) -> SuiteResult:
     """Draw texts in every mode once a round. Save after every case."""
     shapes = find_shapes(SHAPES[session.resolved.device_class], session.shape)
     shapes = shapes if session.shape else shapes[:1]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from numerics.compare.causes.divergence import CallIndex, Divergence, cell_words, key, of_child
 from numerics.compare.table.measure import is_overwritten
-from numerics.compare.table.rows import UNMATCHED, Cell, Row
+from numerics.compare.table.rows import UNMATCHED, CallRow, Cell
 from numerics.compare.table.step_record import StepRecord
 
 LIKE = 1000.0  # units of rounding, of gradients computed alike by other kernels
@@ -16,7 +16,7 @@ LIKE = 1000.0  # units of rounding, of gradients computed alike by other kernels
 class Causes(CallIndex):
     """Find the cause of an unexplained error in the rows of a comparison."""
 
-    def __init__(self, rows: Sequence[Row], target: StepRecord, golden: StepRecord) -> None:
+    def __init__(self, rows: Sequence[CallRow], target: StepRecord, golden: StepRecord) -> None:
         super().__init__(rows, target, golden)
         self.has_modules = any(row.pair.call.is_module for row in rows)
         self.has_functions = all(
@@ -27,7 +27,7 @@ class Causes(CallIndex):
         self.unequal_parameters = sum(not cell.difference.equal for cell in parameters)
         self.many = 2 * self.unequal_parameters > self.all_parameters
 
-    def parameters(self, row: Row) -> Divergence:
+    def parameters(self, row: CallRow) -> Divergence:
         what = [
             cell_words(cell) for cell in row.cells if cell.side == "parameter" and not cell.difference.equal
         ]
@@ -38,7 +38,7 @@ class Causes(CallIndex):
         places = {cell.place for cell in row.cells if cell.side == "parameter" and not cell.difference.equal}
         return of_child(found, places)
 
-    def retyped(self, row: Row, texts: list[str], stack: Sequence[Row]) -> Divergence:
+    def retyped(self, row: CallRow, texts: list[str], stack: Sequence[CallRow]) -> Divergence:
         """Name the cause of an input of another dtype, where no result before has another dtype."""
         if row.pair.call.is_module:
             places = tuple(text.partition(":")[0] for text in texts)
@@ -47,7 +47,7 @@ class Causes(CallIndex):
         why = "the dtype of its inputs differs"
         return self.divergence(row, "settings", [*texts, *row.settings], row.units("input"), why)
 
-    def changed_within(self, row: Row) -> Row | None:
+    def changed_within(self, row: CallRow) -> CallRow | None:
         """Return the first module within (or around a function) whose parameters differ."""
         module = self.module(row)
         if module is None or module.pair.call.backward:
@@ -64,7 +64,7 @@ class Causes(CallIndex):
         )
 
     def entered(
-        self, row: Row, cells: Sequence[Cell], stack: Sequence[Row], trusted: bool = False
+        self, row: CallRow, cells: Sequence[Cell], stack: Sequence[CallRow], trusted: bool = False
     ) -> Divergence:
         """Name the cause of inputs that no recorded result explains. stack: the calls around, innermost last.
 
@@ -114,7 +114,7 @@ class Causes(CallIndex):
             )
         return self.divergence(row, "between", what, units, "no recorded call computes this input")
 
-    def gradients(self, wrong: Sequence[Row], count: int) -> Divergence:
+    def gradients(self, wrong: Sequence[CallRow], count: int) -> Divergence:
         """Name the cause of gradients of parameters that no gradient in backward explains. count: of all rows."""
         row = next((other for other in wrong if not self._agrees_within(other)), wrong[0])
         what = [
@@ -135,7 +135,7 @@ class Causes(CallIndex):
             why += f"; {', '.join(sharing)} shares it"
         return self.divergence(row, cause, [*row.settings, *what], units, why)
 
-    def _agrees_within(self, row: Row) -> bool:
+    def _agrees_within(self, row: CallRow) -> bool:
         """Return whether the calls within computed each unequal gradient alike: its error is from elsewhere."""
         wrong = {cell.golden.shape for cell in row.cells if cell.side == "gradient" and cell.golden}
         inside = [
@@ -147,11 +147,11 @@ class Causes(CallIndex):
         ]
         return bool(inside) and all(cell.difference.error <= LIKE * row.epsilon for cell in inside)
 
-    def _alone(self) -> Row | None:
+    def _alone(self) -> CallRow | None:
         """Return the first module call of one side alone."""
         return next((row for row in self.rows if row.grade == UNMATCHED and row.pair.call.is_module), None)
 
-    def _owner(self, row: Row, cells: Sequence[Cell], stack: Sequence[Row]) -> Row | None:
+    def _owner(self, row: CallRow, cells: Sequence[Cell], stack: Sequence[CallRow]) -> CallRow | None:
         """Return the module whose unequal parameter is one of these inputs."""
         if row.pair.call.backward:
             return None
@@ -164,7 +164,7 @@ class Causes(CallIndex):
         ]
         return next((other for other in owners if other in stack), owners[0] if owners else None)
 
-    def _last_before(self, row: Row, stack: Sequence[Row]) -> Row | None:
+    def _last_before(self, row: CallRow, stack: Sequence[CallRow]) -> CallRow | None:
         done = [
             other
             for other in self.rows[: self.position[id(row)]]
@@ -174,9 +174,9 @@ class Causes(CallIndex):
         ]
         return done[-1] if done else None
 
-    def _unmatched_before(self, row: Row) -> list[Row]:
+    def _unmatched_before(self, row: CallRow) -> list[CallRow]:
         """Return the unmatched calls of the same module between the last call that agreed and this one."""
-        found: list[Row] = []
+        found: list[CallRow] = []
         place = self._module_name(row)
         for other in reversed(self.rows[: self.position[id(row)]]):
             if other.pair.call.backward != row.pair.call.backward:
@@ -194,14 +194,14 @@ class Causes(CallIndex):
             other for other in reversed(found) if not other.pair.golden
         ]
 
-    def _module_name(self, row: Row) -> str | None:
+    def _module_name(self, row: CallRow) -> str | None:
         if row.pair.golden:
             return self.golden.within(row.name)
         outer = self.target.within(row.name)
         by_target = {other.pair.target.name: other.name for other in self.rows if other.pair.target}
         return by_target.get(outer, outer) if outer else None
 
-    def _overwritten(self, row: Row, before: Row, cells: Sequence[Cell]) -> bool:
+    def _overwritten(self, row: CallRow, before: CallRow, cells: Sequence[Cell]) -> bool:
         """Return whether the target's memory changed between two calls.
 
         So it is where a run of elements differs and all others are equal. Without recorded values: where the golden
@@ -224,7 +224,7 @@ class Causes(CallIndex):
             key(cell.golden) in results and key(cell.target) not in known for cell in cells
         )
 
-    def _same_order(self, row: Row) -> bool:
+    def _same_order(self, row: CallRow) -> bool:
         """Return whether both sides have the same call before this one."""
         target, golden = row.pair.target, row.pair.golden
         if target is None or golden is None:
@@ -241,7 +241,7 @@ class Causes(CallIndex):
         )
 
 
-def _shared(one: Row, other: Row) -> bool:
+def _shared(one: CallRow, other: CallRow) -> bool:
     """Return whether two modules have the same gradient of a parameter."""
     mine, others = (
         {key(cell.golden) for cell in row.cells if cell.side == "gradient"} for row in (one, other)

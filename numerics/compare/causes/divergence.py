@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from numerics.compare.table.rows import UNMATCHED, Cell, Row
+from numerics.compare.table.rows import UNMATCHED, CallRow, Cell
 from numerics.compare.table.step_record import StepRecord, Value
 
 
@@ -20,7 +20,7 @@ class Divergence:
     """
 
     name: str
-    row: Row
+    row: CallRow
     module: str
     direction: str
     cause: str
@@ -32,7 +32,7 @@ class Divergence:
 class CallIndex:
     """The rows of a comparison, with the modules around each."""
 
-    def __init__(self, rows: Sequence[Row], target: StepRecord, golden: StepRecord) -> None:
+    def __init__(self, rows: Sequence[CallRow], target: StepRecord, golden: StepRecord) -> None:
         self.rows, self.target, self.golden = rows, target, golden
         self.position = {id(row): number for number, row in enumerate(rows)}
         self.by_name = {
@@ -42,7 +42,7 @@ class CallIndex:
             for golden in (False, True)
         }
 
-    def around(self, row: Row) -> set[str]:
+    def around(self, row: CallRow) -> set[str]:
         """Return the names of the golden calls around a call."""
         found: set[str] = set()
         outer = self.golden.within(row.name) if row.pair.golden else None
@@ -51,7 +51,7 @@ class CallIndex:
             outer = self.golden.within(outer)
         return found
 
-    def divergence(self, row: Row, cause: str, what: list[str], units: float, why: str) -> Divergence:
+    def divergence(self, row: CallRow, cause: str, what: list[str], units: float, why: str) -> Divergence:
         module = self.module(row)
         name, call = row.name, row.pair.call
         if not call.is_module and module is not None:
@@ -61,7 +61,7 @@ class CallIndex:
             name, row, path, "backward" if call.backward else "forward", cause, what, units, why
         )
 
-    def module(self, row: Row) -> Row | None:
+    def module(self, row: CallRow) -> CallRow | None:
         """Return the row of the innermost module that the call belongs to."""
         if row.pair.call.is_module:
             return row
@@ -75,7 +75,7 @@ class CallIndex:
         }
         return by_name.get(outer) if outer else None
 
-    def is_repeated(self, row: Row) -> bool:
+    def is_repeated(self, row: CallRow) -> bool:
         """Return whether a module call of one side alone is of a module that both sides call: the caller differs."""
         call = row.pair.call
         return call.is_module and any(
@@ -87,14 +87,14 @@ class CallIndex:
             for other in self.rows
         )
 
-    def outer(self, row: Row) -> Row | None:
+    def outer(self, row: CallRow) -> CallRow | None:
         """Return the row of the innermost matched module around a call."""
         found = self.around_row(row)
         while found is not None and (found.grade == UNMATCHED or not found.pair.call.is_module):
             found = self.around_row(found)
         return found
 
-    def around_row(self, row: Row) -> Row | None:
+    def around_row(self, row: CallRow) -> CallRow | None:
         golden = row.pair.golden is not None
         outer = (self.golden if golden else self.target).within(row.name)
         return self.by_name[golden].get(outer) if outer else None

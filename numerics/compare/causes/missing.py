@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from numerics.compare.causes.divergence import CallIndex, Divergence, key, of_child
-from numerics.compare.table.rows import UNMATCHED, Row
+from numerics.compare.table.rows import UNMATCHED, CallRow
 from numerics.compare.table.step_record import StepRecord
 
 
@@ -17,7 +17,7 @@ class Missing:
     def __init__(self, index: CallIndex) -> None:
         self.index, self.rows = index, index.rows
 
-    def is_judged(self, row: Row) -> bool:
+    def is_judged(self, row: CallRow) -> bool:
         """Return whether both sides were recorded with the settings that record such a call."""
         changed = changed_selection(self.index.target, self.index.golden)
         if self.index.target.by_msprobe != self.index.golden.by_msprobe or changed - {"level", "construct"}:
@@ -25,7 +25,7 @@ class Missing:
         levels = {record.selection.get("level") for record in (self.index.target, self.index.golden)}
         return not changed or (row.pair.call.is_module and "L1" not in levels)
 
-    def alone_within(self, row: Row) -> Row | None:
+    def alone_within(self, row: CallRow) -> CallRow | None:
         """Return the first module call of one side alone within a call."""
         return next(
             (
@@ -40,7 +40,7 @@ class Missing:
             None,
         )
 
-    def dropped(self, row: Row, alone: Row) -> Divergence:
+    def dropped(self, row: CallRow, alone: CallRow) -> Divergence:
         """Name the call of one side alone that explains a wrong result around it."""
         what = [*row.settings, *row.words("output")]
         if row.pair.call.backward:
@@ -76,7 +76,7 @@ class Missing:
         row = next(iter([*modules, *gaps, *counted]))
         return self._one_side(row, row.gaps)
 
-    def _one_side(self, row: Row, what: list[str]) -> Divergence:
+    def _one_side(self, row: CallRow, what: list[str]) -> Divergence:
         others = [other.name for other in self.rows if other.grade == UNMATCHED and other.pair.call.is_module]
         why = _no_gradient(row, what) if row.pair.call.backward or what else _in_one(row)
         lacking = self.index.target if row.pair.golden and not row.pair.target else self.index.golden
@@ -89,7 +89,7 @@ class Missing:
             found, direction="backward" if row.pair.call.backward or row.flags or row.detached else "forward"
         )
 
-    def _backward_of(self, row: Row) -> Row:
+    def _backward_of(self, row: CallRow) -> CallRow:
         """Return the backward of a forward, be it on one side alone; the forward where there is none."""
         names = {call.name for call in (row.pair.target, row.pair.golden) if call is not None}
         return next(
@@ -101,7 +101,7 @@ class Missing:
             row,
         )
 
-    def _is_harmless(self, row: Row) -> bool:
+    def _is_harmless(self, row: CallRow) -> bool:
         """Return whether the sides agree without a call: one returns its input, or the call around it agrees.
 
         A backward without gradients of parameters is so where all parameters have their gradients on both sides.
@@ -139,11 +139,11 @@ def changed_selection(target: StepRecord, golden: StepRecord) -> set[str]:
     return {name for name in both if one.get(name) != other.get(name)}
 
 
-def _in_one(row: Row) -> str:
+def _in_one(row: CallRow) -> str:
     return f"{row.name} is in the {'golden' if row.pair.golden else 'target'} record alone"
 
 
-def _no_gradient(row: Row, what: Sequence[str] = ()) -> str:
+def _no_gradient(row: CallRow, what: Sequence[str] = ()) -> str:
     """Say which side has no gradient: the one without the call, else the one of which the differences say so."""
     given = ("True against", "against None", "in the target alone")
     in_target = any(text in words for words in what for text in given)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from numerics.compare.causes.causes import Causes
 from numerics.compare.causes.divergence import Divergence, cell_words
 from numerics.compare.table.measure import compare_values, epsilon, load, load_pair
-from numerics.compare.table.rows import Cell, Row
+from numerics.compare.table.rows import CallRow, Cell
 from numerics.compare.table.step_record import Value
 
 
@@ -20,13 +20,15 @@ class Earlier:
     equal: whether all of their results are equal.
     """
 
-    rows: Sequence[Row]
+    rows: Sequence[CallRow]
     place: str
     error: float
     equal: bool
 
 
-def judge_updates(rows: Sequence[Row], earlier: Earlier, growth: float, causes: Causes) -> Divergence | None:
+def judge_updates(
+    rows: Sequence[CallRow], earlier: Earlier, growth: float, causes: Causes
+) -> Divergence | None:
     """Return the first parameter whose update since the step before its gradient does not explain.
 
     The error of an update is relative to the update: |d - d'| / |d'|, with d the change of a parameter. Where every
@@ -73,7 +75,7 @@ def judge_updates(rows: Sequence[Row], earlier: Earlier, growth: float, causes: 
     return causes.divergence(first, "optimizer", what, first.units("parameter"), why)
 
 
-def gradient_error(row: Row) -> float:
+def gradient_error(row: CallRow) -> float:
     """Return the error of the gradients of a module's parameters, or of those that a function's backward returns."""
     is_function = row.pair.call.backward and not row.pair.call.is_module
     return row.error("output" if is_function else "gradient")
@@ -87,13 +89,13 @@ def is_parameter(cell: Cell) -> bool:
     return of_module and cell.target is not None and cell.golden is not None
 
 
-def _is_trained_argument(row: Row, cell: Cell, causes: Causes) -> bool:
+def _is_trained_argument(row: CallRow, cell: Cell, causes: Causes) -> bool:
     """Return whether a cell is a trained parameter that only functions have: no module was recorded."""
     trained = cell.golden is not None and cell.golden.requires_grad is True and cell.side == "input"
     return trained and not (causes.has_modules or row.pair.call.late)
 
 
-def _group(row: Row, cell: Cell) -> str:
+def _group(row: CallRow, cell: Cell) -> str:
     assert cell.golden is not None
     kind = row.pair.call.type.lower()
     if "norm" in kind:

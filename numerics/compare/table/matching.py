@@ -17,7 +17,7 @@ NameMap = Mapping[str, str | Sequence[str]]
 
 
 @dataclass(frozen=True)
-class Pair:
+class CallPair:
     """A call of the target and one of the golden record; None where a side has no such call.
 
     how: "name", "path" (another class), "order" (another number or name), "map", or "" where unmatched.
@@ -48,12 +48,12 @@ def _is_name(value: Any) -> bool:
     return bool(names) and all(isinstance(name, str) for name in names)
 
 
-def match_calls(target: StepRecord, golden: StepRecord, names: dict[str, str]) -> list[Pair]:
+def match_calls(target: StepRecord, golden: StepRecord, names: dict[str, str]) -> list[CallPair]:
     """Return every call of both records once, in the order of execution; forward before backward."""
     return _Matching(target, golden, names).pairs()
 
 
-def recorded_by_both(pair: Pair) -> Pair:
+def recorded_by_both(pair: CallPair) -> CallPair:
     """Return the pair with what both msProbe and numerics.Recorder record of a function.
 
     msProbe sees arguments as the caller wrote them, by position or by name. Its backward of a function is that of the
@@ -85,7 +85,7 @@ class _Matching:
         self.matched: dict[str, tuple[str, str]] = {}  # target -> golden, how
         self.taken: set[str] = set()
 
-    def pairs(self) -> list[Pair]:
+    def pairs(self) -> list[CallPair]:
         for name, other in self.names.items():
             if name in self.target.calls and other in self.golden.calls:
                 self._add(name, other, "map")
@@ -162,11 +162,11 @@ class _Matching:
                 if other in forwards:
                     self._add(call.name, forwards[other], how)
 
-    def _ordered(self) -> list[Pair]:
+    def _ordered(self) -> list[CallPair]:
         """Return the pairs in the golden order. A call of the target alone follows its neighbour there."""
         position = {name: (index, 0) for index, name in enumerate(self.golden.calls)}
         found = [
-            (position[name], Pair(None, call))
+            (position[name], CallPair(None, call))
             for name, call in self.golden.calls.items()
             if name not in self.taken
         ]
@@ -178,9 +178,9 @@ class _Matching:
             if name in self.matched:
                 other, how = self.matched[name]
                 last = position[other]
-                found.append((last, Pair(call, self.golden.calls[other], how)))
+                found.append((last, CallPair(call, self.golden.calls[other], how)))
             else:
-                found.append(((last[0], extra), Pair(call, None)))
+                found.append(((last[0], extra), CallPair(call, None)))
         return [pair for _, pair in sorted(found, key=lambda item: item[0])]
 
 

@@ -26,7 +26,7 @@ JOINED = 2.0**-20  # rounding of statistics in float32, which a joined tensor's 
 
 
 @dataclass(frozen=True)
-class Difference:
+class TensorDifference:
     """error: relative to the scale of the tensor; 0 where equal, infinite where it has no measure.
 
     what: the difference in words, "" where the numbers say all. metrics: by name; see METRICS.
@@ -38,7 +38,7 @@ class Difference:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-EQUAL = Difference(True)
+EQUAL = TensorDifference(True)
 
 
 def epsilon(dtype: str) -> float:
@@ -52,20 +52,20 @@ def epsilon(dtype: str) -> float:
         return 0.0
 
 
-def compare_values(target: Value | None, golden: Value | None, floor: float = 0.0) -> Difference:
+def compare_values(target: Value | None, golden: Value | None, floor: float = 0.0) -> TensorDifference:
     """Compare two values. floor: a scale below which the rms of the golden tensor is not taken."""
     if target is None or golden is None:
         here = target or golden
         if here is None or not here.kind:
             return EQUAL  # None against absent
         side = "target" if target else "golden"
-        return Difference(False, math.inf, f"{here.describe()} in the {side} alone")
+        return TensorDifference(False, math.inf, f"{here.describe()} in the {side} alone")
     if not target.dtype or not golden.dtype:
         if (target.kind, target.plain) == (golden.kind, golden.plain):
             return EQUAL
-        return Difference(False, math.inf, f"{target.describe()} against {golden.describe()}")
+        return TensorDifference(False, math.inf, f"{target.describe()} against {golden.describe()}")
     if target.shape != golden.shape:
-        return Difference(False, math.inf, f"shape {list(target.shape)} against {list(golden.shape)}")
+        return TensorDifference(False, math.inf, f"shape {list(target.shape)} against {list(golden.shape)}")
     same_type = target.dtype == golden.dtype
     if same_type and target.checksum and target.checksum == golden.checksum:
         return EQUAL
@@ -80,12 +80,12 @@ def compare_values(target: Value | None, golden: Value | None, floor: float = 0.
         return EQUAL
     if measured.equal and same_type:
         checksums = target.checksum and golden.checksum
-        unequal = Difference(False, 0.0 if target.floating else math.inf, "checksum")
+        unequal = TensorDifference(False, 0.0 if target.floating else math.inf, "checksum")
         return unequal if checksums and pair is None else EQUAL
     words = bad or ("" if same_type else f"{target.dtype} against {golden.dtype}")
     integers = not (target.floating and golden.floating)
     error = math.inf if bad or (integers and not measured.equal) else measured.error
-    return Difference(False, error, words, measured.metrics)
+    return TensorDifference(False, error, words, measured.metrics)
 
 
 def load_pair(target: Value, golden: Value) -> tuple[Tensor, Tensor] | None:
@@ -140,17 +140,17 @@ def _bad_numbers(target: Value, golden: Value) -> str:
     return f"{counts[0][0]} NaN and {counts[0][1]} Inf against {counts[1][0]} NaN and {counts[1][1]} Inf"
 
 
-def _compare_tensors(target: Tensor, golden: Tensor, floor: float) -> Difference:
+def _compare_tensors(target: Tensor, golden: Tensor, floor: float) -> TensorDifference:
     if target.dtype == golden.dtype and torch.equal(_bits(target), _bits(golden)):
         return EQUAL
     x, y = _wide(target), _wide(golden)
     same = (x == y) | (x.isnan() & y.isnan())
     if bool(same.all()):
-        return EQUAL if target.dtype == golden.dtype else Difference(True)
+        return EQUAL if target.dtype == golden.dtype else TensorDifference(True)
     usable = x.isfinite() & y.isfinite()
     x, y = x[usable], y[usable]
     if not x.numel():
-        return Difference(False, math.inf)
+        return TensorDifference(False, math.inf)
     error, size = (x - y).abs(), y.abs()
     scale = max(float(size.square().mean().sqrt()), floor)
     highest = max(float(size.max()), floor)
@@ -164,7 +164,7 @@ def _compare_tensors(target: Tensor, golden: Tensor, floor: float) -> Difference
         "five_thousandth": float((relative < 5e-3).double().mean()),
     }
     parts = (float(error.square().mean().sqrt()), scale), (float(error.max()), highest)
-    return Difference(False, max(_ratio(*part) for part in parts), "", metrics)
+    return TensorDifference(False, max(_ratio(*part) for part in parts), "", metrics)
 
 
 def _bits(tensor: Tensor) -> Tensor:
@@ -178,7 +178,7 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1).double()
 
 
-def _compare_statistics(target: Value, golden: Value, floor: float) -> Difference:
+def _compare_statistics(target: Value, golden: Value, floor: float) -> TensorDifference:
     if all(_same(mine, other) for mine, other in zip(target.statistics, golden.statistics, strict=True)):
         return EQUAL
     known = [(mine, other) for mine, other in zip(target.statistics, golden.statistics, strict=True)]
@@ -193,7 +193,7 @@ def _compare_statistics(target: Value, golden: Value, floor: float) -> Differenc
         (_gap(norm, norm_golden), rms * root),
     ]
     metrics = {"max_absolute": max(_gap(high, high_golden), _gap(low, low_golden))}
-    return Difference(False, max(_ratio(*part) for part in parts), "", metrics)
+    return TensorDifference(False, max(_ratio(*part) for part in parts), "", metrics)
 
 
 def _same(mine: float | None, other: float | None) -> bool:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from numerics.compare.table.matching import Pair
-from numerics.compare.table.measure import Difference, compare_values, epsilon
+from numerics.compare.table.matching import CallPair
+from numerics.compare.table.measure import TensorDifference, compare_values, epsilon
 from numerics.compare.table.step_record import Call, StepRecord, Value
 
 EQUAL, ROUNDING, BEYOND, WRONG, UNMATCHED = "equal", "rounding", "beyond rounding", "wrong", "unmatched"
@@ -23,11 +23,11 @@ class Cell:
     place: str
     target: Value | None
     golden: Value | None
-    difference: Difference
+    difference: TensorDifference
 
 
 @dataclass
-class Row:
+class CallRow:
     """A pair of calls and how it differs. Errors are relative to the scale of each tensor.
 
     epsilon: of the coarsest dtype within the call. settings: the differences of plain values, in words.
@@ -37,7 +37,7 @@ class Row:
     in units of rounding.
     """
 
-    pair: Pair
+    pair: CallPair
     cells: list[Cell] = field(default_factory=list)
     settings: list[str] = field(default_factory=list)
     retyped: dict[str, list[str]] = field(default_factory=dict)  # by side
@@ -84,7 +84,7 @@ class Row:
         ]
 
 
-def measure_rows(pairs: Iterable[Pair], target: StepRecord, golden: StepRecord) -> list[Row]:
+def measure_rows(pairs: Iterable[CallPair], target: StepRecord, golden: StepRecord) -> list[CallRow]:
     """Return a row for each pair, in the order of execution."""
     sizes_passed = (
         value.norm or 0.0 for call in golden.calls.values() if call.backward for value in call.values
@@ -105,9 +105,9 @@ def measure_rows(pairs: Iterable[Pair], target: StepRecord, golden: StepRecord) 
     return rows
 
 
-def _row(pair: Pair, largest: float) -> Row:
+def _row(pair: CallPair, largest: float) -> CallRow:
     """Compare a pair of calls. largest: norm of the gradients, the scale of what is computed of them after backward."""
-    row = Row(pair)
+    row = CallRow(pair)
     target, golden = pair.target, pair.golden
     if target is None or golden is None:
         row.grade = UNMATCHED
@@ -147,7 +147,7 @@ def _row(pair: Pair, largest: float) -> Row:
     return row
 
 
-def _compare_types(row: Row, side: str, place: str, target: Value | None, golden: Value | None) -> None:
+def _compare_types(row: CallRow, side: str, place: str, target: Value | None, golden: Value | None) -> None:
     """Compare the dtype of forward values, and whether they require a gradient."""
     if target is None or golden is None or row.pair.call.backward or side == "gradient":
         return
@@ -213,7 +213,7 @@ def _epsilons(record: StepRecord) -> Mapping[str, float]:
     return found
 
 
-def _other_precision(rows: Iterable[Row]) -> bool:
+def _other_precision(rows: Iterable[CallRow]) -> bool:
     """Return whether most parameters (without parameters, most outputs) have another dtype on the other side."""
     for side in ("parameter", "output"):
         changed = [

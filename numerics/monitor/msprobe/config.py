@@ -13,7 +13,7 @@ from numerics.errors import NumericsError
 from numerics.monitor.monitor import MonitorConfig
 from numerics.monitor.names import ModelNames
 from numerics.monitor.tables import STATISTICS
-from numerics.monitor.targets import Target, plain_name
+from numerics.monitor.targets import MonitorTarget, plain_name
 
 GROUPS = {  # switch of config.json -> groups of targets
     "wg_distribution": ("grad",),
@@ -94,11 +94,11 @@ def check_targets(path: Path, settings: dict[str, Any], names: ModelNames) -> No
             raise NumericsError(f"{path}: targets: {problem.removeprefix('all:')}")
 
 
-def _paths(group: str, settings: dict[str, Any], names: ModelNames | None = None) -> list[Target]:
+def _paths(group: str, settings: dict[str, Any], names: ModelNames | None = None) -> list[MonitorTarget]:
     """Return the targets of a group: all modules, or those that `targets` lists with their sides."""
     listed = settings["targets"]
     if not listed or (group in ("actv", "actv_grad") and settings["all_xy"]):
-        return [Target(group)]
+        return [MonitorTarget(group)]
     found = []
     known = (*names.modules, *names.parameters) if names else ()
     for path, sides in listed.items():
@@ -112,9 +112,9 @@ def _paths(group: str, settings: dict[str, Any], names: ModelNames | None = None
         if group in ("actv", "actv_grad") and mine:
             for side in mine:
                 index = str(sides[side]).partition(":")[2] or "0"
-                found.append(Target(group, f"{path}.{side}.{index}" if path else f"{side}.{index}"))
+                found.append(MonitorTarget(group, f"{path}.{side}.{index}" if path else f"{side}.{index}"))
         elif group not in ("actv", "actv_grad") or not sides:
-            found.append(Target(group, path))
+            found.append(MonitorTarget(group, path))
     return found
 
 

@@ -108,7 +108,7 @@ def logarithm(args: Arguments, terms: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Rule:
+class BoundRule:
     """A row of the table. names: of torch.ops.aten, without overloads. why: its derivation or source.
 
     exact: every result is representable. products: of matrices. stored: intermediate results may be rounded to the
@@ -130,7 +130,7 @@ class Rule:
     normwise: bool = False
 
 
-EXACT = Rule(
+EXACT = BoundRule(
     "copy, choice, comparison",
     "view _unsafe_view reshape _reshape_alias transpose t permute expand slice select as_strided split "
     "split_with_sizes unbind unsqueeze squeeze cat stack clone copy copy_ _to_copy detach alias "
@@ -148,7 +148,7 @@ EXACT = Rule(
     "Every result is representable, so that any error is wrong.",
     exact=True,
 )
-OTHER = Rule(
+OTHER = BoundRule(
     "other",
     "",
     "No row for this operation: as a function of sums over n = inputs / results terms, of inputs that may be rounded.",
@@ -159,13 +159,13 @@ OTHER = Rule(
 )
 RULES = (
     EXACT,
-    Rule(
+    BoundRule(
         "arithmetic",
         "add add_ sub sub_ rsub mul mul_ square",
         "Correctly rounded: half a unit in the last place (IEEE 754-2019, section 4.3). A number that the dtype cannot "
         "hold, such as 0.1, is rounded to it.",
     ),
-    Rule(
+    BoundRule(
         "division",
         "div div_ reciprocal sqrt sqrt_ addcmul addcmul_ addcdiv addcdiv_ lerp lerp_ nll_loss_backward",
         "Two roundings: x / s may be computed as x (1 / s), x + s y z rounds the product, fast roots are off by "
@@ -173,7 +173,7 @@ RULES = (
         inputs=lambda n: 1,
         outputs=lambda n: 1,
     ),
-    Rule(
+    BoundRule(
         "function",
         "exp exp_ exp2 expm1 log log_ log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh tanh_ "
         "sigmoid sigmoid_ erf erfc silu silu_ softplus mish elu leaky_relu hardswish "
@@ -182,14 +182,14 @@ RULES = (
         "functions) and SLEEF (u10, u35) state for these.",
         outputs=lambda n: 4,
     ),
-    Rule(
+    BoundRule(
         "power",
         "pow pow_ rsqrt rsqrt_",
         "As a function; x^3 may be x x x, and x^(-1/2) may be 1 / sqrt(x), with each part rounded to the dtype.",
         outputs=lambda n: 4,
         stored=True,
     ),
-    Rule(
+    BoundRule(
         "derivative of a function",
         "tanh_backward sigmoid_backward silu_backward softplus_backward mish_backward elu_backward "
         "leaky_relu_backward hardswish_backward log_sigmoid_backward",
@@ -197,14 +197,14 @@ RULES = (
         inputs=lambda n: 2,
         outputs=lambda n: 4,
     ),
-    Rule(
+    BoundRule(
         "GELU",
         "gelu",
         "x Phi(x) by 1 + erf or 1 + tanh: a function, 4 u, and an absolute error of 2 u |x| where the sum cancels.",
         outputs=lambda n: 4,
         absolute=gelu_terms,
     ),
-    Rule(
+    BoundRule(
         "derivative of GELU",
         "gelu_backward",
         "Phi(x) + x phi(x) times the gradient g: each term a function, 4 u, with errors of 4 u |g| (1 + |x|) where "
@@ -212,21 +212,21 @@ RULES = (
         outputs=lambda n: 4,
         absolute=gelu_backward_terms,
     ),
-    Rule(
+    BoundRule(
         "sum",
         "sum mean nansum trace",
         "Each term has a relative error of sqrt(n) u (Higham 2002, 4.4; Higham and Mary 2019).",
         terms=ratio,
         inputs=lambda n: math.sqrt(n - 1) + (n > 1),
     ),
-    Rule(
+    BoundRule(
         "running sum",
         "cumsum",
         "As a sum; the last element has n terms.",
         terms=length(1),
         inputs=root,
     ),
-    Rule(
+    BoundRule(
         "loss",
         "nll_loss_forward nll_loss2d_forward nll_loss",
         "A sum over the targets, on some devices in the dtype of the tensors, and a division: sqrt(n) u.",
@@ -235,7 +235,7 @@ RULES = (
         outputs=lambda n: 1,
         in_dtype=True,
     ),
-    Rule(
+    BoundRule(
         "matrix product",
         "mm bmm mv dot vdot",
         "Sums of n products: |error| <= sqrt(n) u |A| |B| (Higham 2002, 3.13; Higham and Mary 2019, theorem 3.4).",
@@ -243,7 +243,7 @@ RULES = (
         inputs=root,
         products=True,
     ),
-    Rule(
+    BoundRule(
         "matrix product and sum",
         "addmm addmm_ baddbmm baddbmm_ addmv addbmm",
         "As a matrix product. The product may be rounded to the dtype before the sum.",
@@ -252,7 +252,7 @@ RULES = (
         products=True,
         stored=True,
     ),
-    Rule(
+    BoundRule(
         "linear layer",
         "linear",
         "As a matrix product and sum.",
@@ -261,7 +261,7 @@ RULES = (
         products=True,
         stored=True,
     ),
-    Rule(
+    BoundRule(
         "convolution",
         "convolution _convolution convolution_backward",
         "Sums of n products, as a matrix product; fast algorithms such as Winograd's have a larger constant.",
@@ -270,7 +270,7 @@ RULES = (
         products=True,
         stored=True,
     ),
-    Rule(
+    BoundRule(
         "softmax",
         "_softmax _safe_softmax",
         "exp(x - max) / sum: the difference has 2 u of |x|, the function 4 u, the sum of n positive terms sqrt(n) u "
@@ -279,7 +279,7 @@ RULES = (
         inputs=lambda n: 2,
         outputs=lambda n: 4 + math.sqrt(n),
     ),
-    Rule(
+    BoundRule(
         "log-softmax",
         "_log_softmax",
         "x - max - log(sum): the differences have 2 u of |x|, the logarithm an absolute error of (4 + sqrt(n)) u "
@@ -290,7 +290,7 @@ RULES = (
         absolute=logarithm,
         stored=True,
     ),
-    Rule(
+    BoundRule(
         "log of a sum",
         "logsumexp",
         "As log-softmax.",
@@ -300,7 +300,7 @@ RULES = (
         absolute=logarithm,
         stored=True,
     ),
-    Rule(
+    BoundRule(
         "derivative of softmax",
         "_softmax_backward_data _log_softmax_backward_data",
         "y (g - sum g y), or g - exp(y) sum g: sums over the row of n terms, sqrt(n) u, and a function, 4 u.",
@@ -308,7 +308,7 @@ RULES = (
         inputs=root,
         outputs=lambda n: 4,
     ),
-    Rule(
+    BoundRule(
         "norm of rows",
         "native_layer_norm _fused_rms_norm rms_norm",
         "(x - mean) / sqrt(var + eps): mean and variance are sums of n terms, sqrt(n) u in each; the inverse root is a "
@@ -317,7 +317,7 @@ RULES = (
         inputs=root,
         outputs=lambda n: 4 + math.sqrt(n),
     ),
-    Rule(
+    BoundRule(
         "derivative of a norm of rows",
         "native_layer_norm_backward _fused_rms_norm_backward",
         "Sums of n terms over a row, and over the rows for weight and bias: sqrt(n) u in each, and a function, 4 u. "
@@ -327,7 +327,7 @@ RULES = (
         outputs=lambda n: 4 + math.sqrt(n),
         in_dtype=True,
     ),
-    Rule(
+    BoundRule(
         "norm of channels",
         "native_group_norm native_group_norm_backward native_batch_norm native_batch_norm_backward "
         "_native_batch_norm_legit _batch_norm_with_update batch_norm_backward",
@@ -337,7 +337,7 @@ RULES = (
         outputs=lambda n: 4 + math.sqrt(n),
         stored=True,
     ),
-    Rule(
+    BoundRule(
         "variance or norm of a vector",
         "var std var_mean std_mean norm linalg_vector_norm",
         "A sum of n squares, sqrt(n) u, and a function, 4 u.",
@@ -345,7 +345,7 @@ RULES = (
         inputs=root,
         outputs=lambda n: 4 + math.sqrt(n),
     ),
-    Rule(
+    BoundRule(
         "product",
         "prod",
         "A product of n factors, on some devices in the dtype of the tensors: sqrt(n) u (Higham 2002, lemma 3.1).",
@@ -353,7 +353,7 @@ RULES = (
         inputs=root,
         in_dtype=True,
     ),
-    Rule(
+    BoundRule(
         "scatter-add",
         "embedding_dense_backward index_add index_add_ scatter_add scatter_add_ index_put index_put_ "
         "_index_put_impl_ scatter_reduce _unsafe_index_put",
@@ -362,7 +362,7 @@ RULES = (
         inputs=root,
         in_dtype=True,
     ),
-    Rule(
+    BoundRule(
         "linear algebra",
         "_linalg_solve_ex linalg_inv_ex linalg_lu_factor_ex linalg_lu linalg_lu_solve _linalg_det _linalg_slogdet "
         "linalg_cholesky_ex cholesky_solve cholesky_inverse linalg_solve_triangular triangular_solve linalg_lstsq "
@@ -377,10 +377,10 @@ RULES = (
         normwise=True,
     ),
 )
-BY_NAME: Mapping[str, Rule] = {name: rule for rule in RULES for name in rule.names.split()}
+BY_NAME: Mapping[str, BoundRule] = {name: rule for rule in RULES for name in rule.names.split()}
 
 
-def rule_of(name: str, args: Arguments = ()) -> Rule:
+def rule_of(name: str, args: Arguments = ()) -> BoundRule:
     """Return the row of an operation of torch.ops.aten, such as "mm". Size and sign of complex numbers are rounded."""
     if name in ("abs", "sgn") and any(tensor.is_complex() for tensor in tensors_in(list(args))):
         return OTHER

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from numerics.describe import tensors_in
-from numerics.oracle.rounding_model.bounds import Rule, rule_of
+from numerics.oracle.rounding_model.bounds import BoundRule, rule_of
 
 MATMUL = {"highest": 0.0, "high": 2.0**-11, "medium": 2.0**-8}  # torch.set_float32_matmul_precision
 FLOAT32 = 2.0**-24
@@ -27,14 +27,14 @@ NARROW = {torch.float32, torch.bfloat16, torch.float16}
 
 
 @dataclass
-class Trace:
+class AtenTrace:
     """The operations of torch.ops.aten that a reference runs, in order, with the length of their longest sums."""
 
     calls: list[tuple[str, int]] = field(default_factory=list)
     casts: set[torch.dtype] = field(default_factory=set)  # that round the reference itself
 
     @property
-    def rules(self) -> dict[str, Rule]:
+    def rules(self) -> dict[str, BoundRule]:
         """Return the rows that allow an error, by name."""
         return {name: rule_of(name) for name, _ in self.calls if not rule_of(name).exact}
 
@@ -58,7 +58,7 @@ class Tracing(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.trace = Trace()
+        self.trace = AtenTrace()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -79,7 +79,7 @@ class RoundingErrors(TorchDispatchMode):
     inputs to this dtype, as autocast does.
     """
 
-    def __init__(self, trace: Trace, dtype: torch.dtype, seed: int = 0, cast: bool = False) -> None:
+    def __init__(self, trace: AtenTrace, dtype: torch.dtype, seed: int = 0, cast: bool = False) -> None:
         super().__init__()
         self.calls: Iterator[tuple[str, int]] = iter(trace.calls)
         self.dtype = dtype

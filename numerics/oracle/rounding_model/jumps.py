@@ -24,7 +24,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from numerics.oracle.rounding_model.bounds import rule_of
-from numerics.oracle.rounding_model.errors import RoundingErrors, Trace, is_wide, operator_name, tensors_of
+from numerics.oracle.rounding_model.errors import (
+    AtenTrace,
+    RoundingErrors,
+    is_wide,
+    operator_name,
+    tensors_of,
+)
 from numerics.oracle.rounding_model.measure import factor, ulp
 
 LARGEST = 1 << 24  # elements of arguments that are kept
@@ -38,7 +44,7 @@ Run = Callable[[AbstractContextManager[Any]], Any]
 class Arguments(RoundingErrors):
     """Keep the rounded arguments of operations that allow no error of theirs."""
 
-    def __init__(self, trace: Trace, dtype: torch.dtype, seed: int, cast: bool) -> None:
+    def __init__(self, trace: AtenTrace, dtype: torch.dtype, seed: int, cast: bool) -> None:
         super().__init__(trace, dtype, seed, cast)
         self.place = -1
         self.inputs: Inputs = {}
@@ -109,7 +115,7 @@ class Flips(TorchDispatchMode):
         return leaf + band * signs if isinstance(leaf, Tensor) else leaf + float(band * signs)
 
 
-def jumping(run: Run, trace: Trace, dtype: torch.dtype, cast: bool) -> list[Any] | None:
+def jumping(run: Run, trace: AtenTrace, dtype: torch.dtype, cast: bool) -> list[Any] | None:
     """Return the runs of a reference with arguments beyond a jump: empty if it has none, None if they fail."""
     try:
         bands = _bands(run, trace, dtype, cast)
@@ -128,7 +134,7 @@ def slack(exact: Tensor, samples: Sequence[Tensor]) -> Tensor:
     return (total / len(samples)).sqrt() * factor(exact.numel())
 
 
-def _bands(run: Run, trace: Trace, dtype: torch.dtype, cast: bool) -> Inputs:
+def _bands(run: Run, trace: AtenTrace, dtype: torch.dtype, cast: bool) -> Inputs:
     """Return how far rounding may move the arguments."""
     first = Arguments(trace, dtype, 0, cast)
     run(first)

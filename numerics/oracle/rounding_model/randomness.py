@@ -14,7 +14,7 @@ UNITS = (
 )
 
 
-class Results(Protocol):
+class CallResults(Protocol):
     """Results and gradients of a call."""
 
     @property
@@ -41,7 +41,7 @@ class Randomness:
         after = self._states()
         self.drawn = any(not torch.equal(one, other) for one, other in zip(self.before, after, strict=True))
 
-    def differ(self, first: Results, repeat: Callable[[], Results]) -> bool:
+    def differ(self, first: CallResults, repeat: Callable[[], CallResults]) -> bool:
         """Return whether a second call has other results or gradients. It runs only where it may."""
         if self.always or self.drawn:
             second = repeat()

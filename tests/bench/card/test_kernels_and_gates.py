@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bench.card import gates, kernels
-from bench.card.checks import Card, Check
+from bench.card.checks import CardCheck, CheckedDevice
 from bench.card.kernels import KernelResult
 from bench.workers import BenchError
 from gpt2.hardware.gpu_specs import TARGETS
@@ -43,13 +43,13 @@ class Workers:
 
 def kernel_lines(
     monkeypatch: pytest.MonkeyPatch, found: list[str], card: ResolvedTarget = H200, **results: Any
-) -> dict[str, Check]:
+) -> dict[str, CardCheck]:
     workers = Workers(
         selected_kernels=lambda resolved: (["cudnn", "flash", "efficient"], found),
         measure_kernel=lambda resolved, kernel, shape: results.get(kernel, GOOD),
     )
     monkeypatch.setattr(kernels, "Worker", workers)
-    return {check.name: check for check in kernels.kernel_checks(Card(card, Path("none")))}
+    return {check.name: check for check in kernels.kernel_checks(CheckedDevice(card, Path("none")))}
 
 
 def test_equal_kernels_on_a_gpu_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,8 @@ def gate_lines(monkeypatch: pytest.MonkeyPatch, card: ResolvedTarget = H200, **f
     )
     monkeypatch.setattr(gates, "Worker", workers)
     return {
-        check.name.partition(": ")[2]: check.verdict for check in gates.gate_checks(Card(card, Path("none")))
+        check.name.partition(": ")[2]: check.verdict
+        for check in gates.gate_checks(CheckedDevice(card, Path("none")))
     }
 
 

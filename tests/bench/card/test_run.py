@@ -10,24 +10,24 @@ import pytest
 
 from bench.card import __main__ as script
 from bench.card import gates, kernels, run
-from bench.card.checks import Card, Check, NotRunError, Question, judge
+from bench.card.checks import CardCheck, CheckedDevice, NotRunError, Question, judge
 from bench.cases import Sizes
 
 
-def agrees(card: Card) -> Iterator[Check]:
+def agrees(card: CheckedDevice) -> Iterator[CardCheck]:
     yield judge("agrees", "1", "1", True)
 
 
-def differs(card: Card) -> Iterator[Check]:
+def differs(card: CheckedDevice) -> Iterator[CardCheck]:
     yield judge("differs", "1", "2 & <3>", False)
 
 
-def raises(card: Card) -> Iterator[Check]:
+def raises(card: CheckedDevice) -> Iterator[CardCheck]:
     yield judge("before", "1", "1", True)
     raise RuntimeError("first line\nsecond line")
 
 
-def cannot(card: Card) -> Iterator[Check]:
+def cannot(card: CheckedDevice) -> Iterator[CardCheck]:
     raise NotRunError("no such kernel")
     yield
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bench.card import speed
-from bench.card.checks import Card, Check
+from bench.card.checks import CardCheck, CheckedDevice
 from bench.workers import BenchError
 from gpt2.hardware.gpu_specs import TARGETS
 from gpt2.hardware.resolve import ResolvedTarget
@@ -29,7 +29,7 @@ def sample(tokens_per_second: float, gib: float) -> dict[str, Any]:
     }
 
 
-def lines(monkeypatch: pytest.MonkeyPatch, micro: int = 64, **changes: Any) -> dict[str, Check]:
+def lines(monkeypatch: pytest.MonkeyPatch, micro: int = 64, **changes: Any) -> dict[str, CardCheck]:
     """Check these samples. changes: of B, plain, RALEARN."""
     speeds = {
         "B": sample(495_000, 20),
@@ -48,7 +48,7 @@ def lines(monkeypatch: pytest.MonkeyPatch, micro: int = 64, **changes: Any) -> d
 
     monkeypatch.setattr(speed, "open_workers", open_workers)
     monkeypatch.setattr(speed, "planned_micro", lambda card, shape: micro)
-    return {check.name: check for check in speed.speed_checks(Card(H200, Path("none")))}
+    return {check.name: check for check in speed.speed_checks(CheckedDevice(H200, Path("none")))}
 
 
 def test_goals_and_estimate_that_are_reached_pass(monkeypatch: pytest.MonkeyPatch) -> None:

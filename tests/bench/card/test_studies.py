@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bench.card import disturbed_train, studies
-from bench.card.checks import Card, NotRunError
+from bench.card.checks import CheckedDevice, NotRunError
 from bench.card.disturbed_train import VARIABLE, Disturbance
 from gpt2.config.config import ANY_TARGET
 from gpt2.hardware.resolve import resolve
@@ -29,11 +29,13 @@ SMALL = {
 
 
 @pytest.fixture
-def card(tmp_path: Path) -> Card:
-    return Card(resolve(ANY_TARGET), tmp_path)
+def card(tmp_path: Path) -> CheckedDevice:
+    return CheckedDevice(resolve(ANY_TARGET), tmp_path)
 
 
-def test_a_study_is_stopped_by_its_training_process(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_is_stopped_by_its_training_process(
+    card: CheckedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(VARIABLE, "")  # restored after the test
     values = studies.COMMON | SMALL | data_folder()
     arguments = (card.folder / studies.STOPPED, studies.SPECIFICATIONS[True], values, Disturbance(stop_at=2))
@@ -42,7 +44,7 @@ def test_a_study_is_stopped_by_its_training_process(card: Card, monkeypatch: pyt
         studies.losses(card, studies.STOPPED, "B")
 
 
-def test_a_study_without_a_record_is_not_run(card: Card) -> None:
+def test_a_study_without_a_record_is_not_run(card: CheckedDevice) -> None:
     with pytest.raises(NotRunError, match="the undisturbed run of B has no record"):
         studies.finished(card, studies.UNDISTURBED, "B")
     with pytest.raises(NotRunError, match="the budget study has no plan"):
@@ -59,7 +61,7 @@ def test_a_study_without_a_record_is_not_run(card: Card) -> None:
     ],
 )
 def test_losses_are_compared(
-    card: Card,
+    card: CheckedDevice,
     monkeypatch: pytest.MonkeyPatch,
     resumed: list[float],
     limit: float,
@@ -132,10 +134,12 @@ def test_memory_of_every_gpu_is_limited_to_a_share(monkeypatch: pytest.MonkeyPat
     assert shares[2:] == [(1.0, 0), (1.0, 1)]
 
 
-def test_the_undisturbed_study_runs_once_for_all_checks(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_undisturbed_study_runs_once_for_all_checks(
+    card: CheckedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started: list[str] = []
 
-    def run(card: Card, label: str) -> None:
+    def run(card: CheckedDevice, label: str) -> None:
         started.append(label)
         studies.study_folder(card, label).mkdir(parents=True)
 

@@ -10,7 +10,7 @@ import pytest
 
 from bench import suite
 from bench.suites import evaluation
-from bench.suites.evaluation import Sample, Whole, evaluate_once, rows_of, scored_tokens, table
+from bench.suites.evaluation import EvaluationTiming, Whole, evaluate_once, rows_of, scored_tokens, table
 from bench.temporary_studies import configure_study
 from gpt2.config.config import TargetConfig
 from gpt2.data import tokenizer
@@ -72,8 +72,8 @@ def test_scored_tokens_are_truncated_at_the_block_size() -> None:
 # --- arithmetic
 
 
-def sample(case: str, validation_seconds: float, hellaswag_seconds: float, peak: int = 1) -> Sample:
-    return Sample(case, 500, validation_seconds, 5, 100, hellaswag_seconds, peak)
+def sample(case: str, validation_seconds: float, hellaswag_seconds: float, peak: int = 1) -> EvaluationTiming:
+    return EvaluationTiming(case, 500, validation_seconds, 5, 100, hellaswag_seconds, peak)
 
 
 def test_the_table_extrapolates_a_share_by_its_tokens() -> None:
@@ -104,7 +104,7 @@ def test_the_table_extrapolates_a_share_by_its_tokens() -> None:
 
 
 def test_a_complete_measurement_is_not_called_extrapolated() -> None:
-    whole = Sample("B", 1000, 1.0, 50, 2000, 30.0, 1)
+    whole = EvaluationTiming("B", 1000, 1.0, 50, 2000, 30.0, 1)
     rows = rows_of([whole], {"B": 250.0}, WHOLE)
     assert rows[0]["hellaswag_seconds"]["median"] == 30.0
     assert "EXTRAPOLATED" not in str(table(rows, [whole], WHOLE))

@@ -28,7 +28,9 @@ def test_a_monitor_that_changes_a_number_is_named(monkeypatch: pytest.MonkeyPatc
     step = monitor.MonitoredStep(SMALL)
     unchanged = monitor.MonitoredStep.run
 
-    def changed(self: monitor.MonitoredStep, mode: monitor.Mode | None) -> tuple[StepResult, float, float]:
+    def changed(
+        self: monitor.MonitoredStep, mode: monitor.MonitorMode | None
+    ) -> tuple[StepResult, float, float]:
         result, wall, cpu = unchanged(self, mode)
         if mode and mode.targets == ("attention",):
             self.stepper.model.head.data.view(-1)[3] += 1e-6
@@ -39,7 +41,7 @@ def test_a_monitor_that_changes_a_number_is_named(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_cost_is_taken_within_a_round_and_divided_among_the_steps() -> None:
-    mode = monitor.Mode("x", ("grad",), 10)
+    mode = monitor.MonitorMode("x", ("grad",), 10)
     samples = [
         {"case": case, "wall": wall, "cpu": wall}
         for case, wall in ((monitor.PLAIN, 1.0), ("x", 2.0), (monitor.PLAIN, 10.0), ("x", 15.0))

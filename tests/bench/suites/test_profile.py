@@ -14,7 +14,7 @@ from bench.cases import Shape
 from bench.reference_gpt import PlainGPT
 from bench.runner import case_worker
 from bench.suites import profile
-from bench.workers import BenchError, Worker
+from bench.workers import BenchError, BenchWorker
 from gpt2.config.config import ANY_TARGET, TargetConfig
 from gpt2.hardware import attention_kernels, resolve
 from gpt2.model.transformer import GPT2
@@ -121,7 +121,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def replace_calls(monkeypatch: pytest.MonkeyPatch, profile_case: Callable[..., dict[str, Any]]) -> None:
     """Let `profile_case` stand in for what a worker calls."""
-    monkeypatch.setattr(Worker, "call", lambda worker, function, *key, limit_seconds: profile_case(*key))
+    monkeypatch.setattr(BenchWorker, "call", lambda worker, function, *key, limit_seconds: profile_case(*key))
 
 
 def test_a_case_that_fails_is_skipped_and_the_others_are_saved(

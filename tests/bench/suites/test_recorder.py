@@ -27,16 +27,18 @@ def test_every_mode_is_timed_in_every_round_and_changes_no_number(
 
 
 def test_a_recorder_that_changes_a_number_is_named(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
-    step = recorder.RecordedStep(SMALL)
-    unchanged = recorder.RecordedStep.run
+    step = recorder.RecorderStep(SMALL)
+    unchanged = recorder.RecorderStep.run
 
-    def changed(self: recorder.RecordedStep, mode: recorder.Mode | None) -> tuple[StepResult, float, float]:
+    def changed(
+        self: recorder.RecorderStep, mode: recorder.RecorderMode | None
+    ) -> tuple[StepResult, float, float]:
         result, wall, cpu = unchanged(self, mode)
         if mode and mode.level == "mix":
             self.stepper.model.head.data.view(-1)[3] += 1e-6
         return result, wall, cpu
 
-    monkeypatch.setattr(recorder.RecordedStep, "run", changed)
+    monkeypatch.setattr(recorder.RecorderStep, "run", changed)
     assert step.differing(recorder.MODES) == ["mix, statistics"]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from bench.suite import SuiteResult
 from bench.suites import scale
-from bench.workers import Worker
+from bench.workers import BenchWorker
 from gpt2.system import ranks
 from tests.bench.sessions import run_small
 
@@ -36,7 +36,7 @@ def first_rank_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return plain(arrangement, shape) if arrangement.ranks > 1 else alone
 
     def worker(name: str, heap: str) -> Any:
-        return ThisProcess() if name.endswith("rank 0") else Worker(name, heap)
+        return ThisProcess() if name.endswith("rank 0") else BenchWorker(name, heap)
 
     for name in (*ranks.VARIABLES, "LOCAL_WORLD_SIZE"):
         monkeypatch.setenv(name, "0")  # time_rank sets them

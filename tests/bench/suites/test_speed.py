@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench.cases import SHAPES, Shape
-from bench.runner import Sample, rows_of
+from bench.runner import CaseTiming, rows_of
 from bench.suites import speed
 from bench.workers import BenchError
 from gpt2.config.config import ANY_TARGET
@@ -24,7 +24,7 @@ from tests.bench.sessions import SHAPE, measured, replace_workers, run_small, sa
 def test_the_table_states_the_step_and_the_ratios(effective: int, each: str, batch: str) -> None:
     shape = replace(SHAPE, effective=effective)
     speeds = {"plain": 100.0, "B": 150.0, "RALEARN": 120.0}
-    samples = [Sample(case, micro, 0, **measured(speeds[case])) for case, micro in shape.cases]
+    samples = [CaseTiming(case, micro, 0, **measured(speeds[case])) for case, micro in shape.cases]
     (stage,) = speed.stages(shape, False, 3, 1.0, None)
     shown = str(speed.table(stage, rows_of(shape, samples, None)))
     assert "1.50 [1.50, 1.50]" in shown

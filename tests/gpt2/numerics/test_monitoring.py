@@ -15,7 +15,7 @@ from gpt2.config.monitor import MonitorSettings
 from gpt2.numerics.monitoring import RunMonitor, keep_checkpoint
 from gpt2.system.errors import UserError
 from gpt2.train.step import NotFiniteError, Stepper
-from gpt2.train.trainer import Run
+from gpt2.train.trainer import TrainingRun
 from numerics.monitor.control import change_control
 from numerics.monitor.tables import ALL, KINDS, STATISTICS, read_table, table_files
 from numerics.monitor.triggers import read_triggers
@@ -136,7 +136,7 @@ def not_a_number(stepper: Stepper) -> Any:
     )
 
 
-def inject(run: Run, fault: Fault, iteration: int) -> None:
+def inject(run: TrainingRun, fault: Fault, iteration: int) -> None:
     """Inject a fault into one step of this process."""
     plain = run.stepper.step
 

@@ -30,7 +30,7 @@ from gpt2.system.rank_launcher import free_port
 from gpt2.system.signals import Stop
 from gpt2.train import sharding  # noqa: F401  (loaded before the fork)
 from gpt2.train.step import Stepper
-from gpt2.train.trainer import Run
+from gpt2.train.trainer import TrainingRun
 from ra.admission.trained import examine_trained
 from ra.variants import variant
 from tests import small_runs
@@ -57,7 +57,7 @@ def configuration(texts: Path, dropout: float = 0.0, tree: bool = False, sharded
     )
 
 
-def start(spec: dict[str, Any], simulated: int = 1) -> Run:
+def start(spec: dict[str, Any], simulated: int = 1) -> TrainingRun:
     """Start or resume the run, of as many ranks as there are. simulated: ranks of a replay in one process."""
     settings = {name: spec[name] for name in ("dropout", "tree", "sharded") if name in spec}
     config = configuration(Path(spec["texts"]), **settings)
@@ -70,12 +70,12 @@ def start(spec: dict[str, Any], simulated: int = 1) -> Run:
         own = dataclasses.replace(
             own, monitor=MonitorSettings(True, 1, ("all",), ("nan", "spike", "grad_norm"))
         )
-    started = Run(plan, own, run.resolved, chosen.parts, run.stop, examine_trained, shared=config)
+    started = TrainingRun(plan, own, run.resolved, chosen.parts, run.stop, examine_trained, shared=config)
     started.stepper.simulated_ranks = simulated
     return started
 
 
-def disturb(run: Run, action: str) -> None:
+def disturb(run: TrainingRun, action: str) -> None:
     """Disturb this rank."""
     plain = Stepper.step
     if action == "data":

@@ -9,7 +9,7 @@ import torch
 
 from gpt2.config.config import Config
 from gpt2.system.signals import Stop
-from gpt2.train.trainer import WARM_UP_STEPS, Run
+from gpt2.train.trainer import WARM_UP_STEPS, TrainingRun
 from ra.settings import AlternationSettings
 from tests import small_runs
 from tests.small_runs import StopAfter
@@ -32,7 +32,9 @@ def compiled_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def start(directory: Path, texts: Path, *, compile: bool, every: int, stop: Stop | None = None) -> Run:
+def start(
+    directory: Path, texts: Path, *, compile: bool, every: int, stop: Stop | None = None
+) -> TrainingRun:
     config: Config = small_runs.configuration(texts, ITERATIONS)
     evaluation = dataclasses.replace(config.evaluation, interval_tokens=0)
     target = dataclasses.replace(config.target, compile=compile)
@@ -41,7 +43,7 @@ def start(directory: Path, texts: Path, *, compile: bool, every: int, stop: Stop
     return small_runs.start(directory, config, "RALEARN", stop, alternation=hard)
 
 
-def clocks_of_steps(run: Run) -> list[str]:
+def clocks_of_steps(run: TrainingRun) -> list[str]:
     """Train the run to its end. Returns the clock of each step."""
     observed: list[str] = []
     step = run.stepper.step

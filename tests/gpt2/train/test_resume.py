@@ -24,7 +24,7 @@ def a_state() -> dict[str, Any]:
     return copy.deepcopy({"model": dict(MODEL.state_dict()), "optimizer": OPTIMIZER.state_dict()})
 
 
-def loaded(folder: Path, state: Any, iteration: int = 5) -> checkpoint.Loaded:
+def loaded(folder: Path, state: Any, iteration: int = 5) -> checkpoint.LoadedCheckpoint:
     checkpoint.save(folder, iteration, state, {})
     found = checkpoint.load_latest(folder)
     assert found

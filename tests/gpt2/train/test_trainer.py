@@ -19,7 +19,7 @@ from gpt2.train.fingerprint import digest, schedule_digest
 from gpt2.train.resume import RunError
 from gpt2.train.run_plan import WARM_UP_STEPS
 from gpt2.train.step import NotFiniteError
-from gpt2.train.trainer import Run
+from gpt2.train.trainer import TrainingRun
 from tests import small_runs
 from tests.small_runs import StopAfter, outcome, same, start
 
@@ -279,9 +279,9 @@ def wsd(texts: Path) -> Config:
     return small_runs.configuration(texts, ITERATIONS, schedule=("wsd", 0.3))
 
 
-def with_warmup(run: Run, warmup: int) -> Run:
+def with_warmup(run: TrainingRun, warmup: int) -> TrainingRun:
     plan = dataclasses.replace(run.plan, warmup_iterations=warmup)
-    return Run(plan, run.config, run.resolved, None, run.stop)
+    return TrainingRun(plan, run.config, run.resolved, None, run.stop)
 
 
 def test_a_run_is_not_resumed_with_another_warm_up(tmp_path: Path, texts: Path) -> None:

@@ -13,13 +13,13 @@ from gpt2.artifacts import provenance
 from numerics import ConfigChecker, NumericsError
 from numerics.check_config import compare_zips
 from numerics.checklist import variables
-from numerics.checklist.checks import EQUAL, FATAL, HARMLESS, NOT_RECORDED, SUSPECT, Check
+from numerics.checklist.checks import EQUAL, FATAL, HARMLESS, NOT_RECORDED, SUSPECT, ChecklistRow
 from numerics.checklist.pack import code_digest
 from numerics.checklist.snapshot import read_snapshot
 from tests.numerics.checklist.packed import pack, small_model
 
 
-def differing(tmp_path: Path, change: Callable[[Any], Any]) -> list[Check]:
+def differing(tmp_path: Path, change: Callable[[Any], Any]) -> list[ChecklistRow]:
     found = compare_zips(pack(tmp_path / "a.zip"), pack(tmp_path / "b.zip", change))
     return [check for check in found.checks if check.status != EQUAL]
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from numerics import ConfigChecker
 from numerics.check_config import compare_zips
-from numerics.checklist.checks import EQUAL, FATAL, NO_DIGEST, NOT_RECORDED, Check
+from numerics.checklist.checks import EQUAL, FATAL, NO_DIGEST, NOT_RECORDED, ChecklistRow
 from numerics.checklist.structure import tensor_digest
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's prototypes
@@ -30,7 +30,7 @@ class Holder(nn.Module):
         self.register_buffer("table", value)
 
 
-def compared(tmp_path: Path, *values: Tensor) -> list[Check]:
+def compared(tmp_path: Path, *values: Tensor) -> list[ChecklistRow]:
     paths = [tmp_path / f"{place}.zip" for place in range(2)]
     for path, value in zip(paths, values, strict=True):
         torch.manual_seed(0)

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench.numerics.clean import CLEAN, answer, every_kernel, threads
-from bench.numerics.corpus import MODES, Corpus
-from bench.numerics.faults import ADAMW, CHECKSUMS, MODULES, VALUES, Fault
+from bench.numerics.corpus import MODES, FaultCorpus
+from bench.numerics.faults import ADAMW, CHECKSUMS, MODULES, VALUES, PlantedFault
 from bench.numerics.models import OURS, record
 from numerics import Recorder, RecorderConfig
 from numerics.compare.judge import GROWTH, REPLAY
@@ -25,7 +25,7 @@ from numerics.compare.replay import replayed_error
 from numerics.compare.run import compare_records
 
 
-def mode_of(place: int, pair: Fault, kind: str) -> str:
+def mode_of(place: int, pair: PlantedFault, kind: str) -> str:
     """Return the mode of one pair of our model: values and checksums in turn. `make bench SUITE=numerics` has each."""
     if kind != OURS or pair.golden.optimizer:
         return MODULES
@@ -41,12 +41,12 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    return Corpus(tmp_path_factory.mktemp("corpus"))
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> FaultCorpus:
+    return FaultCorpus(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.mark.parametrize(("pair", "kind", "mode"), CASES)
-def test_a_clean_pair_is_no_divergence(pair: Fault, kind: str, mode: str, corpus: Corpus) -> None:
+def test_a_clean_pair_is_no_divergence(pair: PlantedFault, kind: str, mode: str, corpus: FaultCorpus) -> None:
     found = answer(corpus, pair, kind, mode)
     assert found.right, found.found
     most = (

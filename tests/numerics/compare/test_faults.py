@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from bench.numerics.clean import math_attention
-from bench.numerics.corpus import Corpus, record_run
-from bench.numerics.faults import CHECKSUMS, FAULTS, MODULES, VALUES, Fault, Run
+from bench.numerics.corpus import FaultCorpus, record_run
+from bench.numerics.faults import CHECKSUMS, FAULTS, MODULES, VALUES, PairSide, PlantedFault
 from bench.numerics.models import OURS, TRANSFORMERS, adamw
 from numerics.compare.run import compare_records
 
 
-def mode_of(place: int, fault: Fault, kind: str) -> str:
+def mode_of(place: int, fault: PlantedFault, kind: str) -> str:
     """Return checksums for one of the models, in turn, and for the other model its further mode."""
     further = VALUES if kind == OURS else MODULES
     in_turn = CHECKSUMS if place % 2 == (kind == TRANSFORMERS) else further
@@ -29,8 +29,8 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    return Corpus(tmp_path_factory.mktemp("corpus"))
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> FaultCorpus:
+    return FaultCorpus(tmp_path_factory.mktemp("corpus"))
 
 
 def test_the_corpus_has_thirty_faults_and_the_cases_of_the_guide() -> None:
@@ -48,7 +48,7 @@ def test_the_corpus_has_thirty_faults_and_the_cases_of_the_guide() -> None:
 
 
 @pytest.mark.parametrize(("fault", "kind", "mode"), CASES)
-def test_the_fault_is_named(fault: Fault, kind: str, mode: str, corpus: Corpus) -> None:
+def test_the_fault_is_named(fault: PlantedFault, kind: str, mode: str, corpus: FaultCorpus) -> None:
     answer = corpus.answer(fault, kind, mode)
     assert answer.right, answer.found
 
@@ -63,11 +63,11 @@ def test_the_fault_is_named(fault: Fault, kind: str, mode: str, corpus: Corpus) 
     ids=["rate, values", "rate, modules", "decay on norms, checksums"],
 )
 def test_a_wrong_optimizer_is_named_where_gradients_differ_by_rounding(
-    wrong: dict[str, Any], groups: str, mode: str, corpus: Corpus
+    wrong: dict[str, Any], groups: str, mode: str, corpus: FaultCorpus
 ) -> None:
     right = {"decay": 1.0} if "decay" in wrong else {}
-    golden = corpus.golden(Run(optimizer=adamw(**right), steps=2), OURS, mode)
-    target = Run(optimizer=adamw(**wrong), steps=2, around=math_attention)
+    golden = corpus.golden(PairSide(optimizer=adamw(**right), steps=2), OURS, mode)
+    target = PairSide(optimizer=adamw(**wrong), steps=2, around=math_attention)
     comparison = compare_records(record_run(corpus.folder, target, OURS, mode), golden)
     assert comparison.steps[0].judgement.verdict == "rounding"
     assert comparison.first
@@ -76,6 +76,6 @@ def test_a_wrong_optimizer_is_named_where_gradients_differ_by_rounding(
     assert groups in first.why
 
 
-def test_a_record_without_order_hides_an_order(corpus: Corpus) -> None:
+def test_a_record_without_order_hides_an_order(corpus: FaultCorpus) -> None:
     hidden = [fault for fault in FAULTS if fault.hidden]
     assert [corpus.answer(fault, TRANSFORMERS, MODULES).right for fault in hidden] == [False] * len(hidden)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bench.numerics.models import IDS, Batch, transformers_gpt2
+from bench.numerics.models import IDS, MicroBatches, transformers_gpt2
 from numerics.__main__ import main
 from numerics.compare.join.micro_batches import join_micro_batches
 from numerics.compare.records import read_record
@@ -20,7 +20,7 @@ from tests.numerics.compare.small_models import STATISTICS, TENSORS, compared, o
 
 def test_joined_statistics_are_those_of_the_joined_tensor(tmp_path: Path) -> None:
     """The values were recorded, so that the statistics of the joined tensor can be computed."""
-    parts = read_record(record(tmp_path, ours(), Batch(parts=4), **TENSORS) / "rank0")
+    parts = read_record(record(tmp_path, ours(), MicroBatches(parts=4), **TENSORS) / "rank0")
     whole = read_record(record(tmp_path, ours(), **TENSORS) / "rank0")
     joined, other, notes = join_micro_batches(parts, whole)
     assert "4 micro-batches against 1" in notes[0]
@@ -43,10 +43,10 @@ def test_a_fault_in_micro_batches_is_named(tmp_path: Path) -> None:
     model = ours()
     model.get_submodule("blocks.1.norm2").eps = 1e-3  # type: ignore[assignment]
     whole = record(tmp_path, ours(), **STATISTICS)
-    found = compared(record(tmp_path, model, Batch(parts=2), **STATISTICS), whole).first
+    found = compared(record(tmp_path, model, MicroBatches(parts=2), **STATISTICS), whole).first
     assert found
     assert found[1].module == "blocks.1.norm2"
-    unaveraged = record(tmp_path, ours(), Batch(parts=2, scale=0.5), level="L0")
+    unaveraged = record(tmp_path, ours(), MicroBatches(parts=2, scale=0.5), level="L0")
     found = compared(unaveraged, whole).first
     assert found
     assert found[1].cause == "gradient"
@@ -68,7 +68,7 @@ def test_micro_batches_are_joined_where_functions_alone_were_recorded(
     ids = torch.cat([IDS, IDS + 1, IDS + 2]) % 199 if 3 in parts else IDS
 
     def recorded(model: nn.Module, parts: int, scale: float = 0.25) -> Path:
-        return record(tmp_path, model, Batch(ids, parts, scale), level="L1", task=task)
+        return record(tmp_path, model, MicroBatches(ids, parts, scale), level="L1", task=task)
 
     golden = recorded(make(), parts[1])
     found = compared(recorded(make(), parts[0]), golden)
@@ -85,7 +85,7 @@ def test_micro_batches_are_joined_where_functions_alone_were_recorded(
 @pytest.mark.parametrize("settings", [{"level": "L0"}, {"level": "mix"}])
 def test_three_micro_batches_against_two(settings: dict[str, str], tmp_path: Path) -> None:
     ids = torch.cat([IDS, IDS + 1, IDS + 2]) % 199
-    three, two = (record(tmp_path, ours(), Batch(ids, parts), **settings) for parts in (3, 2))
+    three, two = (record(tmp_path, ours(), MicroBatches(ids, parts), **settings) for parts in (3, 2))
     assert compared(three, two).verdict == "rounding"
 
 

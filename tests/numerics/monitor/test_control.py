@@ -6,7 +6,7 @@ import pytest
 
 from numerics.errors import NumericsError
 from numerics.monitor.control import ControlFile, change_control, read_control
-from numerics.monitor.targets import Target, parse_targets, plain_name
+from numerics.monitor.targets import MonitorTarget, parse_targets, plain_name
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_targets_are_switched_on_and_off(tmp_path: Path) -> None:
     change_control(tmp_path, ["grad:blocks.3", "actv"])
     change_control(tmp_path, ["actv"])
     assert control.poll()
-    assert control.targets == (Target("grad", "blocks.3"), Target("actv"))
+    assert control.targets == (MonitorTarget("grad", "blocks.3"), MonitorTarget("actv"))
     assert not control.poll()
     change_control(tmp_path, ["param"], ["grad:blocks.3"])
     assert list(map(str, read_control(tmp_path))) == ["actv", "param"]
@@ -67,6 +67,6 @@ def test_a_file_that_cannot_be_used_changes_nothing_and_can_be_replaced(tmp_path
     (tmp_path / "control.json").write_text(content)
     assert control.poll()
     assert control.problem
-    assert control.targets == (Target("param"),)
+    assert control.targets == (MonitorTarget("param"),)
     change_control(tmp_path, ["adam"], ["all"])
     assert list(map(str, read_control(tmp_path))) == ["adam"]

@@ -18,7 +18,7 @@ from numerics.oracle.check import Oracle
 from numerics.oracle.gpt2_shapes import Shapes, gpt2_operations
 from numerics.oracle.operation import Operation
 from numerics.oracle.parties import BOTH, LARGER, NOT_LARGER, OTHER_WRONG, WORSE, parties, read_results
-from numerics.oracle.report import Report, report_document, results_json, write_report
+from numerics.oracle.report import OracleReport, report_document, results_json, write_report
 from numerics.oracle.results import Check, as_json, from_json
 from numerics.oracle.rounding_model.measure import Measure
 from pages.document import render_terminal
@@ -76,12 +76,12 @@ def test_a_faulty_device_is_wrong_alone_and_the_other_way_round(tmp_path: Path) 
     assert isinstance(ORACLE_FAULTS[0].device(), FaultyDevice)
     for oracle, name in ((right, "right"), (faulty, "faulty")):
         oracle.check(operation)
-        write_report(Report(name, "one operation", oracle.checks, []), tmp_path / name)
+        write_report(OracleReport(name, "one operation", oracle.checks, []), tmp_path / name)
     pairs, alone = parties(faulty.checks, read_results(tmp_path / "right"))
     assert ([pair.grade for pair in pairs], alone) == ([WORSE], 0)
     pairs, _ = parties(right.checks, read_results(tmp_path / "faulty" / "oracle.json"))
     assert [pair.grade for pair in pairs] == [OTHER_WRONG]
-    report = Report("faulty", "one operation", faulty.checks, [], "right", pairs)
+    report = OracleReport("faulty", "one operation", faulty.checks, [], "right", pairs)
     shown = " ".join(render_terminal(report_document(report)).split())
     assert "times what rounding allows" in shown
     assert "section 2.4.2" in shown
@@ -102,13 +102,13 @@ def check(distance: float, ratio: float, digest: str = "d") -> Check:
     ],
 )
 def test_the_gap_is_graded(mine: Check, other: Check, grade: str, tmp_path: Path) -> None:
-    write_report(Report("other", "s", [other], []), tmp_path)
+    write_report(OracleReport("other", "s", [other], []), tmp_path)
     pairs, _ = parties([mine], read_results(tmp_path))
     assert [pair.grade for pair in pairs] == [grade]
 
 
 def test_other_inputs_are_no_partner(tmp_path: Path) -> None:
-    write_report(Report("other", "s", [check(1e-7, 0.5, "another")], []), tmp_path)
+    write_report(OracleReport("other", "s", [check(1e-7, 0.5, "another")], []), tmp_path)
     assert parties([check(1e-7, 0.5)], read_results(tmp_path)) == ([], 1)
 
 
@@ -183,7 +183,7 @@ def test_the_example_of_the_page_prints_its_verdicts(capsys: pytest.CaptureFixtu
 
 
 def test_the_page_has_the_histogram_and_the_table_of_bounds() -> None:
-    report = Report("cpu", "s", [check(1e-7, 0.5), check(1e-3, 9.0)], [])
+    report = OracleReport("cpu", "s", [check(1e-7, 0.5), check(1e-3, 9.0)], [])
     page = render_html(report_document(report))
     assert '"heatmap"' in page
     assert "What rounding allows" in page

@@ -19,7 +19,7 @@ from numerics.oracle.check import Oracle
 from numerics.oracle.command import check_all
 from numerics.oracle.operation import Operation, reference
 from numerics.oracle.record import operations
-from numerics.oracle.report import Report, results_json, write_report
+from numerics.oracle.report import OracleReport, results_json, write_report
 from numerics.oracle.results import Check, Skipped
 
 X = torch.randn(8, 12, generator=torch.Generator().manual_seed(1))
@@ -110,7 +110,7 @@ def recorded(
     return folder
 
 
-def checked(folder: Path, **options: Any) -> Report:
+def checked(folder: Path, **options: Any) -> OracleReport:
     return check_all(operations(folder), "test", "cpu", extremes=False, **options)
 
 
@@ -155,7 +155,7 @@ def test_the_counts_of_a_record_add_up(tmp_path: Path) -> None:
         assert report.counts in str(write_text(report, tmp_path))
 
 
-def write_text(report: Report, folder: Path) -> str:
+def write_text(report: OracleReport, folder: Path) -> str:
     from numerics.oracle.report import report_document
     from pages.document import render_terminal
 

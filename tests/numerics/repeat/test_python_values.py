@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from numerics import NumericsError, repeat_step
 from numerics.repeat import conclude
 from numerics.repeat.report import Repetition
-from numerics.repeat.trace import Event, Trace, first_difference
+from numerics.repeat.trace import OperationEvent, Trace, first_difference
 
 X = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
 
@@ -99,7 +99,7 @@ def test_a_value_that_python_read_from_a_tensor_leads_to_the_operation_that_made
 def test_the_first_of_several_unequal_arguments_is_named(results: dict[str, int]) -> None:
     def trace(scalars: tuple[tuple[str, str], ...], shift: int) -> Trace:
         events = (
-            Event(
+            OperationEvent(
                 "aten.f.default", "forward", inputs=(1,), outputs=(2 + shift,), writers=(-1,), scalars=scalars
             ),
         )

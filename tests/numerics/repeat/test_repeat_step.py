@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from numerics import NumericsError, repeat_step
 from numerics.repeat import conclude
-from numerics.repeat.conclude import Finding
-from numerics.repeat.conditions import ONE_THREAD, SYNCHRONISED, Step, run_once
-from numerics.repeat.observe import Observer
+from numerics.repeat.conclude import RepeatCause
+from numerics.repeat.conditions import ONE_THREAD, SYNCHRONISED, RepeatableStep, run_once
+from numerics.repeat.observe import OperationObserver
 from numerics.repeat.report import Repetition
 from numerics.repeat.trace import BACKWARD, COMMUNICATION, FORWARD, OPTIMIZER, Trace
 
@@ -53,14 +53,14 @@ def repeated(change: Callable[[Tensor], Tensor] = F.gelu, times: int = 3, **opti
     return repeat_step(step, state, times=times, **({"threads": 2} | options))
 
 
-def first(found: Repetition) -> Finding:
+def first(found: Repetition) -> RepeatCause:
     assert found.conclusion.findings, found.text()
     return found.conclusion.findings[0]
 
 
 def traced(step: Callable[[], Any], state: Any = ()) -> Trace:
-    prepared = Step(step, state)
-    return run_once(prepared, Observer(prepared.places))
+    prepared = RepeatableStep(step, state)
+    return run_once(prepared, OperationObserver(prepared.places))
 
 
 def test_a_deterministic_step_is_reproducible_and_its_state_is_restored() -> None:
@@ -76,8 +76,10 @@ def test_a_deterministic_step_is_reproducible_and_its_state_is_restored() -> Non
 
 def test_observation_changes_no_bit_of_the_step() -> None:
     step, state = training()
-    prepared = Step(step, state)
-    observed, plain = (run_once(prepared, observer) for observer in (Observer(prepared.places), None))
+    prepared = RepeatableStep(step, state)
+    observed, plain = (
+        run_once(prepared, observer) for observer in (OperationObserver(prepared.places), None)
+    )
     assert observed.results == plain.results
     assert len(plain.results) == 1 + 6 + 18  # loss, parameters, and Adam's step and moments
 

@@ -15,9 +15,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from numerics import repeat_step
 from numerics.describe import NoValuesError, describe_tensor
 from numerics.repeat import conclude
-from numerics.repeat.conditions import Step, run_once
+from numerics.repeat.conditions import RepeatableStep, run_once
 from numerics.repeat.digest import digest
-from numerics.repeat.observe import Observer
+from numerics.repeat.observe import OperationObserver
 from numerics.repeat.report import LIMITED, Repetition, write_repetition
 from numerics.repeat.trace import Trace
 
@@ -200,8 +200,8 @@ def test_the_operation_before_a_sparse_gradient_is_named() -> None:
         sparse = torch.sparse_coo_tensor(torch.tensor([[0, 2, 3]]), values, (5,))
         return sparse.to_dense()
 
-    prepared = Step(step)
-    traces: list[Trace] = [run_once(prepared, Observer()) for _ in range(2)]
+    prepared = RepeatableStep(step)
+    traces: list[Trace] = [run_once(prepared, OperationObserver()) for _ in range(2)]
     sparse = [event for event in traces[0].events if "sparse_coo" in event.name]
     dense = [event for event in traces[0].events if "to_dense" in event.name]
     assert sparse

@@ -29,8 +29,8 @@ from numerics.stress.kernels import COMPUTING, COPYING, MEMORY, kind_of
 from numerics.stress.link_report import link_sentences
 from numerics.stress.links import LinkFault, Links, LinkStress, exchanges, pairs
 from numerics.stress.report import as_json, stress_document
-from numerics.stress.run import LINKS, Outcome, Stress
-from numerics.stress.station import Batch, Flip, Station
+from numerics.stress.run import LINKS, Stress, StressOutcome
+from numerics.stress.station import Flip, KernelRepetitions, Station
 from numerics.stress.worker import DeviceLostError, ThreadWorker
 from pages.document import render_terminal
 
@@ -94,7 +94,7 @@ def ranks(
             worker.close()
 
 
-def stressed(workers: Sequence[ThreadWorker], turns: int, names: Sequence[str] = KERNELS) -> Outcome:
+def stressed(workers: Sequence[ThreadWorker], turns: int, names: Sequence[str] = KERNELS) -> StressOutcome:
     links = LinkStress(workers, ["cpu"] * len(workers), 4)
     stress = Stress(workers, names, 3600.0, None, Rounds(len(names) + turns), 2, links)
     return stress.run()
@@ -255,13 +255,13 @@ def test_each_kind_of_work_has_an_equal_part_of_the_time(monkeypatch: pytest.Mon
 
     class Clocked:
         def __init__(self, name: str) -> None:
-            self.name, self.kind, self._answer = name, "x", Batch("", (0,), 0.0)
+            self.name, self.kind, self._answer = name, "x", KernelRepetitions("", (0,), 0.0)
 
         def request(self, method: str, *arguments: Any) -> None:
             nonlocal now
             if method == "batch":
                 now += cost[kind_of(arguments[0])]
-                self._answer = Batch(arguments[0], (0,), 1.0)
+                self._answer = KernelRepetitions(arguments[0], (0,), 1.0)
 
         def answer(self) -> Any:
             return self._answer

@@ -22,7 +22,7 @@ from numerics.stress.devices import parse_fault
 from numerics.stress.kernels import kernels
 from numerics.stress.patterns import PATTERNS
 from numerics.stress.report import as_json, compare_machines, stress_document, write_stress
-from numerics.stress.run import ALONE, ELECTION, START, TOGETHER, Outcome, Stress
+from numerics.stress.run import ALONE, ELECTION, START, TOGETHER, Stress, StressOutcome
 from numerics.stress.station import Flip, Station
 from numerics.stress.vote import elect
 from numerics.stress.worker import DeviceLostError, ThreadWorker
@@ -44,7 +44,7 @@ class Rounds:
         return self.left < 0
 
 
-def stressed(faults: Sequence[Flip | None], turns: int = 40, names: Sequence[str] = NAMES) -> Outcome:
+def stressed(faults: Sequence[Flip | None], turns: int = 40, names: Sequence[str] = NAMES) -> StressOutcome:
     workers = [
         ThreadWorker(f"device {number}", Station("cpu", MEMORY, fault)) for number, fault in enumerate(faults)
     ]

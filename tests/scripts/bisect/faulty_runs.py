@@ -18,7 +18,7 @@ from gpt2.system import ranks
 from gpt2.system.signals import Stop
 from gpt2.train.run_plan import RunPlan
 from gpt2.train.step import NotFiniteError
-from gpt2.train.trainer import Run
+from gpt2.train.trainer import TrainingRun
 from ra import names
 from ra.settings import AlternationSettings
 from ra.variants import variant
@@ -139,5 +139,7 @@ def train_configured(arm: str, run_dir: Path, stop: Stop | None = None) -> Path:
         contextlib.suppress(NotFiniteError),
         attention_kernels.attention_context(resolved, config.model.dropout),
     ):
-        Run(plan, chosen.configure(config), resolved, chosen.parts, stop or Stop(), shared=config).train()
+        TrainingRun(
+            plan, chosen.configure(config), resolved, chosen.parts, stop or Stop(), shared=config
+        ).train()
     return run_dir

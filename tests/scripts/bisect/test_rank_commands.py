@@ -18,7 +18,7 @@ from numerics.repeat.step import repeat_step
 from scripts.bisect import __main__ as bisect_command
 from scripts.monitor import __main__ as monitor_command
 from scripts.record import __main__ as record_command
-from scripts.record.replay import Replay
+from scripts.record.replay import RunReplay
 from scripts.repeat.__main__ import step_of
 from scripts.shrink import __main__ as shrink_command
 from scripts.trend import __main__ as trend_command
@@ -120,7 +120,7 @@ def test_trend_has_the_rows_of_both_ranks_and_no_finding(
 
 
 def test_repeat_replays_both_ranks(place: Path) -> None:
-    replay = Replay(run("two"), run_record.load(run("two")), 3)
+    replay = RunReplay(run("two"), run_record.load(run("two")), 3)
     with replay.at_step() as ids_ET:
         found = repeat_step(step_of(replay, ids_ET, replay.check), times=2, threads=1)
     assert (replay.differences, replay.checked) == ([], 3)

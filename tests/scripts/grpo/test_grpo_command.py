@@ -86,10 +86,10 @@ class Place:
 
         run: .config, arm and seed of the only run. Returns the output.
         """
-        from rl.worker import Worker
+        from rl.worker import GrpoRun
 
         def child(config: Path, arm: str, seed: int) -> int:
-            assert Worker(GrpoSettings.from_symbols(read_symbols(config)), arm, seed, Stop(), print).run()
+            assert GrpoRun(GrpoSettings.from_symbols(read_symbols(config)), arm, seed, Stop(), print).run()
             return 0
 
         output, threads = io.StringIO(), torch.get_num_threads()
@@ -227,7 +227,7 @@ def test_published_problems_from_beginning_to_end(place: Place) -> None:
 def test_a_run_that_diverges_ends_and_is_counted_as_that(
     place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], one_thread: None
 ) -> None:
-    from rl.worker import Worker
+    from rl.worker import GrpoRun
 
     weights = load_file(place.folder / "model/model.safetensors")
     weights["model.norm.weight"][0] = torch.nan
@@ -242,7 +242,7 @@ def test_a_run_that_diverges_ends_and_is_counted_as_that(
     for arm in settings.arms:
         settings.run_dir(arm, 0).mkdir(parents=True)
         (settings.run_dir(arm, 0) / "config").write_bytes(Path(".config").read_bytes())
-        assert Worker(settings, arm, 0, Stop(), print).run() == "diverged"
+        assert GrpoRun(settings, arm, 0, Stop(), print).run() == "diverged"
     monkeypatch.setattr(sys, "argv", ["grpo"])
     monkeypatch.delenv("MAKEFLAGS", raising=False)
     main()  # both runs ended: it repeats none

@@ -23,7 +23,7 @@ from study.export.export import export_run
 from study.records.runs import read_runs
 from study.records.verify import verify_study
 from study.report.build import build_report
-from study.sampling.data import Settings
+from study.sampling.data import SamplingSettings
 from study.sampling.draw import sample_runs
 from study.transfer.evaluate import evaluate_run
 from tests.imported_model import SHAPE, a_model, write_model
@@ -98,7 +98,7 @@ def test_the_commands_for_runs_read_it(imported: Path, tmp_path: Path) -> None:
     evaluated = evaluate_run(imported, ["bf16"])
     assert evaluated.home
     assert evaluated.home.loss == pytest.approx(record.validation.loss, abs=1e-6)
-    (sampled,) = sample_runs([imported], Settings("a", 4, 1, 0, 1.0, 0, 1.0))
+    (sampled,) = sample_runs([imported], SamplingSettings("a", 4, 1, 0, 1.0, 0, 1.0))
     assert sampled.run == "small"
     exported = export_run(imported, tmp_path / "exported")
     assert exported.difference == 0

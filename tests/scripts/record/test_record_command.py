@@ -21,7 +21,7 @@ from gpt2.system.errors import UserError
 from gpt2.system.signals import Stop
 from gpt2.train.run_plan import RunPlan
 from gpt2.train.step import NotFiniteError
-from gpt2.train.trainer import Run
+from gpt2.train.trainer import TrainingRun
 from ra import names
 from ra.settings import AlternationSettings
 from ra.variants import variant
@@ -68,7 +68,7 @@ def train(name: str, stop: Stop | None = None, **settings: Any) -> Path:
     plan = RunPlan(run_dir, run_dir.name, name, 0, STEPS, plan_batch(4, 2, 1, 16))
     attention = variant(name, config.model, AlternationSettings.from_symbols(symbols)).parts
     with attention_kernels.attention_context(resolved, config.model.dropout):
-        Run(plan, config, resolved, attention, stop or Stop()).train()
+        TrainingRun(plan, config, resolved, attention, stop or Stop()).train()
     return run_dir
 
 

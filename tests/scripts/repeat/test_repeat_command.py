@@ -19,7 +19,7 @@ from gpt2.model import transformer
 from gpt2.system.errors import UserError
 from gpt2.system.signals import Stop
 from gpt2.train.run_plan import RunPlan
-from gpt2.train.trainer import Run
+from gpt2.train.trainer import TrainingRun
 from ra.settings import AlternationSettings
 from ra.variants import variant
 from scripts.repeat import __main__ as command
@@ -58,7 +58,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     plan = RunPlan(made, made.name, "B", 0, STEPS, plan_batch(4, 2, 1, 16))
     parts = variant("B", config.model, AlternationSettings.from_symbols(symbols)).parts
     with attention_kernels.attention_context(resolved, config.model.dropout):
-        Run(plan, config, resolved, parts, Stop()).train()
+        TrainingRun(plan, config, resolved, parts, Stop()).train()
     yield made
     torch.set_num_threads(threads)
     patch.undo()

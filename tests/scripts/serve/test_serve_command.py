@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpt2.system.errors import UserError
 from scripts.serve.__main__ import port_number
-from scripts.serve.live import MOST_POINTS, Curve, Live
+from scripts.serve.live import MOST_POINTS, Live, LiveCurve
 from scripts.serve.server import ADDRESS, StudyServer
 from tests.study.sample_records import a_record
 
@@ -142,10 +142,10 @@ def test_a_curve_read_in_any_pieces_is_that_of_one_reading(
 ) -> None:
     folder = tmp_path_factory.mktemp("curve")
     content = "".join(line(i, 1.0 / i) for i in range(1, count + 1)).encode()
-    whole = Curve(folder / "whole")
+    whole = LiveCurve(folder / "whole")
     whole.path.write_bytes(content)
     whole.update()
-    grown = Curve(folder / "grown")
+    grown = LiveCurve(folder / "grown")
     for cut in sorted(cuts):
         grown.path.write_bytes(content[:cut])
         grown.update()
@@ -161,7 +161,7 @@ def test_a_curve_read_in_any_pieces_is_that_of_one_reading(
 
 
 def test_a_resumed_run_replaces_the_steps_that_it_repeats(tmp_path: Path) -> None:
-    curve = Curve(tmp_path / "metrics.jsonl")
+    curve = LiveCurve(tmp_path / "metrics.jsonl")
     curve.path.write_text("".join(line(i, float(i)) for i in range(1, 10)))
     curve.update()
     with curve.path.open("a") as file:

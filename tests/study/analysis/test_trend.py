@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from study.analysis.trend import CANNOT_TELL, GROWS, HOLDS, SHRINKS, Trend, contrast, trends
+from study.analysis.trend import CANNOT_TELL, GROWS, HOLDS, SHRINKS, SizeTrend, contrast, trends
 from study.analysis.verdict import Verdict, judge
 from study.stats.statistics import Interval
 
@@ -24,7 +24,7 @@ def verdict(differences: Sequence[float], planned: int = 0, primary: bool = True
     return found
 
 
-def judged(effects: Sequence[Sequence[float]], parameters: Sequence[int] = PARAMETERS) -> Trend:
+def judged(effects: Sequence[Sequence[float]], parameters: Sequence[int] = PARAMETERS) -> SizeTrend:
     (found,) = trends(parameters[: len(effects)], [[verdict(values)] for values in effects])
     return found
 

@@ -12,7 +12,7 @@ import pytest
 from gpt2.artifacts import checkpoint
 from study.executors import claims
 from study.executors.child_process import EXIT_SUPERSEDED
-from study.executors.claims import Claim, ClaimedError, Observer, claimed, is_locked, newest, read_holder
+from study.executors.claims import Claim, ClaimedError, ClaimObserver, claimed, is_locked, newest, read_holder
 
 ROOT = Path(__file__).parents[3]
 
@@ -89,7 +89,7 @@ def test_an_observer_reports_a_holder_that_does_not_change_by_its_clock_alone(
     now = [0.0]
     away = other_machine(tmp_path)
     away.take()
-    observer = Observer(tmp_path, lambda: now[0])
+    observer = ClaimObserver(tmp_path, lambda: now[0])
     for _ in range(3):
         now[0] += claims.STALE_SECONDS - 1
         assert observer.is_alive()
@@ -109,7 +109,7 @@ def test_an_observer_reports_a_holder_that_does_not_change_by_its_clock_alone(
 def test_an_observer_reports_the_end_of_a_holder_at_once(tmp_path: Path) -> None:
     now = [0.0]
     with claimed(tmp_path) as claim:
-        here = Observer(tmp_path, lambda: now[0])
+        here = ClaimObserver(tmp_path, lambda: now[0])
         assert here.is_alive()
         now[0] += 10 * claims.STALE_SECONDS
         assert here.is_alive()  # its flock is held
@@ -119,10 +119,10 @@ def test_an_observer_reports_the_end_of_a_holder_at_once(tmp_path: Path) -> None
         assert not here.is_alive()
     away = other_machine(tmp_path)
     away.take()
-    observer = Observer(tmp_path, lambda: now[0])
+    observer = ClaimObserver(tmp_path, lambda: now[0])
     away.release()
     assert not observer.is_alive()
-    assert not Observer(tmp_path / "empty", lambda: 0.0).is_alive()
+    assert not ClaimObserver(tmp_path / "empty", lambda: 0.0).is_alive()
 
 
 def test_of_many_takers_at_the_same_moment_one_succeeds(tmp_path: Path) -> None:

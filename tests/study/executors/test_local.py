@@ -13,7 +13,7 @@ from gpt2.config.config import Config, load_config
 from gpt2.config.dotconfig import read_symbols
 from gpt2.hardware.resolve import resolve
 from gpt2.system.signals import Stop
-from gpt2.train.trainer import Run
+from gpt2.train.trainer import TrainingRun
 from ra.variants import variant
 from scripts.status.table import status_text
 from study.admission import ignore
@@ -61,7 +61,9 @@ def train_alone(study_dir: Path, name: str, config: Config) -> None:
     """Make a run of the study's plan in this process."""
     chosen = variant("B", config.model, ALTERNATION)
     plan = run_plan(study_dir, "B", int(name[1:]))
-    run = Run(plan, chosen.configure(config), resolve(config.target), chosen.parts, Stop(), shared=config)
+    run = TrainingRun(
+        plan, chosen.configure(config), resolve(config.target), chosen.parts, Stop(), shared=config
+    )
     assert run.train() == "finished"
 
 

@@ -13,7 +13,7 @@ import pytest
 from study.executors import ray_tasks
 from study.executors.child_process import EXIT_INTERRUPTED, Event
 from study.executors.claims import claimed
-from study.executors.executor import Ended, Message, Progress, Started, Task
+from study.executors.executor import Ended, Message, Started, Task, TaskProgress
 from study.executors.ray_tasks import RayError, RayExecutor, start_process
 from study.executors.run_files import Exit, write_exit
 
@@ -103,7 +103,7 @@ def test_a_run_starts_with_its_claim_and_ends_with_its_exit_file(ray: FakeRay, t
         (tmp_path / "B0" / "metrics.jsonl").write_text('{"event": "train", "iteration": 3}\n')
         found = poll(built)
     assert found[0] == Started("B0", claim.holder.host)
-    assert set(map(type, found[1:])) == {Progress}
+    assert set(map(type, found[1:])) == {TaskProgress}
     write_exit(tmp_path / "B0", Exit(4, "words", "note", {"event": "timing", "peak_bytes": 5}))
     ray.gone.add(0)
     assert poll(built) == [Ended("B0", 4, "words", "note", Event("timing", peak_bytes=5))]

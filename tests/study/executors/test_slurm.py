@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.artifacts.run_record import Target
+from gpt2.artifacts.run_record import RecordedTarget
 from gpt2.artifacts.typed_json import to_plain
 from gpt2.config.batch import BatchPlan
 from gpt2.config.dotconfig import read_symbols
@@ -18,7 +18,7 @@ from gpt2.system import files
 from gpt2.system.errors import UserError
 from study.executors import slurm
 from study.executors.child_process import EXIT_INTERRUPTED, Event
-from study.executors.executor import Ended, Message, Progress, Started, Task
+from study.executors.executor import Ended, Message, Started, Task, TaskProgress
 from study.executors.run_files import Exit, read_exit, write_exit
 from study.executors.slurm import SlurmError, SlurmExecutor
 from study.records import plan_file
@@ -97,7 +97,7 @@ def test_what_is_missing_is_one_array_and_each_task_is_followed(
     (tmp_path / "B1" / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     first, second = poll(built, 16.0)[:2]
     assert first == Started("B1", "1_1 on node1")
-    assert second == Progress("B1", Event("train", iteration=7, loss=4.5))
+    assert second == TaskProgress("B1", Event("train", iteration=7, loss=4.5))
     write_exit(tmp_path / "B1", Exit(5, "words", "a note", {"event": "timing", "peak_bytes": 3}))
     assert not [message for message in poll(built) if isinstance(message, Ended)]  # still in the queue
     set_state(cluster, None, 1)
@@ -308,7 +308,7 @@ def test_a_study_whose_driver_is_killed_ends_with_one_submission(
 def test_a_node_with_another_card_refuses_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     resolved = resolve(configuration(tmp_path, 1).target)
     plan = Plan(
-        target=Target(**target_record(resolved) | {"device": "NVIDIA A100"}),
+        target=RecordedTarget(**target_record(resolved) | {"device": "NVIDIA A100"}),
         batch=BatchPlan(4, 4, 1, 1, 16),
         budget=PlanBudget(0, 0, 1),
         variants={"B": PlanRow("standard", 1, 64)},

@@ -15,11 +15,11 @@ from gpt2.config.dotconfig import ConfigError
 from gpt2.data.prefetch import BatchPrefetcher
 from gpt2.interop.pretrained import PretrainedError
 from gpt2.system.signals import Interrupted
-from gpt2.train.trainer import Run
+from gpt2.train.trainer import TrainingRun
 from kconfig import commands, rules
 from ra.settings import AlternationSettings
 from ra.variants import variant
-from scripts.record.replay import Replay
+from scripts.record.replay import RunReplay
 from study.export.model_card import model_card
 from study.importing.start import StudyStartError, check_weights, measured
 from study.planning.past import PastStudy
@@ -126,7 +126,7 @@ def test_all_arms_start_as_the_imported_model_and_control_arms_coincide(finished
 
 
 def test_the_first_loss_is_that_of_the_imported_model(finished: Workplace) -> None:
-    loaded = Replay(finished.run_dir(), run_record.load(finished.run_dir()), 1, from_start=True)
+    loaded = RunReplay(finished.run_dir(), run_record.load(finished.run_dir()), 1, from_start=True)
     ids = loaded.run.corpus.train.windows(loaded.run.window_numbers(0), 16)
     model = a_model()
     with torch.no_grad():
@@ -137,7 +137,7 @@ def test_the_first_loss_is_that_of_the_imported_model(finished: Workplace) -> No
 
 
 def test_the_steps_of_a_replay_are_the_recorded_ones(finished: Workplace) -> None:
-    replay = Replay(finished.run_dir("RAALL0"), run_record.load(finished.run_dir("RAALL0")), 3)
+    replay = RunReplay(finished.run_dir("RAALL0"), run_record.load(finished.run_dir("RAALL0")), 3)
     with replay.at_step():
         assert replay.checked == 2
     assert replay.start == 0
@@ -192,15 +192,15 @@ def test_a_resumed_run_has_the_same_numbers_and_needs_no_file(finished: Workplac
 
 def train_until(place: Workplace, iteration: int) -> None:
     """Interrupt every run of the study after some steps, with its checkpoint."""
-    whole = Run.one_step
+    whole = TrainingRun.one_step
 
-    def one_step(run: Run, feed: BatchPrefetcher) -> None:
+    def one_step(run: TrainingRun, feed: BatchPrefetcher) -> None:
         if run.iteration == iteration:
             raise Interrupted("the test")
         whole(run, feed)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Run, "one_step", one_step)
+        patch.setattr(TrainingRun, "one_step", one_step)
         train(place)
     assert [place.status(f"{name}0") for name in ARMS] == ["interrupted"] * 3
 

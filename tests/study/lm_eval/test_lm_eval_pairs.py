@@ -17,7 +17,7 @@ from study.compare.build import build_comparison
 from study.compare.sections import comparison_document
 from study.lm_eval import records
 from study.lm_eval.page import NO_PAIRS, NO_VERDICT, results_document
-from study.lm_eval.pairs import Results, compare_arms
+from study.lm_eval.pairs import TaskResults, compare_arms
 from study.lm_eval.records import LmEvalRecord, Metric, TaskResult
 from study.records.verify import verify_study
 from study.report import write
@@ -45,8 +45,8 @@ def task(*metrics: Metric, name: str = "piqa", version: str = "1.0", **changes: 
     )  # fmt: skip
 
 
-def results(arm: str, seed: int, *tasks: TaskResult) -> Results:
-    return Results(f"{arm}{seed}", arm, seed, tasks)
+def results(arm: str, seed: int, *tasks: TaskResult) -> TaskResults:
+    return TaskResults(f"{arm}{seed}", arm, seed, tasks)
 
 
 bits = st.lists(st.lists(st.booleans(), min_size=6, max_size=6), min_size=4, max_size=4)

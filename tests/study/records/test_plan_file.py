@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.artifacts.run_record import Target
+from gpt2.artifacts.run_record import RecordedTarget
 from gpt2.artifacts.typed_json import parse
 from gpt2.config.batch import BatchPlan
 from study.records import plan_file
@@ -35,7 +35,7 @@ PLAN = Plan(
     study="s",
     created="2026-11-22T00:00:00+00:00",
     config_sha256="0" * 64,
-    target=Target("cpu", "a processor", 2**34, "float32", "flash", "2.13.0", None),
+    target=RecordedTarget("cpu", "a processor", 2**34, "float32", "flash", "2.13.0", None),
 )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpt2.artifacts import run_record
-from gpt2.train.trainer import Run
+from gpt2.train.trainer import TrainingRun
 from pages.document import render_markdown
 from ra.names import published_variants
 from ra.variants import variant
@@ -32,7 +32,9 @@ def texts(tmp_path: Path) -> Path:
     return small_runs.write_texts(tmp_path / "texts")
 
 
-def start(study: Path, texts: Path, name: str, stop: StopAfter | None = None, iterations: int = 4) -> Run:
+def start(
+    study: Path, texts: Path, name: str, stop: StopAfter | None = None, iterations: int = 4
+) -> TrainingRun:
     folder = study / "runs" / run_record.run_name(name, 0)
     return small_runs.start(folder, small_runs.configuration(texts, iterations), name, stop)
 

@@ -24,7 +24,7 @@ from gpt2.train import trainer
 from gpt2.train.clocks import Clocks, ClockTimer
 from gpt2.train.run_plan import WARM_UP_STEPS, RunPlan
 from gpt2.train.step import Stepper, StepResult
-from gpt2.train.trainer import Run
+from gpt2.train.trainer import TrainingRun
 from ra.settings import AlternationSettings
 from ra.variants import variant
 from study.records.plan_file import Plan
@@ -156,7 +156,7 @@ class Study:
             machine.patch(patch)
             patch.setattr(metrics_log, "print_event", lambda line: None)
             attention = variant(name, self.config.model, ALTERNATION).parts
-            run = Run(run_plan, self.config, self.resolved, attention, Stop())
+            run = TrainingRun(run_plan, self.config, self.resolved, attention, Stop())
             run.clocks = Clocks(now=machine.now)
             patch.setattr(run.stepper, "step", machine.step)
             assert run.train() == "finished"

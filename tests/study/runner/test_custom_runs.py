@@ -14,7 +14,7 @@ from gpt2.model.init import initialise, keyed_normal, shared_names, weights_dige
 from gpt2.model.transformer import CausalSelfAttention, ModelParts, UnsetLinear
 from gpt2.system.signals import Stop
 from gpt2.train.step import build_model
-from gpt2.train.trainer import Run
+from gpt2.train.trainer import TrainingRun
 from study.records.runs import read_runs
 from tests import small_runs
 from tests.small_runs import StopAfter, same
@@ -65,7 +65,7 @@ class Another(nn.Module):
 CUSTOM: dict[str, Callable[[], nn.Module]] = {"RICH": Rich, "WIDER": Wider, "ANOTHER": Another}
 
 
-def start(study: Path, texts: Path, name: str, stop: Stop | None = None, seed: int = 0) -> Run:
+def start(study: Path, texts: Path, name: str, stop: Stop | None = None, seed: int = 0) -> TrainingRun:
     module = CUSTOM.get(name)
     attention = None if module is None else lambda layer: module()
     directory = study / "runs" / run_record.run_name(name, seed)
