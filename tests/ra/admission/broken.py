@@ -329,6 +329,23 @@ class WrongBackward(Broken):
         return self.fused(_WrongScale.apply(q), k, v)
 
 
+class _OtherSequences(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor) -> Tensor:
+        return q.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] + 0.1 * gradients[0].flip(0)
+
+
+class BatchInBackward(Broken):
+    fails = "batch"
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.fused(_OtherSequences.apply(q), k, v)
+
+
 class UnregisteredModules(Broken):
     fails = "gradients"
 
