@@ -48,7 +48,7 @@ def kernel_lines(
         selected_kernels=lambda resolved: (["cudnn", "flash", "efficient"], found),
         measure_kernel=lambda resolved, kernel, shape: results.get(kernel, GOOD),
     )
-    monkeypatch.setattr(kernels, "Worker", workers)
+    monkeypatch.setattr(kernels, "BenchWorker", workers)
     return {check.name: check for check in kernels.kernel_checks(CheckedDevice(card, Path("none")))}
 
 
@@ -112,7 +112,7 @@ def gate_lines(monkeypatch: pytest.MonkeyPatch, card: ResolvedTarget = H200, **f
     workers = Workers(
         gate_gradients=lambda resolved, sizes, precision: found.get(precision, [11.001, 3.0, 4.2])
     )
-    monkeypatch.setattr(gates, "Worker", workers)
+    monkeypatch.setattr(gates, "BenchWorker", workers)
     return {
         check.name.partition(": ")[2]: check.verdict
         for check in gates.gate_checks(CheckedDevice(card, Path("none")))

@@ -108,7 +108,7 @@ def test_the_command_checks_kernels_and_gates_on_a_cpu(
     monkeypatch.setitem(gates.SHAPES, True, Sizes("small", 2, 2, 64, 64))
     monkeypatch.setitem(gates.LIMITS, "bfloat16", 0.5)
     for module in (kernels, gates):
-        monkeypatch.setattr(module, "Worker", Here)
+        monkeypatch.setattr(module, "BenchWorker", Here)
     status = start(monkeypatch, tmp_path, kernels=kernels.kernel_checks, gates=gates.gate_checks)
     saved = json.loads((tmp_path / "card.json").read_text())
     verdicts = {row["name"]: row["verdict"] for row in saved["checks"]}

@@ -41,7 +41,7 @@ def first_rank_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in (*ranks.VARIABLES, "LOCAL_WORLD_SIZE"):
         monkeypatch.setenv(name, "0")  # time_rank sets them
     monkeypatch.setattr(scale.Arrangement, "open", opened)
-    monkeypatch.setattr(scale, "Worker", worker)
+    monkeypatch.setattr(scale, "BenchWorker", worker)
     yield
     scale.prepare_rank.cache_clear()
     ranks.leave()

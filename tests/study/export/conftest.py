@@ -23,18 +23,17 @@ from tests.study.attention.test_inspect import config_file
 __all__ = ["config_file"]
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def modules_of_transformers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Let transformers copy modelling files to a temporary folder."""
+    """Let transformers copy modelling files to a temporary folder of each test file, and import them from there."""
     dynamic = pytest.importorskip("transformers.dynamic_module_utils")
     folder, before = tmp_path_factory.mktemp("modules"), dynamic.HF_MODULES_CACHE
-    loaded = [name for name in sys.modules if name.partition(".")[0] == "transformers_modules"]
-    for name in loaded:
-        del sys.modules[name]
     dynamic.HF_MODULES_CACHE = str(folder)
     yield folder
     dynamic.HF_MODULES_CACHE = before
     sys.path[:] = [path for path in sys.path if path != str(folder)]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "transformers_modules"]:
+        del sys.modules[name]
 
 
 def trained_run(runs: Path, config: str, name: str, seed: int = 3, folder: str = "") -> Path:
