@@ -1,6 +1,7 @@
 """Fixtures of all tests."""
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,6 +43,16 @@ def _limited_threads() -> Iterator[None]:
 
             patch.setattr(attention_kernels, "cpu_threads", lambda requested: requested or int(limit))
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_optimizer_hooks_remain() -> Iterator[None]:
+    """Remove the hooks of optimizers after a file: a recorder that never stopped copies the steps of later files."""
+    yield
+    optimizers = sys.modules.get("torch.optim.optimizer")
+    if optimizers:
+        optimizers._global_optimizer_pre_hooks.clear()
+        optimizers._global_optimizer_post_hooks.clear()
 
 
 @pytest.fixture
