@@ -264,9 +264,7 @@ def inspect_study(study_dir: Path) -> list[str]:
 
     An existing file with the same runs at the same iterations is not recomputed. Returns the errors of failed runs.
     """
-    plan = None
-    with contextlib.suppress(plan_file.PlanFileError):  # the report names it
-        plan = plan_file.read(study_dir)
+    plan = plan_file.read_valid(study_dir)  # the report names a damaged one
     judged = judged_at_best(plan, read_runs(study_dir, shown_length(study_dir).length))
     counted = [run for run in judged if run.used]
     first = {run.variant: run for run in reversed(counted)}  # runs are sorted by seed: the lowest wins

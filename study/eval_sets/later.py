@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gpt2.artifacts import eval_sets, run_record
+from gpt2.artifacts import eval_sets
 from gpt2.config.config import Config
 from gpt2.config.eval_sets import EvalSet
 from gpt2.data import eval_texts
@@ -14,6 +14,7 @@ from gpt2.system.read_files import DamagedFileError
 from pages.markup import counted
 from study.executors.child_process import EXIT_FINISHED, exit_text
 from study.executors.executor import Executor, Task, run_tasks
+from study.records.present import read_record
 
 FLAG = "--eval-sets"  # of scripts.train
 
@@ -22,11 +23,8 @@ Run = tuple[str, int]  # variant, seed
 
 def evaluated_names(run_dir: Path) -> set[str] | None:
     """Return the texts that a finished run was evaluated on; None where it is not finished."""
-    try:
-        record = run_record.load(run_dir)
-    except run_record.RecordError:
-        return None
-    if record.status != "finished" or record.progress is None:
+    record = read_record(run_dir)
+    if record is None or record.status != "finished" or record.progress is None:
         return None
     names = set(record.eval_sets or {})
     with contextlib.suppress(DamagedFileError):

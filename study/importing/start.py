@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
@@ -12,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from gpt2.artifacts import run_record
 from gpt2.config.config import Config
 from gpt2.data import dataset
 from gpt2.eval.validation import evaluating
@@ -25,6 +23,7 @@ from gpt2.train.step import build_model
 from ra.variants import Variant
 from study.records import plan_file
 from study.records.plan_file import InitialWeights, Plan, StartDifference
+from study.records.present import read_records
 
 WINDOWS = 2  # of validation, on which the arms are compared
 ROUNDING = 1e-4  # of the largest logit; float32 rounding of two orders of one sum is below 1e-5
@@ -47,15 +46,12 @@ def check_weights(config: Config, study_dir: Path) -> Pretrained:
 
 def _recorded(study_dir: Path) -> Iterator[str]:
     """Return the digests of the weights of the plan and of the runs."""
-    with contextlib.suppress(plan_file.PlanFileError):
-        plan = plan_file.read(study_dir)
-        if plan and plan.initial_weights:
-            yield plan.initial_weights.sha256
-    for folder in sorted((study_dir / "runs").glob("*/")):
-        with contextlib.suppress(run_record.RecordError):
-            record = run_record.load(folder)
-            if record.started_from:
-                yield record.started_from.sha256
+    plan = plan_file.read_valid(study_dir)
+    if plan and plan.initial_weights:
+        yield plan.initial_weights.sha256
+    for record in read_records(study_dir).values():
+        if record.started_from:
+            yield record.started_from.sha256
 
 
 def measured(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gpt2.artifacts import run_record
 from gpt2.config.config import Config
 from gpt2.config.dotconfig import Symbols
 from gpt2.config.eval_sets import EvalSet
@@ -21,11 +20,11 @@ from study.analysis.verdict import VERDICT_SEEDS
 from study.memory.micro_batch import MemoryPlanError, Predictions
 from study.planning.past import PastStudy
 from study.records import plan_file
-from study.records.plan_file import LearningRates, Plan, PlanFileError
-from study.records.runs import diverged
+from study.records.plan_file import LearningRates, Plan
 from study.runner.preconditions import needed_bytes
 from study.runner.settings import StudySettings
-from study.sweep.rates import FIRST_TUNING_SEED, judged_runs, tuning_runs
+from study.sweep.rates import judged_runs, tuning_runs
+from study.sweep.run_list import RunList
 
 FORWARD_SHARE = 1 / 3  # of a training step's operations; backward has twice those of forward
 
@@ -87,14 +86,12 @@ def forecast(symbols: Symbols, past: Sequence[PastStudy]) -> Forecast:
     """Forecast the study of these symbols. past: finished studies of the same model and data, the newest first."""
     config, settings = Config.from_symbols(symbols), StudySettings.from_symbols(symbols)
     directory = settings.results_dir / settings.name
-    try:
-        plan = plan_file.read(directory)
-    except PlanFileError:
-        plan = None  # `make` rebuilds it
+    plan = plan_file.read_valid(directory)  # `make` rebuilds a damaged one
     rates = plan.learning_rates if plan and plan.learning_rates else settings.rates
+    listed = RunList(directory, settings.variants, settings.seeds, settings.primary, rates)
     runs = planned_runs(settings, settings.seeds, rates)
     longer = planned_runs(settings, settings.seeds + 1, rates)
-    pending = [run for run in runs if not _is_done(settings, run)]
+    pending = [run for run in runs if not listed.is_done(*run)]
     resolved = _resolve(config)
     hours = _hours(config, settings, plan, past, resolved)
     return Forecast(
@@ -125,18 +122,6 @@ def planned_runs(
     guessed = {name: start if one_rate else most.get(name, start) for name in settings.variants}
     assumed = replace(rates, chosen=guessed | dict(rates.chosen))
     return tuning_runs(settings.variants, rates) + judged_runs(settings.variants, seeds, assumed)
-
-
-def _is_done(settings: StudySettings, run: tuple[str, int]) -> bool:
-    """Return whether the run is finished, or is a tuning run that diverged."""
-    folder = settings.results_dir / settings.name / "runs" / run_record.run_name(*run)
-    try:
-        record = run_record.load(folder)
-    except run_record.RecordError:
-        return False
-    return record.status == "finished" or (
-        run[1] >= FIRST_TUNING_SEED and diverged(record.status, record.error)
-    )
 
 
 def _looks(settings: StudySettings, plan: Plan | None) -> tuple[int, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,6 @@ from study.analysis.designs import Noise
 from study.analysis.equivalence import Losses, control_losses
 from study.records import plan_file
 from study.records.design import Configuration, configuration
-from study.records.plan_file import Plan
 from study.records.runs import PENDING, Run, read_expected, read_runs
 from study.stats.statistics import mean, noise_floor, standard_deviation
 from study.sweep.tuning import judged_at_best
@@ -113,18 +111,12 @@ def find_past_studies(results_dir: Path, settings: Configuration) -> list[PastSt
         saved = next((read for run in sorted(directory.glob("runs/*/")) if (read := configuration(run))), {})
         if not saved or _chosen(saved) != _chosen(settings) or not read_expected(directory).variants:
             continue
-        runs = judged_at_best(_plan(directory), read_runs(directory))
+        runs = judged_at_best(plan_file.read_valid(directory), read_runs(directory))
         used = tuple(run for run in runs if run.used)
         if used and not any(run.status in PENDING for run in runs):
             differing = tuple(name for name in SHAPES_NOISE if saved.get(name) != settings.get(name))
             found.append(PastStudy(directory, used, differing))
     return sorted(found, key=_newest, reverse=True)
-
-
-def _plan(directory: Path) -> Plan | None:
-    with contextlib.suppress(plan_file.PlanFileError):
-        return plan_file.read(directory)
-    return None
 
 
 def _chosen(settings: Configuration) -> Mapping[str, str]:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpt2.artifacts import run_record
 from gpt2.config.dotconfig import ConfigError, parse_lines, read_text
 from ra.names import is_control_arm
 from study.records.plan_file import Plan, Primary
+from study.records.present import read_records
 from study.records.runs import Run, read_expected
 
 Configuration = Mapping[str, str]  # symbol -> value
@@ -90,10 +90,8 @@ def primary_arm(settings: Configuration) -> str | None:
 def recorded_settings(study_dir: Path, arm: Callable[[str], str] = str) -> dict[str, list[Configuration]]:
     """Return arm -> the settings of its runs, the fewest seeds first. arm: returns the arm of a run's variant."""
     found: dict[str, list[Configuration]] = {}
-    for folder in sorted((study_dir / "runs").glob("*/")):
-        with contextlib.suppress(run_record.RecordError):
-            name = arm(run_record.load(folder).variant)
-            found.setdefault(name, []).append(configuration(folder))
+    for folder, record in read_records(study_dir).items():
+        found.setdefault(arm(record.variant), []).append(configuration(folder))
     return {name: sorted(settings, key=planned_seeds) for name, settings in found.items()}
 
 

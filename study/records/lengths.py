@@ -94,10 +94,7 @@ def shown_length(study_dir: Path) -> Shown:
 
 def _read(study_dir: Path, name: str) -> Length | None:
     """The length of a plan file; None if it cannot be read."""
-    try:
-        plan = plan_file.read(study_dir, name)
-    except plan_file.PlanFileError:
-        return None
+    plan = plan_file.read_valid(study_dir, name)
     return Length(plan.variants, name, plan.counts) if plan else None
 
 

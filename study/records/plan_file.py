@@ -231,6 +231,14 @@ def read(study_dir: Path, name: str = FILE) -> Plan | None:
         raise PlanFileError(f"{path} cannot be read: {error}; {REBUILD}") from error
 
 
+def read_valid(study_dir: Path, name: str = FILE) -> Plan | None:
+    """Read a plan like `read`; None also where the file is not a plan."""
+    try:
+        return read(study_dir, name)
+    except PlanFileError:
+        return None
+
+
 def write(study_dir: Path, plan: Plan) -> Plan:
     """Write plan.json atomically."""
     write_sealed(study_dir / FILE, plan.to_json())

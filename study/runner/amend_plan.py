@@ -5,13 +5,11 @@ Counts of existing runs never change, even if the speed of the device changed.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from pathlib import Path
 
-from gpt2.artifacts import run_record
 from gpt2.artifacts.run_record import Schedule
 from gpt2.config.batch import BatchPlan
 from gpt2.config.config import OptimizerConfig
@@ -20,6 +18,7 @@ from ra.variants import Variant
 from study.records import plan_file
 from study.records.design import planned_seeds, primary_arm, recorded_settings
 from study.records.plan_file import Plan, PlanRow, Primary
+from study.records.present import read_records
 from study.runner.plan import SAME_SPEED_RATIO, PlanError, extended_row, planned_row
 from study.runner.settings import StudySettings
 
@@ -36,13 +35,8 @@ def recorded_schedules(study_dir: Path) -> dict[str, Schedule]:
             "earlier, shorter record); no other file has the exact counts; fix: restore plan.json, or set another "
             "CONFIG_STUDY_NAME"
         )
-    schedules = {}
-    for folder in sorted((study_dir / "runs").glob("*/")):
-        with contextlib.suppress(run_record.RecordError):
-            record = run_record.load(folder)
-            if record.schedule:
-                schedules[record.variant] = record.schedule
-    return schedules
+    records = read_records(study_dir).values()
+    return {record.variant: record.schedule for record in records if record.schedule}
 
 
 def restore_counts(

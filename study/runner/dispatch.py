@@ -38,6 +38,7 @@ from study.executors.executor import Ended, Executor, Message, Started, Task, Ta
 from study.executors.run_files import last_step
 from study.records import plan_file
 from study.records.plan_file import Plan
+from study.records.present import read_record
 from study.runner import planner
 from study.runner.preconditions import StudyError
 from study.runner.status_text import SpeedCheck, outcome
@@ -229,10 +230,7 @@ class Dispatcher:
         "finished") does not change.
         """
         folder = self.runs.folder(*run)
-        try:
-            record = run_record.load(folder)
-        except run_record.RecordError:
-            record = run_record.blank(run_record.run_name(*run), *run)
+        record = read_record(folder) or run_record.blank(run_record.run_name(*run), *run)
         if record.status not in ("failed", "finished") or record_text(folder) == before:
             run_record.write(folder, dataclasses.replace(record, status="failed", error=reason))
 
@@ -246,11 +244,8 @@ class Dispatcher:
 
     def trained_seconds(self, run: Run) -> float:
         """Recorded seconds on the training clock of a run; 0 without a record."""
-        try:
-            clock = run_record.load(self.runs.folder(*run)).clock
-        except run_record.RecordError:
-            return 0.0
-        return clock.train if clock else 0.0
+        record = read_record(self.runs.folder(*run))
+        return record.clock.train if record and record.clock else 0.0
 
     def _report(self) -> None:
         """Write the report. While other runs train, reports take at most REPORT_SHARE of the time."""

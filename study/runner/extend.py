@@ -34,6 +34,7 @@ from study.records import plan_file
 from study.records.integrity import REMEDY, disagreements
 from study.records.lengths import saved_counts, saved_name
 from study.records.plan_file import Plan, PlanBudget
+from study.records.present import read_record, read_records
 from study.runner.plan import extended_row
 from study.runner.preconditions import locked, refuse_another_configuration, require_space
 from study.runner.settings import StudySettings
@@ -136,10 +137,7 @@ def finish_extension(directory: Path) -> None:
     if (directory / UNDO).exists():
         with locked(directory):
             _complete_undo(directory)
-    try:
-        plan = plan_file.read(directory)
-    except plan_file.PlanFileError:  # reported by the code that needs the plan
-        return
+    plan = plan_file.read_valid(directory)  # a damaged one is reported by the code that needs it
     if plan and _behind(directory, plan):
         with locked(directory):
             _set_back_finished(directory, plan)
@@ -198,7 +196,7 @@ def _complete_undo(directory: Path) -> tuple[Path, Plan]:
 
 def _restore(folder: Path, plan: Plan, into: Path) -> None:
     """Restore the run to its length in `plan`; move its longer results to `into`."""
-    record, counts = _record(folder), saved_counts(folder, "run")
+    record, counts = read_record(folder), saved_counts(folder, "run")
     row = plan.variants.get(record.variant) if record else None
     has_length = record and row and record.planned_iterations == row.iterations
     if record and has_length and (record.status == "finished" or not counts):
@@ -253,17 +251,10 @@ def _refuse_interrupted(directory: Path, plan: Plan) -> None:
         )
 
 
-def _record(folder: Path) -> RunRecord | None:
-    try:
-        return run_record.load(folder)
-    except run_record.RecordError:
-        return None
-
-
 def _finished(directory: Path) -> dict[Path, RunRecord]:
     """Return the records of the finished runs by folder."""
-    found = {path: _record(path) for path in sorted((directory / "runs").glob("*/"))}
-    return {path: record for path, record in found.items() if record and record.status == "finished"}
+    records = read_records(directory)
+    return {path: record for path, record in records.items() if record.status == "finished"}
 
 
 def _variant_to_extend(folder: Path, plan: Plan, optimizer: OptimizerConfig) -> str:

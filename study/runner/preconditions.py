@@ -18,6 +18,7 @@ from gpt2.system.resource_errors import free_bytes, gib
 from ra import names
 from ra.arms import parse_arm
 from study.records.hellaswag_scores import Items, scored_items
+from study.records.present import read_records
 
 if TYPE_CHECKING:
     from ra.variants import Variant
@@ -186,14 +187,13 @@ def refuse_other_items(directory: Path, source: Path, items: int, digest: str) -
 
     A score of an older version has no digest; then only the number of items is compared.
     """
-    for folder in sorted((directory / "runs").glob("*/")):
-        with contextlib.suppress(run_record.RecordError):
-            seen = scored_items(run_record.load(folder))
-            if seen and seen != Items(items, digest if seen.sha256 else ""):
-                raise StudyError(
-                    f"{source} gives {Items(items, digest)}, but {folder.name} was scored on {seen}; fix: "
-                    "use the items of the existing scores, or set another CONFIG_STUDY_NAME"
-                )
+    for folder, record in read_records(directory).items():
+        seen = scored_items(record)
+        if seen and seen != Items(items, digest if seen.sha256 else ""):
+            raise StudyError(
+                f"{source} gives {Items(items, digest)}, but {folder.name} was scored on {seen}; fix: "
+                "use the items of the existing scores, or set another CONFIG_STUDY_NAME"
+            )
 
 
 class SourceError(UserError, RuntimeError):

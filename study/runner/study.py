@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import shutil
@@ -49,6 +48,7 @@ from study.importing.start import check_weights, measured
 from study.records import plan_file
 from study.records.hellaswag_scores import ItemsFile
 from study.records.plan_file import Plan
+from study.records.present import read_records
 from study.report import write
 from study.report.write import render_terminal
 from study.runner import amend_plan, planner
@@ -98,20 +98,15 @@ class Study:
 
     def has_checkpoint_or_result(self, name: str) -> bool:
         """Return whether a run of this variant, of any seed, is finished or has a checkpoint."""
-        for folder in self.directory.glob("runs/*/"):
-            with contextlib.suppress(run_record.RecordError):
-                record = run_record.load(folder)
-                if self.runs.arm(record.variant) == name and (
-                    record.status == "finished" or checkpoint_bytes(folder)
-                ):
-                    return True
-        return False
+        return any(
+            self.runs.arm(record.variant) == name
+            and (record.status == "finished" or checkpoint_bytes(folder))
+            for folder, record in read_records(self.directory).items()
+        )
 
     def has_plan(self) -> bool:
         """Return whether plan.json is a plan. A missing or damaged one is rebuilt, also of a finished study."""
-        with contextlib.suppress(plan_file.PlanFileError):
-            return plan_file.read(self.directory) is not None
-        return False
+        return plan_file.read_valid(self.directory) is not None
 
     # -- all of `make` ----------------------------------------------------------------------------------------
 

@@ -130,6 +130,7 @@ def _work(arguments: argparse.Namespace, stop: Stop) -> int:
     from ra.variants import variant
     from study.admission import ignore
     from study.memory.micro_batch import free_bytes, require_free
+    from study.records.present import read_record
 
     symbols = read_symbols(arguments.study_dir / "config")
     config = Config.from_symbols(symbols)
@@ -164,7 +165,8 @@ def _work(arguments: argparse.Namespace, stop: Stop) -> int:
                 place = os.environ.get(PLACE, "")
                 holder["fence"] = stack.enter_context(claims.claimed(run.directory, place)).check
             # no rank reads a checkpoint before the first has the claim
-            (finished,) = ranks.agree(ranks.first() and is_finished(run))
+            record = read_record(run.directory) if ranks.first() else None
+            (finished,) = ranks.agree(record is not None and record.status == "finished")
             status = "finished"
             if not finished:  # of a job that waited while another process finished the run
                 status = TrainingRun(
@@ -172,16 +174,6 @@ def _work(arguments: argparse.Namespace, stop: Stop) -> int:
                 ).train()
         ranks.leave()
     return EXIT_FINISHED if status == "finished" else EXIT_INTERRUPTED
-
-
-def is_finished(plan: RunPlan) -> bool:
-    """Return whether the run is finished. Its record then never changes."""
-    from gpt2.artifacts import run_record
-
-    try:
-        return run_record.load(plan.directory).status == "finished"
-    except run_record.RecordError:
-        return False
 
 
 def refuse_another_card(study_dir: Path, resolved: ResolvedTarget) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 
 from gpt2.artifacts import run_record
@@ -10,6 +9,7 @@ from gpt2.system import files
 from ra.arms import split_rate
 from study.records import plan_file
 from study.records.plan_file import LearningRates, Plan
+from study.records.present import read_record
 from study.records.runs import EXPECTED, Expected, ExpectedRun, diverged, read_expected
 from study.sweep.rates import FIRST_TUNING_SEED, judged_runs, tuning_runs
 from study.sweep.tuning import choose_rates, chosen_text
@@ -44,20 +44,16 @@ class RunList:
 
     def status(self, name: str, seed: int) -> str:
         """Return the recorded status, or "missing"."""
-        try:
-            return run_record.load(self.folder(name, seed)).status
-        except run_record.RecordError:
-            return "missing"
+        record = read_record(self.folder(name, seed))
+        return record.status if record else "missing"
 
     def is_done(self, name: str, seed: int) -> bool:
         """Return whether the run is finished. A tuning run that diverged is done, too: it has no loss."""
-        try:
-            record = run_record.load(self.folder(name, seed))
-        except run_record.RecordError:
+        record = read_record(self.folder(name, seed))
+        if record is None:
             return False
-        return record.status == "finished" or (
-            seed >= FIRST_TUNING_SEED and diverged(record.status, record.error)
-        )
+        tuning = seed >= FIRST_TUNING_SEED
+        return record.status == "finished" or (tuning and diverged(record.status, record.error))
 
     def pending(self) -> list[tuple[str, int]]:
         """Return the runs that `make` still has to execute."""
@@ -73,10 +69,9 @@ class RunList:
 
     def read_choice(self) -> None:
         """Read the chosen learning rates, if plan.json has them."""
-        with contextlib.suppress(plan_file.PlanFileError):
-            plan = plan_file.read(self.directory) if self.rates else None
-            if plan and plan.learning_rates:
-                self.rates = plan.learning_rates
+        plan = plan_file.read_valid(self.directory) if self.rates else None
+        if plan and plan.learning_rates:
+            self.rates = plan.learning_rates
 
     def choose(self, plan: Plan) -> Plan:
         """Return the plan with the learning rates that the tuning runs give, once they are done."""
