@@ -6,16 +6,19 @@ One process on one thread. Used by the suites `recorder` and `monitor`.
 from __future__ import annotations
 
 import copy
+import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from pathlib import Path
+from typing import Any
 
 import torch
 
-from bench.case_step import make_stepper, model_config, random_batch
+from bench.case_step import kernels, make_stepper, model_config, random_batch
 from bench.cases import BASELINE, Sizes, find_shapes
 from bench.runner import LIMIT_SECONDS
-from bench.suite import SuiteSession
+from bench.suite import Suite, SuiteResult, SuiteSession
 from bench.tables import INTERVAL, ResultTable, format_spread, spread
 from bench.workers import BenchWorker
 from gpt2.config.config import ANY_TARGET
@@ -27,17 +30,17 @@ ITERATIONS = 10**9  # of the schedule: a constant rate
 WARM_UP_STEPS = 2
 
 
-class ObservationMode(Protocol):
-    """One way to observe. goal: its largest cost."""
+@dataclass(frozen=True)
+class ObservationMode:
+    """One way to observe. prepare: (stepper, batch, empty folder) -> the step with its observer, which is timed.
 
-    @property
-    def name(self) -> str: ...
+    goal: its largest cost.
+    """
 
-    @property
-    def goal(self) -> float | None: ...
-
-
-ModeT = TypeVar("ModeT", bound=ObservationMode)
+    name: str
+    prepare: Callable[[Stepper, torch.Tensor, Path], Callable[[], StepResult]]
+    goal: float | None = None
+    every: int = 1  # steps among which the cost is divided
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,8 @@ class ObservedShape(Sizes):
     sequences: int
 
 
-class ObservedStep(Generic[ModeT]):
-    """The optimizer step of B. A subclass defines `run`."""
+class ObservedStep:
+    """The optimizer step of B."""
 
     def __init__(self, shape: ObservedShape) -> None:
         self.resolved = attention_kernels.prepare_device(ANY_TARGET, model_config(shape))
@@ -56,14 +59,18 @@ class ObservedStep(Generic[ModeT]):
         self.stepper: Stepper = make_stepper(shape, BASELINE, shape.sequences, self.resolved)
         self.ids_ET = random_batch(shape, shape.sequences, self.resolved.device)
 
-    def run(self, mode: ModeT | None) -> tuple[StepResult, float, float]:
-        """Return the result of one step, and its seconds of wall time and of CPU time. None: not observed."""
-        raise TypeError(f"{type(self).__name__} defines no run")
+    def run(self, mode: ObservationMode) -> tuple[StepResult, float, float]:
+        """Return the result of one step, and its seconds of wall time and of CPU time, with writing its files."""
+        with tempfile.TemporaryDirectory() as folder, kernels(BASELINE, self.resolved):
+            step = mode.prepare(self.stepper, self.ids_ET, Path(folder))
+            wall, cpu = time.perf_counter(), time.process_time()
+            result = step()
+            return result, time.perf_counter() - wall, time.process_time() - cpu
 
-    def differing(self, modes: Sequence[ModeT]) -> list[str]:
-        """Return the modes whose step has another loss, gradient norm or weight than the step that is not observed."""
+    def differing(self, plain: ObservationMode, modes: Sequence[ObservationMode]) -> list[str]:
+        """Return the modes whose step has another loss, gradient norm or weight than the plain one."""
         before = copy.deepcopy(self.stepper.state())
-        expected, _, _ = self.run(None)
+        expected, _, _ = self.run(plain)
         weights = copy.deepcopy(self.stepper.model.state_dict())
         found = []
         for mode in modes:
@@ -74,68 +81,76 @@ class ObservedStep(Generic[ModeT]):
                 found.append(mode.name)
         return found
 
-    def time_modes(self, modes: Sequence[ModeT], rounds: int, plain: str) -> dict[str, Any]:
-        """Time every mode once a round, after a warm-up and the comparison of numbers. plain: name of no mode."""
+
+@dataclass(frozen=True)
+class ObservedSuite:
+    """Modes beside a plain step. cost: (seconds of a mode, of the plain step, mode) -> its cost, to be pickled.
+
+    plain_cost: that of the plain step. head: of the first four columns. title: added to that of the tables.
+    """
+
+    name: str
+    help: str
+    plain: ObservationMode
+    modes: tuple[ObservationMode, ...]
+    shapes: tuple[ObservedShape, ...]
+    cost: Callable[[float, float, ObservationMode], float]
+    plain_cost: str
+    head: tuple[str, ...]
+    title: str = ""
+
+    def run(self, session: SuiteSession) -> SuiteResult:
+        """Measure the chosen shapes, each in a new worker with the environment of a training process."""
+        results: list[dict[str, Any]] = []
+        for shape in find_shapes(self.shapes, session.shape):
+            with BenchWorker(f"{self.name}, {shape.name}", KEEP_HEAP) as worker:
+                limit = LIMIT_SECONDS * max(1, session.rounds)
+                results.append(worker.call(self.measure, shape, session.rounds, limit_seconds=limit))
+            session.save({"shapes": results})
+        return SuiteResult({"shapes": results}, tuple(map(self.table, results)))
+
+    def measure(self, shape: ObservedShape, rounds: int) -> dict[str, Any]:
+        """Time every mode once a round, after a warm-up and the comparison of numbers. Call in a worker."""
+        step = ObservedStep(shape)
         for _ in range(WARM_UP_STEPS):
-            self.run(None)
-        differing = self.differing(modes)
+            step.run(self.plain)
+        differing = step.differing(self.plain, self.modes)
         samples = []
         for _ in range(rounds):
-            for mode in (None, *modes):
-                _, wall, cpu = self.run(mode)
-                samples.append({"case": mode.name if mode else plain, "wall": wall, "cpu": cpu})
-        return {"samples": samples, "differing": differing}
+            for mode in (self.plain, *self.modes):
+                _, wall, cpu = step.run(mode)
+                samples.append({"case": mode.name, "wall": wall, "cpu": cpu})
+        return {"shape": shape.name, "samples": samples, "differing": differing}
 
-
-def run_shapes(
-    session: SuiteSession,
-    name: str,
-    shapes: Sequence[ObservedShape],
-    measure: Callable[[Any, int], dict[str, Any]],
-) -> list[dict[str, Any]]:
-    """Measure the chosen shapes, each in a new worker with the environment of a training process."""
-    results: list[dict[str, Any]] = []
-    for shape in find_shapes(shapes, session.shape):
-        with BenchWorker(f"{name}, {shape.name}", KEEP_HEAP) as worker:
-            limit = LIMIT_SECONDS * max(1, session.rounds)
-            results.append(worker.call(measure, shape, session.rounds, limit_seconds=limit))
-        session.save({"shapes": results})
-    return results
-
-
-def table_of(
-    result: Mapping[str, Any],
-    modes: Sequence[ModeT],
-    plain: tuple[str, str],
-    head: tuple[str, ...],
-    costs: Callable[[Sequence[dict[str, Any]], ModeT, str], list[float]],
-    title: str = "",
-) -> ResultTable:
-    """Return a row of each mode: its seconds, its cost on both clocks, and whether the numbers stay the same.
-
-    plain: the name of the step that is not observed, and its cost. costs: of a mode on a clock in each round.
-    """
-    samples, differing = result["samples"], result["differing"]
-
-    def seconds(name: str) -> str:
-        return format_spread(spread([sample["cpu"] for sample in samples if sample["case"] == name]))
-
-    cells = [(plain[0], seconds(plain[0]), plain[1], plain[1], "-", "-")]
-    for mode in modes:
-        cpu, wall = (format_spread(spread(costs(samples, mode, clock))) for clock in ("cpu", "wall"))
-        goal = "-" if mode.goal is None else f"{mode.goal:g}"
-        cells.append(
-            (mode.name, seconds(mode.name), cpu, wall, goal, "differ" if mode.name in differing else "equal")
+    def costs(self, samples: Sequence[Mapping[str, Any]], mode: ObservationMode, clock: str) -> list[float]:
+        """Return the cost of a mode in each round."""
+        observed, plain = (
+            [sample[clock] for sample in samples if sample["case"] == name]
+            for name in (mode.name, self.plain.name)
         )
-    return ResultTable(
-        f"one optimizer step of {result['shape']}, one thread{title}",
-        (*head, "goal", "loss, gradient norm, weights"),
-        tuple(cells),
-        (f"median and {INTERVAL}",),
-    )
+        return [self.cost(one, other, mode) for one, other in zip(observed, plain, strict=True)]
 
+    def table(self, result: Mapping[str, Any]) -> ResultTable:
+        """Return a row of each mode: its seconds, its cost on both clocks, and whether the numbers stay the same."""
+        samples, differing = result["samples"], result["differing"]
 
-def pairs(samples: Sequence[dict[str, Any]], name: str, plain: str, clock: str) -> list[tuple[float, float]]:
-    """Return the seconds of a mode and of the step that is not observed, in each round."""
-    of = {case: [one[clock] for one in samples if one["case"] == case] for case in (plain, name)}
-    return list(zip(of[name], of[plain], strict=True))
+        def seconds(mode: ObservationMode) -> str:
+            return format_spread(spread([one["cpu"] for one in samples if one["case"] == mode.name]))
+
+        cells = [(self.plain.name, seconds(self.plain), self.plain_cost, self.plain_cost, "-", "-")]
+        for mode in self.modes:
+            cpu, wall = (format_spread(spread(self.costs(samples, mode, clock))) for clock in ("cpu", "wall"))
+            goal = "-" if mode.goal is None else f"{mode.goal:g}"
+            equal = "differ" if mode.name in differing else "equal"
+            cells.append((mode.name, seconds(mode), cpu, wall, goal, equal))
+        return ResultTable(
+            f"one optimizer step of {result['shape']}, one thread{self.title}",
+            (*self.head, "goal", "loss, gradient norm, weights"),
+            tuple(cells),
+            (f"median and {INTERVAL}",),
+        )
+
+    def suite(self) -> Suite:
+        names = " or ".join(shape.name for shape in self.shapes)
+        shape = f"part of the shape's name: {names}"
+        return Suite(self.name, self.help, self.run, shape, rounds={"cpu": 6, "card": 6})

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.suites.sampling import SUITE
-from bench.suites.sampling.measure import rows_of, table
+from bench.suites.sampling import SUITE, rows_of, table
 from tests.bench.sessions import run_small
 
 

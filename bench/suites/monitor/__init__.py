@@ -1,5 +1,0 @@
-"""The suite of the monitor."""
-
-from bench.suites.monitor.measure import SUITE
-
-__all__ = ["SUITE"]
