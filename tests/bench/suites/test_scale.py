@@ -1,19 +1,20 @@
 """The suite of scale: every arrangement is timed in every round, by processes that train together."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench import processes
 from bench.suite import SuiteResult
 from bench.suites import scale
 from bench.workers import BenchWorker
 from gpt2.system import ranks
 from tests.bench.sessions import run_small
 
-SMALL = scale.ScaledShape("small", 2, 2, 16, 8, 4, 1)
+SMALL = processes.TrainedShape("small", 2, 2, 16, 8, 4, 1)
 
 
 class ThisProcess(contextlib.nullcontext[Any]):
@@ -29,21 +30,20 @@ class ThisProcess(contextlib.nullcontext[Any]):
 @pytest.fixture
 def first_rank_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let rank 0 of two be this process. One rank alone has 100 tokens/s."""
-    plain = scale.Arrangement.open
+    plain = processes.open_processes
 
-    def opened(arrangement: scale.Arrangement, shape: scale.ScaledShape) -> Any:
-        alone = contextlib.nullcontext(lambda seconds: 100.0)
-        return plain(arrangement, shape) if arrangement.ranks > 1 else alone
+    def opened(chosen: Sequence[processes.Process]) -> Any:
+        return plain(chosen) if len(chosen) > 1 else contextlib.nullcontext(lambda seconds: [100.0])
 
     def worker(name: str, heap: str) -> Any:
         return ThisProcess() if name.endswith("rank 0") else BenchWorker(name, heap)
 
     for name in (*ranks.VARIABLES, "LOCAL_WORLD_SIZE"):
-        monkeypatch.setenv(name, "0")  # time_rank sets them
-    monkeypatch.setattr(scale.Arrangement, "open", opened)
-    monkeypatch.setattr(scale, "BenchWorker", worker)
+        monkeypatch.setenv(name, "0")  # prepare sets them
+    monkeypatch.setattr(processes, "open_processes", opened)
+    monkeypatch.setattr(processes, "BenchWorker", worker)
     yield
-    scale.prepare_rank.cache_clear()
+    processes.prepare.cache_clear()
     ranks.leave()
 
 
@@ -52,9 +52,8 @@ def test_one_and_two_ranks_take_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(scale, "SHAPES", {"cpu": SMALL})
-    monkeypatch.setattr(
-        scale, "arrangements", lambda cards: (scale.BASELINE, scale.Arrangement("2 ranks", 2))
-    )
+    chosen = {name: scale.arrangement(name, SMALL, count) for name, count in (("1 rank", 1), ("2 ranks", 2))}
+    monkeypatch.setattr(scale, "arrangements", lambda cards, shape: chosen)
     monkeypatch.setattr(
         scale.executors, "run", lambda session: SuiteResult({}, ())
     )  # it has tests of its own
@@ -70,7 +69,7 @@ def test_one_and_two_ranks_take_turns(
 
 
 def test_a_ratio_is_taken_within_a_round() -> None:
-    rows = scale.table(SMALL, {"1 rank": [100.0, 10.0], "2 ranks": [150.0, 20.0]}).cells
+    rows = processes.ratio_table("", (), {"1 rank": [100.0, 10.0], "2 ranks": [150.0, 20.0]}).cells
     assert rows[0][2] == "-"
     assert rows[1][2] == "1.75 [1.50, 2.00]"
 
@@ -83,4 +82,4 @@ def test_a_ratio_is_taken_within_a_round() -> None:
     ],
 )
 def test_the_arrangements_use_the_cards_of_the_machine(cards: int, names: list[str]) -> None:
-    assert [each.name for each in scale.arrangements(cards)] == names
+    assert list(scale.arrangements(cards, SMALL)) == names
