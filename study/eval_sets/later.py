@@ -53,29 +53,25 @@ def check_texts(config: Config, report: Callable[[str], None]) -> None:
 
 
 def evaluate_later(
-    executor: Callable[[], Executor], directory: Path, folders: dict[Run, Path], runs: Sequence[Run]
+    executor: Executor, directory: Path, folders: dict[Run, Path], runs: Sequence[Run]
 ) -> list[str]:
     """Evaluate finished runs in processes of `scripts.train`, as many at once as the executor has slots.
 
     Return a message for each run that could not be evaluated.
     """
+    tasks = [
+        Task(
+            f"{folders[run].name} eval sets",
+            (str(directory), run[0], str(run[1]), FLAG),
+            folders[run],
+            folders[run] / "log.txt",
+        )
+        for run in runs
+    ]
     problems = []
-    rest = list(runs)
-    while rest:
-        here = executor()
-        now, rest = rest[: here.slots()], rest[here.slots() :]
-        tasks = [
-            Task(
-                f"{folders[run].name} eval sets",
-                (str(directory), run[0], str(run[1]), FLAG),
-                folders[run],
-                folders[run] / "log.txt",
-            )
-            for run in now
-        ]
-        for run, ended in zip(now, run_tasks(here, tasks), strict=True):
-            if ended.status != EXIT_FINISHED:
-                how = "lost with its machine" if ended.status is None else exit_text(ended.status)
-                reason = ended.message.removeprefix("error: ") or how
-                problems.append(f"{folders[run].name} is not evaluated on the new texts: {reason}")
+    for task, ended in zip(tasks, run_tasks(executor, tasks), strict=True):
+        if ended.status != EXIT_FINISHED:
+            how = "lost with its machine" if ended.status is None else exit_text(ended.status)
+            reason = ended.message.removeprefix("error: ") or how
+            problems.append(f"{task.folder.name} is not evaluated on the new texts: {reason}")
     return problems

@@ -6,6 +6,7 @@ tasks and polls for messages. An executor never decides whether a run is finishe
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,12 +80,13 @@ class Executor(Protocol):
 
 
 def run_tasks(executor: Executor, tasks: Sequence[Task]) -> list[Ended]:
-    """Run the tasks, at most as many as slots, to their end; return their ends in order. Stops them after an error."""
+    """Run the tasks, as many at once as slots, to their end; return their ends in order. Stops them after an error."""
     ended: dict[str, Ended] = {}
+    waiting = deque(tasks)
     try:
-        for task in tasks:
-            executor.submit(task)
         while len(ended) < len(tasks):
+            while waiting and len(tasks) - len(waiting) - len(ended) < executor.slots():
+                executor.submit(waiting.popleft())
             for message in executor.poll(1.0):
                 if isinstance(message, Ended):
                     ended[message.name] = message

@@ -9,19 +9,18 @@ the queue, where it continues from its checkpoint.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from gpt2.artifacts.experiment_loggers import ExperimentLoggers
-from gpt2.artifacts.typed_json import to_plain
 from gpt2.config.config import Config
 from gpt2.config.dotconfig import read_symbols
 from gpt2.hardware.resolve import export_environment
@@ -29,7 +28,7 @@ from gpt2.system.signals import end_with_parent
 from study.executors.child_process import EXIT_INTERRUPTED, Session, Slot, StopAsked
 from study.executors.executor import Ended, Task, run_tasks
 from study.executors.local import LocalExecutor
-from study.executors.run_files import EXIT_FILE, Exit, write_exit
+from study.executors.run_files import EXIT_FILE, write_exit
 
 
 def task_to_json(task: Task) -> dict[str, Any]:
@@ -91,8 +90,7 @@ def execute(task: Task) -> int:
         status = EXIT_INTERRUPTED
     if status == EXIT_INTERRUPTED and requeue.requeue():
         return status
-    result = to_plain(dataclasses.asdict(ended.result)) if ended.result else {}
-    write_exit(task.folder, Exit(status, ended.message, ended.note, result))
+    write_exit(task.folder, replace(ended, status=status))
     return status
 
 

@@ -18,9 +18,9 @@ from typing import Any
 from gpt2.system.errors import UserError
 from study.executors.child_process import EXIT_INTERRUPTED, StopAsked
 from study.executors.claims import newest, read_holder
-from study.executors.executor import Ended, Message, Started, Task, TaskProgress
+from study.executors.executor import Ended, Message, Started, Task
 from study.executors.place import task_to_json
-from study.executors.run_files import EXIT_FILE, last_step, read_exit
+from study.executors.run_files import EXIT_FILE, FollowedTask
 
 UNLIMITED = 1_000_000
 LOOK_SECONDS = 5.0  # between two looks at the files of the running tasks
@@ -52,11 +52,8 @@ def start_process() -> Callable[[list[str], str, str], None]:
 
 
 @dataclass
-class _Followed:
-    task: Task
-    reference: Any
-    started: bool = False
-    gone_at: float | None = None
+class _Followed(FollowedTask):
+    reference: Any = None
 
 
 class RayExecutor:
@@ -97,7 +94,7 @@ class RayExecutor:
         call = json.dumps([task_to_json(task)])
         command = [sys.executable, "-m", "study.executors.place", call, "0"]
         reference = self._remote.remote(command, str(Path.cwd()), "ray")
-        self._followed[task.name] = _Followed(task, reference)
+        self._followed[task.name] = _Followed(task, reference=reference)
 
     def poll(self, seconds: float) -> Sequence[Message]:
         references = [followed.reference for followed in self._followed.values()]
@@ -112,33 +109,24 @@ class RayExecutor:
             if followed.reference in gone:
                 found += self._end(name, followed)
             elif look:
-                found += self._look(name, followed)
+                found += self._look(followed)
         if not found:
             self._sleep(min(seconds, 1.0))
         return found
 
-    def _look(self, name: str, followed: _Followed) -> list[Message]:
-        found: list[Message] = []
+    def _look(self, followed: _Followed) -> list[Message]:
         holder = read_holder(newest(followed.task.folder)[1])
-        if holder and not holder.done and not followed.started:
-            followed.started = True
-            found.append(Started(name, holder.host))
-        if followed.started and (step := last_step(followed.task.folder)):
-            found.append(TaskProgress(name, step))
-        return found
+        begins = holder is not None and not holder.done
+        return followed.running(holder.host if holder else "") if begins or followed.started else []
 
     def _end(self, name: str, followed: _Followed) -> list[Message]:
-        end = read_exit(followed.task.folder)
-        if not end:
-            followed.gone_at = self._clock() if followed.gone_at is None else followed.gone_at
-            if self._clock() - followed.gone_at < GRACE_SECONDS:
-                return []
-        if end and end.status == EXIT_INTERRUPTED and name not in self._stopped:
-            end = None  # its node was asked to end, or lost its connection to Ray
+        end = followed.ended(self._clock(), GRACE_SECONDS)
+        if end is None:
+            return []
+        if end.status == EXIT_INTERRUPTED and name not in self._stopped:
+            end = Ended(name, None)  # its node was asked to end, or lost its connection to Ray
         del self._followed[name]
-        found: list[Message] = [] if followed.started else [Started(name)]
-        ended = Ended(name, end.status, end.message, end.note, end.event) if end else Ended(name, None)
-        return [*found, ended]
+        return [end] if followed.started else [Started(name), end]
 
     def stop(self, name: str) -> None:
         if name in self._followed:

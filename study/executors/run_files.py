@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
+from gpt2.artifacts.typed_json import to_plain
 from gpt2.system import files
 from study.executors.child_process import Event
+from study.executors.executor import Ended, Message, Started, Task, TaskProgress
 
 EXIT_FILE = "exit.json"
 TAIL_BYTES = 8192  # of metrics.jsonl, more than ten lines
@@ -34,27 +34,43 @@ def last_step(run_dir: Path) -> Event | None:
     return None
 
 
-@dataclass(frozen=True)
-class Exit:
-    """The end of a training process. message: last line of its log. result: its "timing" or "resolved" event."""
-
-    status: int
-    message: str = ""
-    note: str = ""
-    result: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def event(self) -> Event | None:
-        return Event.from_json(self.result) if self.result else None
+def write_exit(folder: Path, ended: Ended) -> None:
+    """Write exit.json: the end without the name of the task."""
+    content = asdict(ended) | {"result": to_plain(asdict(ended.result)) if ended.result else {}}
+    del content["name"]
+    files.write_json(folder / EXIT_FILE, content)
 
 
-def write_exit(folder: Path, end: Exit) -> None:
-    files.write_json(folder / EXIT_FILE, asdict(end))
-
-
-def read_exit(folder: Path) -> Exit | None:
-    """Return the end that the process wrote; None where it has not ended, or was lost."""
+def read_exit(folder: Path, name: str) -> Ended | None:
+    """Return the end of a task that its process wrote; None where it has not ended, or was lost."""
     try:
-        return Exit(**json.loads((folder / EXIT_FILE).read_text()))
-    except (OSError, ValueError, TypeError):
+        content = json.loads((folder / EXIT_FILE).read_text())
+        result = content.pop("result")
+        return Ended(name, **content, result=Event.from_json(result) if result else None)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
+
+
+@dataclass
+class FollowedTask:
+    """A task on another machine. gone_at: time from which its engine does not have it."""
+
+    task: Task
+    started: bool = False
+    gone_at: float | None = None
+
+    def running(self, where: str) -> list[Message]:
+        """Return the start, once, and the last step. where: host or job."""
+        found: list[Message] = [] if self.started else [Started(self.task.name, where)]
+        self.started = True
+        step = last_step(self.task.folder)
+        return [*found, TaskProgress(self.task.name, step)] if step else found
+
+    def ended(self, now: float, grace: float) -> Ended | None:
+        """Return the end of a task that is gone; None for `grace` seconds, in which exit.json can still appear."""
+        end = read_exit(self.task.folder, self.task.name)
+        if end is None:
+            self.gone_at = now if self.gone_at is None else self.gone_at
+            if now - self.gone_at < grace:
+                return None
+        return end or Ended(self.task.name, None)

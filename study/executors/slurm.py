@@ -20,9 +20,9 @@ from pathlib import Path
 
 from gpt2.system import files
 from gpt2.system.errors import UserError
-from study.executors.executor import Ended, Message, Started, Task, TaskProgress
+from study.executors.executor import Ended, Message, Started, Task
 from study.executors.place import task_to_json
-from study.executors.run_files import EXIT_FILE, last_step, read_exit
+from study.executors.run_files import EXIT_FILE, FollowedTask
 
 ARRAY_TASKS = 1000  # of one array; Slurm's MaxArraySize is 1001 by default
 UNLIMITED = 1_000_000
@@ -51,11 +51,8 @@ class Job:
 
 
 @dataclass
-class _Followed:
-    task: Task
+class _Followed(FollowedTask):
     job: Job | None = None
-    started: bool = False
-    gone_at: float | None = None
 
 
 class SlurmExecutor:
@@ -161,23 +158,10 @@ class SlurmExecutor:
             if followed.job:
                 followed.gone_at = None
                 if followed.job.state == "RUNNING":
-                    if not followed.started:
-                        followed.started = True
-                        found.append(Started(name, f"{followed.job.number} on {followed.job.node}"))
-                    if step := last_step(followed.task.folder):
-                        found.append(TaskProgress(name, step))
-                continue
-            end = read_exit(followed.task.folder)
-            if not end:
-                followed.gone_at = self._clock() if followed.gone_at is None else followed.gone_at
-                if self._clock() - followed.gone_at < GRACE_SECONDS:
-                    continue
-            if not followed.started:
-                found.append(Started(name))
-            del self._followed[name]
-            found.append(
-                Ended(name, end.status, end.message, end.note, end.event) if end else Ended(name, None)
-            )
+                    found += followed.running(f"{followed.job.number} on {followed.job.node}")
+            elif end := followed.ended(self._clock(), GRACE_SECONDS):
+                found += [end] if followed.started else [Started(name), end]
+                del self._followed[name]
         return found
 
     def stop(self, name: str) -> None:

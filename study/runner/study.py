@@ -229,10 +229,11 @@ class Study:
     def evaluate_finished(self) -> list[str]:
         """Evaluate the finished runs on the texts that they lack; return and print the problems."""
         runs = self.lacking_texts()
-        if runs:
-            print(f"evaluating {len(runs)} finished runs on the texts that they lack", flush=True)
+        if not runs:
+            return []
+        print(f"evaluating {len(runs)} finished runs on the texts that they lack", flush=True)
         folders = {run: self.runs.folder(*run) for run in runs}
-        problems = evaluate_later(self.executor, self.directory, folders, runs)
+        problems = evaluate_later(self.executor(), self.directory, folders, runs)
         if self.session.asked:
             raise StopAsked
         for problem in problems:

@@ -15,7 +15,7 @@ from study.executors.child_process import EXIT_INTERRUPTED, Event
 from study.executors.claims import claimed
 from study.executors.executor import Ended, Message, Started, Task, TaskProgress
 from study.executors.ray_tasks import RayError, RayExecutor, start_process
-from study.executors.run_files import Exit, write_exit
+from study.executors.run_files import write_exit
 
 
 class FakeRay(ModuleType):
@@ -104,7 +104,7 @@ def test_a_run_starts_with_its_claim_and_ends_with_its_exit_file(ray: FakeRay, t
         found = poll(built)
     assert found[0] == Started("B0", claim.holder.host)
     assert set(map(type, found[1:])) == {TaskProgress}
-    write_exit(tmp_path / "B0", Exit(4, "words", "note", {"event": "timing", "peak_bytes": 5}))
+    write_exit(tmp_path / "B0", Ended("B0", 4, "words", "note", Event("timing", peak_bytes=5)))
     ray.gone.add(0)
     assert poll(built) == [Ended("B0", 4, "words", "note", Event("timing", peak_bytes=5))]
 
@@ -118,7 +118,7 @@ def test_a_driver_without_tasks_waits(ray: FakeRay) -> None:
 def test_a_task_without_an_exit_file_was_lost(ray: FakeRay, tmp_path: Path) -> None:
     built, _ = executor(ray)
     task = a_task(tmp_path, "B0")
-    write_exit(task.folder, Exit(0))  # of an earlier process
+    write_exit(task.folder, Ended("B0", 0))  # of an earlier process
     built.submit(task)
     ray.gone.add(0)
     assert poll(built, 3) == []  # the file may still appear
@@ -129,7 +129,7 @@ def test_a_run_that_its_node_interrupted_is_retried(ray: FakeRay, tmp_path: Path
     built, _ = executor(ray)
     for name in ("B0", "B1"):
         built.submit(a_task(tmp_path, name))
-        write_exit(tmp_path / name, Exit(EXIT_INTERRUPTED, "saved"))
+        write_exit(tmp_path / name, Ended(name, EXIT_INTERRUPTED, "saved"))
     built.stop("B1")
     ray.gone.add(0)
     found = poll(built)
@@ -140,7 +140,7 @@ def test_at_the_end_of_the_driver_its_runs_save(ray: FakeRay, tmp_path: Path) ->
     built, clock = executor(ray)
     for name in ("B0", "B1"):
         built.submit(a_task(tmp_path, name))
-    write_exit(tmp_path / "B0", Exit(EXIT_INTERRUPTED))
+    write_exit(tmp_path / "B0", Ended("B0", EXIT_INTERRUPTED))
     assert built.close() == ""
     assert ray.cancelled == [0, 1]
     assert clock.now < ray_tasks.STOP_SECONDS

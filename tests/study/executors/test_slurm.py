@@ -19,7 +19,7 @@ from gpt2.system.errors import UserError
 from study.executors import slurm
 from study.executors.child_process import EXIT_INTERRUPTED, Event
 from study.executors.executor import Ended, Message, Started, Task, TaskProgress
-from study.executors.run_files import Exit, read_exit, write_exit
+from study.executors.run_files import read_exit, write_exit
 from study.executors.slurm import SlurmError, SlurmExecutor
 from study.records import plan_file
 from study.records.plan_file import Plan, PlanBudget, PlanRow
@@ -98,7 +98,7 @@ def test_what_is_missing_is_one_array_and_each_task_is_followed(
     first, second = poll(built, 16.0)[:2]
     assert first == Started("B1", "1_1 on node1")
     assert second == TaskProgress("B1", Event("train", iteration=7, loss=4.5))
-    write_exit(tmp_path / "B1", Exit(5, "words", "a note", {"event": "timing", "peak_bytes": 3}))
+    write_exit(tmp_path / "B1", Ended("B1", 5, "words", "a note", Event("timing", peak_bytes=3)))
     assert not [message for message in poll(built) if isinstance(message, Ended)]  # still in the queue
     set_state(cluster, None, 1)
     assert poll(built) == [Ended("B1", 5, "words", "a note", Event("timing", peak_bytes=3))]
@@ -110,7 +110,7 @@ def test_a_job_that_is_gone_without_an_exit_file_was_lost(
 ) -> None:
     built = executor(tmp_path, clock)
     (tmp_path / "B0").mkdir()
-    write_exit(tmp_path / "B0", Exit(0))  # of an earlier process
+    write_exit(tmp_path / "B0", Ended("B0", 0))  # of an earlier process
     built.submit(a_task(tmp_path, "B0"))
     poll(built, 1.0)
     set_state(cluster, None, 0)
@@ -152,7 +152,7 @@ def test_a_job_that_ends_while_a_later_driver_starts_is_not_repeated(
     first.submit(a_task(tmp_path, "B0"))
     poll(first)
     second = executor(tmp_path, clock)
-    write_exit(tmp_path / "B0", Exit(0))
+    write_exit(tmp_path / "B0", Ended("B0", 0))
     set_state(cluster, None, 0)
     second.submit(a_task(tmp_path, "B0"))
     assert poll(second) == [Started("B0"), Ended("B0", 0)]
@@ -234,7 +234,7 @@ def test_before_the_time_limit_a_run_saves_and_its_job_is_requeued(
     wait_for(lambda: process.poll() is not None or _ready(place))
     os.kill(process.pid, number)
     assert process.wait(60) == EXIT_INTERRUPTED
-    end = read_exit(run)
+    end = read_exit(run, "B0")
     if requeued:
         assert calls(cluster, "scontrol") == ["scontrol requeue 7_0"]
         assert end is None
