@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,18 +24,17 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from aqn.apply import Autocast, on_platform
 from aqn.platforms import parse_platform
 from gpt2.artifacts import run_record
 from gpt2.data import tokenizer
 from gpt2.data.tokenizer import Tokenizer
-from gpt2.eval.token_rows import batches
+from gpt2.eval.token_rows import batches, pad_rows
 from gpt2.eval.validation import evaluating, evaluation_tokens
 from gpt2.hardware import attention_kernels
 from gpt2.model.loss import CHUNK_ROWS, IGNORED
-from gpt2.model.sampling import Cache, CacheError, Drawing, logits
+from gpt2.model.sampling import Cache, CacheError, Drawing, sample
 from gpt2.model.transformer import GPT2
 from gpt2.system.errors import UserError
 from gpt2.system.resource_errors import out_of_memory
@@ -116,7 +115,7 @@ class ScoredModel(TemplateLM):  # type: ignore[misc]
         found: list[tuple[float, bool]] = [(0.0, True)] * len(rows)
         finished = 0
         with evaluating(self.model):
-            for indices in self._batches([len(tokens) - 1 for tokens, _ in rows]):
+            for indices in batches([len(tokens) - 1 for tokens, _ in rows], self.batch_tokens):
                 part = [rows[index] for index in indices]
                 for index, score in zip(indices, self._halving(self._score, part), strict=True):
                     found[index] = score
@@ -130,9 +129,6 @@ class ScoredModel(TemplateLM):  # type: ignore[misc]
         self.truncated += len(tokens) > self.max_length + 1
         tokens = tokens[-(self.max_length + 1) :]
         return tokens, min(len(continuation), len(tokens) - 1)
-
-    def _batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
-        return batches(lengths, self.batch_tokens)
 
     def _halving(self, work: Callable[[Any], list[Scored]], rows: Any) -> list[Scored]:
         """Call work(rows); divide the rows in two while memory runs out."""
@@ -148,15 +144,9 @@ class ScoredModel(TemplateLM):  # type: ignore[misc]
         return self._halving(work, rows[:middle]) + self._halving(work, rows[middle:])
 
     def _score(self, rows: Sequence[tuple[list[int], int]]) -> list[tuple[float, bool]]:
-        """Score rows in one batch, padded on the right with ids that no earlier position attends to."""
-        ids, targets = [], []
-        for tokens, scored in rows:
-            ids.append(torch.tensor(tokens[:-1]))
-            target = torch.tensor(tokens[1:])
-            target[: len(target) - scored] = IGNORED
-            targets.append(target)
-        ids_BT = pad_sequence(ids, batch_first=True).to(self._device)
-        targets_BT = pad_sequence(targets, batch_first=True, padding_value=IGNORED).to(self._device)
+        """Score rows in one batch."""
+        ids_BT, targets_BT = (padded.to(self._device) for padded in pad_rows(rows))
+        chunk = CHUNK_ROWS["cpu" if self._device.type == "cpu" else "card"]  # rows of logits held at once
         with self.autocast():
             x_NC, targets_N = (
                 self.model.hidden(ids_BT)[targets_BT != IGNORED],
@@ -164,7 +154,7 @@ class ScoredModel(TemplateLM):  # type: ignore[misc]
             )
             parts = [
                 _token_scores(x, self.model.head[: self.model.vocabulary], target)
-                for x, target in zip(*(one.split(self._chunk) for one in (x_NC, targets_N)), strict=True)
+                for x, target in zip(*(one.split(chunk) for one in (x_NC, targets_N)), strict=True)
             ]
         scores_N, greedy_N = (torch.cat(each).tolist() for each in zip(*parts, strict=True))
         found, start = [], 0
@@ -172,11 +162,6 @@ class ScoredModel(TemplateLM):  # type: ignore[misc]
             found.append((sum(scores_N[start : start + scored]), all(greedy_N[start : start + scored])))
             start += scored
         return found
-
-    @property
-    def _chunk(self) -> int:
-        """Rows of logits held at once."""
-        return CHUNK_ROWS["cpu" if self._device.type == "cpu" else "card"]
 
     # --- texts
 
@@ -198,7 +183,7 @@ class ScoredModel(TemplateLM):  # type: ignore[misc]
             for (text, _), members in groups.items():
                 settings = json.loads(text)
                 total = len(members[0][1]) + settings["max_gen_toks"]
-                for indices in self._batches([total] * len(members)):
+                for indices in batches([total] * len(members), self.batch_tokens):
                     part = [members[index] for index in indices]
                     texts = self._halving(functools.partial(self._generate, settings=settings), part)
                     for (number, _), continued in zip(part, texts, strict=True):
@@ -233,44 +218,24 @@ class ScoredModel(TemplateLM):  # type: ignore[misc]
         )
         stops = handle_stop_sequences(list(settings.get("until") or []), tokenizer.END_OF_TEXT)
         prompt_BT = torch.tensor([ids for _, ids in members], device=self._device)
-        numbers = [number for number, _ in members]
-        try:
-            rows = self._continue(prompt_BT, numbers, settings["max_gen_toks"], drawing, stops, Cache())
-        except CacheError:
-            rows = self._continue(prompt_BT, numbers, settings["max_gen_toks"], drawing, stops, None)
-        return [postprocess_generated_text(self._decode(row), stops, None) for row in rows]
 
-    def _continue(
-        self,
-        prompt_BT: Tensor,
-        numbers: Sequence[int],
-        new: int,
-        drawing: Drawing,
-        stops: Sequence[str],
-        cache: Cache | None,
-    ) -> list[list[int]]:
-        """Return the new tokens of each prompt: at most `new`, fewer where all rows have met a stop text."""
-        generators = [torch.Generator().manual_seed(number) for number in numbers]
-        ids_BT, unread_BT = prompt_BT, prompt_BT
-        rows: list[list[int]] = [[] for _ in numbers]
-        for _ in range(new):
+        def texts(tokens_BN: Tensor) -> list[str]:
+            return [tokenizer.decode(self.encoding, ids) for ids in tokens_BN.tolist()]
+
+        def stopped(tokens_BN: Tensor) -> bool:
+            return all(any(stop in text for stop in stops) for text in texts(tokens_BN))
+
+        def drawn(cache: Cache | None) -> Tensor:
+            generators = [torch.Generator().manual_seed(number) for number, _ in members]
+            new = settings["max_gen_toks"]
             with self.autocast():
-                last_BV = logits(self.model, ids_BT if cache is None else unread_BT, cache)[:, -1].float()
-            chances = drawing.probabilities(last_BV).cpu()
-            drawn = [
-                torch.multinomial(chances_V, 1, generator=generator)
-                for chances_V, generator in zip(chances, generators, strict=True)
-            ]
-            unread_BT = torch.stack(drawn).to(self._device)
-            ids_BT = torch.cat([ids_BT, unread_BT], dim=1)
-            for row, token in zip(rows, unread_BT[:, 0].tolist(), strict=True):
-                row.append(token)
-            if all(any(stop in text for stop in stops) for text in map(self._decode, rows)):
-                break
-        return rows
+                return sample(self.model, prompt_BT, new, generators, cache, drawing, stopped).tokens
 
-    def _decode(self, ids: Sequence[int]) -> str:
-        return tokenizer.decode(self.encoding, ids)
+        try:
+            tokens_BN = drawn(Cache())
+        except CacheError:
+            tokens_BN = drawn(None)
+        return [postprocess_generated_text(text, stops, None) for text in texts(tokens_BN)]
 
 
 def _token_scores(x_NC: Tensor, head_VC: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
