@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -44,7 +45,7 @@ from study.attention.data import (
     write_study,
 )
 from study.records import plan_file
-from study.records.integrity import REMEDY, disagreements
+from study.records.integrity import REMEDY, FinishedRecord, disagreements
 from study.records.lengths import saved_counts, shown_length
 from study.records.runs import read_runs
 from study.sweep.tuning import judged_at_best
@@ -102,6 +103,26 @@ def load_run(run_dir: Path, iterations: int | None = None) -> TrainedRun:
         shares = _shares(name, model, config.model.layers)
     notes = other + notes
     return TrainedRun(record.run, name, record.seed, loaded.iteration, config, model, shares, notes)
+
+
+def finished_record(run_dir: Path) -> FinishedRecord:
+    """Read the record of a finished run. AttentionError for another status, and without a checkpoint."""
+    record = run_record.load_given(run_dir)
+    known = record.progress and record.target and record.fingerprint
+    if record.status != "finished" or not known:
+        raise AttentionError(f"{run_dir} is {record.status}; fix: run `make` until the run is finished")
+    if not (run_dir / "checkpoint").is_dir():
+        raise AttentionError(f"{run_dir} has no checkpoint; fix: copy the run's folder with its checkpoint/")
+    return cast("FinishedRecord", record)
+
+
+def require_last_weights(run: TrainedRun, run_dir: Path, record: FinishedRecord) -> None:
+    """AttentionError if the loaded weights are not those of the end of the run."""
+    if run.iteration != record.progress.iterations:
+        raise AttentionError(
+            f"{run_dir}/checkpoint has the weights of iteration {run.iteration}; the run finished at "
+            f"{record.progress.iterations}; fix: copy the checkpoint of the finished run"
+        )
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpt2.artifacts import eval_sets, run_record
+from gpt2.artifacts import eval_sets
 from gpt2.config.config import Config
 from gpt2.data import tokenizer
 from gpt2.eval.evaluator import Evaluator
@@ -18,7 +18,7 @@ from gpt2.hardware.resolve import ResolvedTarget
 from gpt2.system.errors import UserError
 from gpt2.system.signals import Stop
 from gpt2.train.step import autocast
-from study.attention.inspect import load_run
+from study.attention.inspect import finished_record, load_run, require_last_weights
 from study.eval_sets.later import evaluated_names
 
 
@@ -31,12 +31,10 @@ def evaluate_run(
 ) -> None:
     """Add the missing texts of `config` to the run's eval_sets.json. run.json does not change.
 
-    LaterError on another device or without the final weights, and where a text cannot be read. Then the others are
-    saved.
+    AttentionError without the final weights. LaterError on another device, and where a text cannot be read; the others
+    are saved then.
     """
-    record = run_record.load(run_dir)
-    if record.status != "finished" or record.target is None or record.progress is None:
-        raise LaterError(f"{run_dir} is {record.status}; fix: run `make` until the run is finished")
+    record = finished_record(run_dir)
     trained, here = [
         f"{one[0]}, {one[1]}"
         for one in ((record.target.device, record.target.dtype), (resolved.device_name, resolved.dtype))
@@ -47,11 +45,7 @@ def evaluate_run(
             "machine of training, or take the new text out of CONFIG_EVAL_SETS"
         )
     run = load_run(run_dir)
-    if run.iteration != record.progress.iterations:
-        raise LaterError(
-            f"{run_dir}/checkpoint has the weights of iteration {run.iteration}, the run finished at "
-            f"{record.progress.iterations}; fix: restore the checkpoint from a copy"
-        )
+    require_last_weights(run, run_dir, record)
     present = evaluated_names(run_dir) or set()
     sets = tuple(one for one in config.evaluation.sets if one.name not in present)
     config = replace(config, evaluation=replace(config.evaluation, sets=sets))

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from gpt2.artifacts import run_record
 from gpt2.model.init import state_digest
+from study.attention.inspect import finished_record, require_last_weights
 from study.lm_eval import records
 from study.lm_eval.model import NAME, LmEvalError, RunModel
 from study.lm_eval.records import LmEvalRecord, Metric, TaskResult
@@ -42,26 +42,17 @@ def evaluate_run(
     """Evaluate the last weights of a finished run on tasks, and write lm_eval.json after each.
 
     Existing results of the same weights, items, task and harness are kept. progress(task, finished rows, all rows) is
-    called after each batch. LmEvalError for an unfinished run, and for a value that is not finite.
+    called after each batch. AttentionError for an unfinished run; LmEvalError for a value that is not finite.
     """
     from lm_eval.api.registry import get_model
 
-    record = run_record.load_given(run_dir)
-    if record.status != "finished" or record.progress is None:
-        raise LmEvalError(f"{run_dir} is {record.status}; fix: run `make` until the run is finished")
-    if not (run_dir / "checkpoint").is_dir():
-        raise LmEvalError(f"{run_dir} has no checkpoint; fix: copy the run's folder with its checkpoint/")
+    record = finished_record(run_dir)
     model: RunModel = get_model(NAME).create_from_arg_obj({"run": str(run_dir)})
-    iteration = model.run.iteration
-    if iteration != record.progress.iterations:
-        raise LmEvalError(
-            f"{run_dir}/checkpoint has the weights of iteration {iteration}; the run finished at "
-            f"{record.progress.iterations}; fix: copy the checkpoint of the finished run"
-        )
+    require_last_weights(model.run, run_dir, record)
     weights = state_digest(model.model)
     found = records.read(run_dir)
     if found is None or found.weights != weights:
-        found = LmEvalRecord(record.run, str(record.variant), record.seed, iteration, weights, ())
+        found = LmEvalRecord(record.run, str(record.variant), record.seed, model.run.iteration, weights, ())
     computed = []
     for name, task in tasks.items():
         head = _head(name, task, model)

@@ -18,7 +18,6 @@ import torch
 
 from aqn.apply import on_platform
 from aqn.platforms import Platform, name_of_device, parse_platform
-from gpt2.artifacts import run_record
 from gpt2.data import dataset, tokenizer
 from gpt2.eval.evaluator import Evaluator
 from gpt2.hardware import attention_kernels
@@ -28,7 +27,7 @@ from gpt2.model.init import state_digest
 from gpt2.system.errors import UserError
 from gpt2.system.files import write_bytes
 from gpt2.system.signals import Stop
-from study.attention.inspect import TrainedRun, load_run
+from study.attention.inspect import TrainedRun, finished_record, load_run, require_last_weights
 from study.transfer.items import ItemSource, compact, find_items
 from study.transfer.records import (
     FOLDER,
@@ -60,20 +59,12 @@ def evaluate_run(run_dir: Path, names: Sequence[str], machine: str = "") -> Eval
     """Evaluate a run on platforms; existing records of the same evaluation are kept.
 
     On the machine of training the home platform is evaluated as well. On another machine the names get @machine, by
-    default from the name of its device; `machine` also selects that on the machine of training. EvaluateError for other
-    data, an unfinished run, or a record of another machine with the same name.
+    default from the name of its device; `machine` also selects that on the machine of training. AttentionError for an
+    unfinished run; EvaluateError for other data, or a record of another machine with the same name.
     """
-    record = run_record.load_given(run_dir)
-    if record.status != "finished" or record.target is None or record.fingerprint is None:
-        raise EvaluateError(f"{run_dir} is {record.status}; fix: run `make` until the run is finished")
-    if not (run_dir / "checkpoint").is_dir():
-        raise EvaluateError(f"{run_dir} has no checkpoint; fix: copy the run's folder with its checkpoint/")
+    record = finished_record(run_dir)
     run = load_run(run_dir)
-    if record.progress and run.iteration != record.progress.iterations:
-        raise EvaluateError(
-            f"{run_dir}/checkpoint has the weights of iteration {run.iteration}; the run finished at "
-            f"{record.progress.iterations}; fix: copy the checkpoint of the finished run"
-        )
+    require_last_weights(run, run_dir, record)
     resolved, machine = _device(run, record.target.device, machine)
     home = home_platform(record)
     first = [] if machine else [home]
