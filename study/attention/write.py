@@ -7,7 +7,6 @@ from pathlib import Path
 
 from gpt2.artifacts.seal import write_sealed
 from gpt2.system import files
-from gpt2.system.errors import UserError
 from pages.page import render_html
 from study.attention import inspect
 from study.attention.data import InputText, RunAttention, as_json, early_late_means
@@ -30,12 +29,9 @@ def write_attention(
     heads = inspect.select_indices(heads, width, "head", [0])
     ids, text = inspect.choose_text(models, text_file)
     inspected = [inspect.inspect_run(run, ids, layers, heads) for run in models]
-    try:
-        for path, run in zip(run_dirs, inspected, strict=True):
-            write_sealed(path / "attention.json", as_json(run, text))
-        files.write_text(run_dirs[0] / PAGE, render_html(attention_document(inspected, text)))
-    except OSError as error:
-        raise UserError(f"{error.filename} cannot be written: {error.strerror}") from error
+    for path, run in zip(run_dirs, inspected, strict=True):
+        write_sealed(path / "attention.json", as_json(run, text))
+    files.write_text(run_dirs[0] / PAGE, render_html(attention_document(inspected, text)))
     return [
         *summary(inspected, text),
         f"wrote {run_dirs[0] / PAGE}, and attention.json in the folder of each run",

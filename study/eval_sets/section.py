@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 from pages.components import color_label
@@ -11,6 +12,7 @@ from study.eval_sets.results import EvalSetRow, EvalSets, EvalSetTable
 from study.records.runs import variant_order
 from study.stats.interval_text import percent, perplexity, with_interval
 
+Shown = Callable[[EvalSetTable, EvalSetRow], str]
 NO_VERDICT = "The validation loss decides: no verdict uses this section."
 ABOUT = (
     "Nats of all tokens per word (parts between white space), per token and per byte: mean over seeds [95 % interval]. "
@@ -26,9 +28,7 @@ def held_out_section(found: EvalSets, names: Sequence[str]) -> Section:
         columns: dict[str, Callable[[EvalSetRow], Text]] = {
             "variant": lambda row: color_label(row.variant, names),
             "runs": lambda row: str(row.runs) if row.runs == row.of else f"{row.runs} of {row.of}",
-            "word perplexity": lambda row, table=table: number_with_detail(word_perplexity(table, row)),  # type: ignore[misc]
-            "perplexity per token": lambda row: number_with_detail(with_interval(row.loss, perplexity)),
-            "bits per byte": lambda row, table=table: number_with_detail(bits_per_byte(table, row)),  # type: ignore[misc]
+            **{head: functools.partial(_cell, shown, table) for head, shown in SHOWN.items()},
             "against control arms": lambda row: number_with_detail(_difference(row)),
         }
         blocks.append(
@@ -55,8 +55,10 @@ def compared_section(studies: Mapping[str, EvalSets], units: str) -> Section:
             [
                 variant,
                 *(
-                    number_with_detail(_cell(tables, rows, label, variant, shown))
-                    for shown in SHOWN
+                    _cell(shown, tables[label], rows[label][variant])
+                    if variant in rows.get(label, {})
+                    else "-"
+                    for shown in SHOWN.values()
                     for label in studies
                 ),
             ]
@@ -68,15 +70,8 @@ def compared_section(studies: Mapping[str, EvalSets], units: str) -> Section:
     return Section("Held-out texts", [about, *blocks] if blocks else [])
 
 
-def _cell(
-    tables: Mapping[str, EvalSetTable],
-    rows: Mapping[str, Mapping[str, EvalSetRow]],
-    label: str,
-    variant: str,
-    shown: str,
-) -> str:
-    row = rows.get(label, {}).get(variant)
-    return SHOWN[shown](tables[label], row) if row else "-"
+def _cell(shown: Shown, table: EvalSetTable, row: EvalSetRow) -> Text:
+    return number_with_detail(shown(table, row))
 
 
 def _same_text(tables: Mapping[str, EvalSetTable]) -> str:
@@ -94,18 +89,14 @@ def _same_text(tables: Mapping[str, EvalSetTable]) -> str:
     return f"One text.{other} {sizes}"
 
 
-def word_perplexity(table: EvalSetTable, row: EvalSetRow) -> str:
-    return with_interval(row.loss, lambda loss: perplexity(table.by_word(loss)))
-
-
-def bits_per_byte(table: EvalSetTable, row: EvalSetRow) -> str:
-    return with_interval(row.loss, lambda loss: f"{table.bits_per_byte(loss):.3f}")
-
-
-SHOWN: dict[str, Callable[[EvalSetTable, EvalSetRow], str]] = {
-    "word perplexity": word_perplexity,
+SHOWN: dict[str, Shown] = {
+    "word perplexity": lambda table, row: with_interval(
+        row.loss, lambda loss: perplexity(table.by_word(loss))
+    ),
     "perplexity per token": lambda table, row: with_interval(row.loss, perplexity),
-    "bits per byte": bits_per_byte,
+    "bits per byte": lambda table, row: with_interval(
+        row.loss, lambda loss: f"{table.bits_per_byte(loss):.3f}"
+    ),
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gpt2.config.config import Config
 from gpt2.config.dotconfig import Symbols
@@ -13,7 +13,6 @@ from gpt2.hardware.gpu_specs import TargetError
 from gpt2.hardware.resolve import ResolvedTarget, resolve
 from gpt2.system.errors import UserError
 from ra.arms import split_rate
-from ra.names import is_control_arm
 from ra.settings import AlternationSettings
 from ra.variants import variant
 from study.analysis.verdict import VERDICT_SEEDS
@@ -23,7 +22,7 @@ from study.records import plan_file
 from study.records.plan_file import LearningRates, Plan
 from study.runner.preconditions import needed_bytes
 from study.runner.settings import StudySettings
-from study.sweep.rates import judged_runs, tuning_runs
+from study.sweep.rates import most_runs
 from study.sweep.run_list import RunList
 
 FORWARD_SHARE = 1 / 3  # of a training step's operations; backward has twice those of forward
@@ -116,12 +115,7 @@ def planned_runs(
     """Return every (variant, seed). Arms without a chosen rate get those that need the most runs, or one_rate."""
     if rates is None:
         return [(name, seed) for seed in range(seeds) for name in settings.variants]
-    others = [name for name in settings.variants if not is_control_arm(name)]
-    start = rates.rates[0]
-    most = {name: rates.rates[(1 + place) % len(rates.rates)] for place, name in enumerate(others)}
-    guessed = {name: start if one_rate else most.get(name, start) for name in settings.variants}
-    assumed = replace(rates, chosen=guessed | dict(rates.chosen))
-    return tuning_runs(settings.variants, rates) + judged_runs(settings.variants, seeds, assumed)
+    return most_runs(settings.variants, seeds, rates, one_rate)
 
 
 def _looks(settings: StudySettings, plan: Plan | None) -> tuple[int, ...]:

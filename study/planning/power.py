@@ -131,7 +131,7 @@ def _sight(
     def runs(controls: int, seeds: int) -> int:
         if settings.rates is None:
             return (controls + max(len(others), 1)) * seeds
-        return most_runs((*CONTROLS[:controls], *others), seeds, settings.rates)
+        return len(most_runs((*CONTROLS[:controls], *others), seeds, settings.rates))
 
     margin = settings.equivalence_margin
     return Sight(

@@ -6,10 +6,10 @@ metrics.jsonl is read once and only as densely as the figures need: LINES lines 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gpt2.artifacts.metrics_log import read_steps
 from study.records.runs import Run, losses
@@ -18,6 +18,7 @@ from study.stats.statistics import mean
 LINES = 40_000  # of metrics.jsonl parsed a report, spread evenly over the runs
 BINS = 120  # of the training curve, even in the square root of the tokens: denser at the start
 POINTS = 200  # of any other curve
+Value = TypeVar("Value")
 
 
 @dataclass
@@ -44,15 +45,23 @@ def validation_curves(used: Sequence[Run]) -> list[Curve]:
     """The points at which every seed of a variant was evaluated, and the mean last point where that is another."""
     curves = []
     for variant, runs in grouped(used).items():
-        rows = [_validations(run) for run in runs]
-        shared = thinned(sorted(set.intersection(*(set(seen) for seen in rows))), POINTS)
-        points = [[(tokens, *seen[tokens]) for seen in rows] for tokens in shared]
-        last = [(max(seen), *seen[max(seen)]) for seen in rows]
-        if len({tokens for tokens, *_ in last}) > 1:
-            points = [point for point in points if point[0][0] < mean([tokens for tokens, *_ in last])]
-            points.append(last)
-        curves.append(_curve(variant, len(runs), points))
+        points = _shared_points([_validations(run) for run in runs])
+        curves.append(_curve(variant, len(runs), [[(at, *seen) for at, seen in point] for point in points]))
     return curves
+
+
+def _shared_points(rows: Sequence[Mapping[int, Value]]) -> list[list[tuple[int, Value]]]:
+    """Return (tokens, value) of each row at the tokens that all rows have, and the rows' ends where these differ.
+
+    rows: tokens -> value, of each seed.
+    """
+    shared = thinned(sorted(set.intersection(*map(set, rows))), POINTS)
+    points = [[(tokens, row[tokens]) for row in rows] for tokens in shared]
+    last = [(max(row), row[max(row)]) for row in rows]
+    if len({tokens for tokens, _ in last}) > 1:
+        end = mean([tokens for tokens, _ in last])
+        points = [*(point for point in points if point[0][0] < end), last]
+    return points
 
 
 def grouped(used: Sequence[Run]) -> dict[str, list[Run]]:
@@ -134,12 +143,7 @@ def probabilities(used: Sequence[Run]) -> list[Probabilities]:
         histories = [{row.tokens: list(row.probability) for row in history} for history in learned if history]
         if not histories:
             continue
-        shared = thinned(sorted(set.intersection(*(set(history) for history in histories))), POINTS)
-        points = [[(tokens, history[tokens]) for history in histories] for tokens in shared]
-        last = [(max(history), history[max(history)]) for history in histories]
-        if len({tokens for tokens, _ in last}) > 1:
-            points = [point for point in points if point[0][0] < mean([tokens for tokens, _ in last])]
-            points.append(last)
+        points = _shared_points(histories)
         found.append(
             Probabilities(
                 variant,

@@ -7,7 +7,7 @@ from study.analysis.verdict import CANNOT_TELL
 from study.records.hellaswag_scores import HellaSwagScore, near_chance
 from study.records.runs import diverged_seeds
 from study.report.build import Report
-from study.stats.interval_text import ends, percent, perplexity, with_interval
+from study.stats.interval_text import percent, perplexity, with_interval
 from study.stats.statistics import Interval
 
 NAMED = 8  # names that are listed, above which they are counted
@@ -21,9 +21,7 @@ def size(difference: float) -> str:
 
 def shown(interval: Interval | None, seeds: int | None = None) -> str:
     """A loss as perplexity, with its interval where there is one. seeds: of the variant, named where it has more."""
-    if interval is None:
-        return "-"
-    return f"{perplexity(interval.mean)}{ends(interval, perplexity)}{_of_fewer(interval, seeds)}"
+    return with_interval(interval, perplexity) + _of_fewer(interval, seeds)
 
 
 def shown_bits(interval: Interval | None) -> str:
@@ -33,13 +31,12 @@ def shown_bits(interval: Interval | None) -> str:
 
 def difference(interval: Interval | None, seeds: int | None = None) -> str:
     """A paired difference as a change of perplexity with its interval. seeds: as in `shown`."""
-    if interval is None:
-        return "-"
-    return f"{percent(interval.mean)}{ends(interval, percent)}{_of_fewer(interval, seeds)}"
+    return with_interval(interval, percent) + _of_fewer(interval, seeds)
 
 
-def _of_fewer(interval: Interval, seeds: int | None) -> str:
-    return f" ({interval.count} of {seeds} seeds)" if seeds is not None and interval.count < seeds else ""
+def _of_fewer(interval: Interval | None, seeds: int | None) -> str:
+    fewer = interval is not None and seeds is not None and interval.count < seeds
+    return f" ({interval.count} of {seeds} seeds)" if interval and fewer else ""
 
 
 def change(interval: Interval | None, control: bool) -> str:

@@ -87,13 +87,16 @@ def judged_runs(variants: Sequence[str], seeds: int, rates: LearningRates) -> li
     return [(name, seed) for seed in range(seeds) for name in dict.fromkeys(names)]
 
 
-def most_runs(variants: Sequence[str], seeds: int, rates: LearningRates) -> int:
-    """Return the largest number of runs that the study can need, before the rates are chosen."""
+def most_runs(
+    variants: Sequence[str], seeds: int, rates: LearningRates, one_rate: bool = False
+) -> list[tuple[str, int]]:
+    """Return every run. Arms without a chosen rate get the rates that need the most runs, or one_rate."""
     others = [name for name in variants if not is_control_arm(name)]
-    controls = len(variants) - len(others)
-    distinct = min(len(rates.rates), 1 + len(others))
-    each = controls * distinct + 2 * len(others) if controls else len(others)
-    return len(tuning_runs(variants, rates)) + seeds * each
+    start, *further = rates.rates
+    most = {name: further[place % len(further)] for place, name in enumerate(others)}
+    guessed = {name: start if one_rate else most.get(name, start) for name in variants}
+    assumed = replace(rates, chosen=guessed | dict(rates.chosen))
+    return tuning_runs(variants, rates) + judged_runs(variants, seeds, assumed)
 
 
 def function_class(name: str, variants: Iterable[str]) -> list[str]:

@@ -101,7 +101,7 @@ def test_the_needed_runs_hold_what_each_verdict_compares(table: dict[str, list[f
         }
     assert set(runs) == needed
     assert not set(runs) & set(tuning_runs(names, rates))
-    assert len(runs) + len(tuning_runs(names, rates)) <= most_runs(names, seeds, rates)
+    assert len(runs) + len(tuning_runs(names, rates)) <= len(most_runs(names, seeds, rates))
 
 
 def test_tuning_seeds_are_above_every_judged_seed() -> None:
