@@ -47,12 +47,14 @@ def _limited_threads() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_optimizer_hooks_remain() -> Iterator[None]:
-    """Remove the hooks of optimizers after a file: a recorder that never stopped copies the steps of later files."""
+    """Fail after a file that leaves a recorder on: its hooks would copy the optimizer steps of later files."""
     yield
     optimizers = sys.modules.get("torch.optim.optimizer")
     if optimizers:
+        left = list(optimizers._global_optimizer_pre_hooks.values())
         optimizers._global_optimizer_pre_hooks.clear()
         optimizers._global_optimizer_post_hooks.clear()
+        assert not left
 
 
 @pytest.fixture

@@ -162,6 +162,28 @@ class _Saved(torch.autograd.Function):
         return gradient
 
 
+def cpu_attention_workspace(operation: Any, arguments: tuple[Any, ...]) -> int:
+    """Return the bytes that the CPU's fused attention allocates inside a kernel, in float32.
+
+    torch's FlashAttentionKernel.cpp. Forward: a block of scores, two statistics of each of its rows and a block of the
+    output, for each thread. Backward: two blocks of scores for each thread, a sum for each row of a block, and a copy
+    of the output's gradient unless it is contiguous as (B, T, H, D). Packing of half precision is not counted.
+    """
+    if "scaled_dot_product_flash_attention_for_cpu" not in operation.__name__:
+        return 0
+    backward = "backward" in operation.__name__
+    query, key = arguments[1:3] if backward else arguments[:2]
+    T, D = (int(size) for size in query.shape[2:])
+    rows = min(T, 256 if T >= 768 else 64 if T >= 192 else 32)
+    columns = min(int(key.shape[2]), 512)
+    threads = torch.get_num_threads()
+    if not backward:
+        return threads * rows * (columns + 2 + D) * 4
+    gradient: Tensor = arguments[0]
+    copied = 0 if gradient.transpose(1, 2).is_contiguous() else gradient.nbytes
+    return (threads * 2 * columns + 1) * rows * 4 + copied
+
+
 def npu_attention_workspace(operation: Any, arguments: tuple[Any, ...]) -> int:
     """Return the bytes of statistics and mask during attention's backward; `_Saved` releases its own before it."""
     if "attention" not in operation.__name__ or "backward" not in operation.__name__:
@@ -173,7 +195,7 @@ def npu_attention_workspace(operation: Any, arguments: tuple[Any, ...]) -> int:
 WORKSPACES: dict[str, Callable[[Any, tuple[Any, ...]], int] | None] = {
     "npu": npu_attention_workspace,
     "mps": None,  # attention is no kernel of its own
-    "cpu": None,
+    "cpu": cpu_attention_workspace,
 }
 
 

@@ -296,8 +296,10 @@ def test_a_full_disk_is_one_line_and_the_next_step_goes_on(task: str, tmp_path: 
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert "\n" not in str(caught.value)
     recorder.start(model)
-    recorder.stop()
-    assert (recorder.iteration, len(model._forward_hooks)) == (1, 0)
+    model(torch.ones(1, 64))
+    recorder.step()
+    assert (recorder.iteration, len(model._forward_hooks)) == (2, 0)
+    assert content(tmp_path, 1)["data"]
 
 
 def test_the_debugger_without_an_instance_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
