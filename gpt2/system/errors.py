@@ -10,12 +10,16 @@ from pathlib import Path
 
 from gpt2.system.resource_errors import disk_full, explain_full_disk, explain_missing_operation
 from gpt2.system.stdout import LastingOutput, printable
+from numerics.errors import NumericsError
 
 INTERRUPTED = 130
 
 
 class UserError(Exception):
     """One line: the fact with its value, the consequence, and the fix."""
+
+
+REPORTED = (UserError, NumericsError)  # errors that a command prints in one line
 
 
 def one_line(error: BaseException) -> str:
@@ -35,7 +39,7 @@ def first_sentences(error: BaseException, most: int = 300) -> str:
 
 
 def run_command(main: Callable[[], int | None]) -> None:
-    """Run a command's `main` and exit with its status. A UserError becomes one line on stderr and status 1.
+    """Run a command's `main` and exit with its status. An error for the user becomes one line on stderr and status 1.
 
     So does an OSError that names a file, such as a folder in place of a file, or a file without permissions.
     So does an operation that torch lacks for mps. Ctrl-C becomes one line and status INTERRUPTED, as in a shell.
@@ -46,7 +50,7 @@ def run_command(main: Callable[[], int | None]) -> None:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):  # type: ignore[type-var]
         try:
             status = main()
-        except UserError as error:
+        except REPORTED as error:
             print(f"error: {printable(str(error))}", file=sys.stderr)
             status = 1
         except OSError as error:

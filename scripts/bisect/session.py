@@ -16,6 +16,7 @@ from gpt2.artifacts.run_record import RunRecord
 from numerics.bisect.journal import Journal
 from scripts.bisect.play import Played, Player
 from scripts.bisect.symptoms import ObservedSymptom
+from scripts.record.arguments import study_folder
 
 COMPUTING = ("gpt2.", "ra.", "aqn.")  # modules whose change makes the journal's answers void
 
@@ -99,6 +100,4 @@ def _environment() -> dict[str, Any]:
 
 def default_folder(run_dir: Path, name: str) -> Path:
     """Return results/STUDY/<name>/RUN, or <name>/RUN for a run outside a study."""
-    run = run_dir.resolve()
-    study = run_dir.parent.parent if run.parent.name == "runs" else Path()
-    return study / name / re.sub(r"[^A-Za-z0-9._-]+", "-", run.name)
+    return study_folder(run_dir) / name / re.sub(r"[^A-Za-z0-9._-]+", "-", run_dir.resolve().name)

@@ -38,10 +38,7 @@ def main() -> int:
     parser.add_argument("runs", nargs="*", type=Path)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args(command_arguments(("OUT",), paths="RUNS"))
-    try:
-        return diagnose_runs(read_runs(arguments.runs), arguments.out)
-    except NumericsError as error:
-        raise UserError(str(error)) from error
+    return diagnose_runs(read_runs(arguments.runs), arguments.out)
 
 
 def diagnose_runs(runs: Sequence[RunSide], out: Path | None) -> int:

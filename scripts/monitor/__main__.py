@@ -6,7 +6,6 @@ trains with CONFIG_MONITOR=y. Needs no torch, except FORMAT=tensorboard.
 
 from __future__ import annotations
 
-import argparse
 import re
 from pathlib import Path
 
@@ -14,8 +13,6 @@ from gpt2.artifacts import run_record
 from gpt2.config.dotconfig import read_symbols, split_words
 from gpt2.config.monitor import MonitorSettings
 from gpt2.system.errors import UserError, run_command
-from kconfig.arguments import command_arguments
-from numerics.errors import NumericsError
 from numerics.monitor.control import change_control, read_control
 from numerics.monitor.export import export
 from numerics.monitor.findings import find
@@ -23,12 +20,13 @@ from numerics.monitor.names import read_names
 from numerics.monitor.tables import rank_folders, read_table, table_files
 from numerics.monitor.targets import parse_targets
 from numerics.monitor.triggers import read_triggers
+from scripts.record.arguments import run_arguments
 
 USAGE = "make monitor RUN=results/STUDY/runs/NAME"
 
 
 def main() -> int:
-    arguments = parse_arguments()
+    arguments = run_arguments("monitor", USAGE, {"on": "", "off": "", "format": ""})
     run_dir: Path = arguments.run
     record, folder = run_record.load_given(run_dir), run_dir / "monitor"
     settings = MonitorSettings.from_symbols(read_symbols(run_dir / "config"))
@@ -37,32 +35,27 @@ def main() -> int:
             f"{record.run} trained without CONFIG_MONITOR=y, so it has no tables and reads no targets; fix: make "
             "defconfig-... CONFIG_MONITOR=y"
         )
-    try:
-        if arguments.format:
-            written = [
-                path for rank in rank_folders(folder).values() for path in export(rank, arguments.format)
-            ]
-            if not written:
-                raise UserError(
-                    f"{folder} has no tables to convert; fix: wait for the first monitored step, or train with "
-                    "CONFIG_MONITOR=y"
-                )
-            print(*(f"wrote {path}" for path in written), sep="\n")
-            return 0
-        if arguments.on or arguments.off:
-            if record.status == "finished":
-                given = " ".join(f"{key}=" for key in ("ON", "OFF") if getattr(arguments, key.lower()))
-                raise UserError(
-                    f"{record.run} is finished, so {given} changes nothing; fix: leave it out to print the tables"
-                )
-            names = read_names(folder)
-            problems = map(names.problem, parse_targets(split_words(arguments.on))) if names else ()
-            for problem in filter(None, problems):
-                raise UserError(f"ON={problem}")
-            change_control(folder, split_words(arguments.on), split_words(arguments.off))
-        print(*describe(record, settings, folder), sep="\n")
-    except NumericsError as error:
-        raise UserError(str(error)) from error
+    if arguments.format:
+        written = [path for rank in rank_folders(folder).values() for path in export(rank, arguments.format)]
+        if not written:
+            raise UserError(
+                f"{folder} has no tables to convert; fix: wait for the first monitored step, or train with "
+                "CONFIG_MONITOR=y"
+            )
+        print(*(f"wrote {path}" for path in written), sep="\n")
+        return 0
+    if arguments.on or arguments.off:
+        if record.status == "finished":
+            given = " ".join(f"{key}=" for key in ("ON", "OFF") if getattr(arguments, key.lower()))
+            raise UserError(
+                f"{record.run} is finished, so {given} changes nothing; fix: leave it out to print the tables"
+            )
+        names = read_names(folder)
+        problems = map(names.problem, parse_targets(split_words(arguments.on))) if names else ()
+        for problem in filter(None, problems):
+            raise UserError(f"ON={problem}")
+        change_control(folder, split_words(arguments.on), split_words(arguments.off))
+    print(*describe(record, settings, folder), sep="\n")
     return 0
 
 
@@ -95,18 +88,6 @@ def describe(record: run_record.RunRecord, settings: MonitorSettings, folder: Pa
         )
         lines.append(f"    make record RUN={folder.parent} STEP={entry['step']}")
     return lines
-
-
-def parse_arguments() -> argparse.Namespace:
-    """Parse the variables of make. UserError names a missing one."""
-    parser = argparse.ArgumentParser(prog="scripts.monitor")
-    for name in ("run", "on", "off", "format"):
-        parser.add_argument(f"--{name}", default="")
-    found = parser.parse_args(command_arguments(("RUN", "ON", "OFF", "FORMAT")))
-    if not found.run:
-        raise UserError(f"RUN is missing; fix: {USAGE}")
-    found.run = Path(found.run)
-    return found
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from gpt2.config.dotconfig import read_symbols
 from gpt2.hardware.resolve import export_environment, resolve
 from gpt2.system.errors import UserError, run_command
 from kconfig.arguments import command_arguments
-from numerics.errors import NumericsError
 from study.runner.settings import StudySettings
 
 CONFIG = Path(".config")
@@ -26,10 +25,7 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=Path)
     given = parser.parse_args(command_arguments(("RECORD", "OTHER", "OUT")))
     export_environment()  # before torch is imported
-    try:
-        return check_record(given.record, given) if given.record else check_config(given)
-    except NumericsError as error:
-        raise UserError(str(error)) from error
+    return check_record(given.record, given) if given.record else check_config(given)
 
 
 def check_record(record: Path, given: argparse.Namespace) -> int:

@@ -18,7 +18,6 @@ from gpt2.system.errors import UserError, run_command
 from kconfig.arguments import command_arguments
 from numerics.checklist.hyperparameters import add
 from numerics.checklist.snapshot import Snapshot, Table, write_snapshot
-from numerics.errors import NumericsError
 from study.compare.load import read_settings
 
 USAGE = "fix: make pack-run RUN=results/STUDY/runs/NAME [OUT=a.zip]"
@@ -32,10 +31,7 @@ def main() -> int:
     if given.run is None or not given.run.is_dir():
         raise UserError(f"RUN={given.run or ''} is not a folder; {USAGE}")
     path = given.out or Path(f"{given.run.resolve().name}.zip")
-    try:
-        write_snapshot(run_snapshot(given.run), path)
-    except NumericsError as error:
-        raise UserError(str(error)) from error
+    write_snapshot(run_snapshot(given.run), path)
     print(f"wrote {path}")
     return 0
 

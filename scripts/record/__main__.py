@@ -14,8 +14,8 @@ from pathlib import Path
 
 from gpt2.artifacts import run_record
 from gpt2.hardware.resolve import export_environment
-from gpt2.system.errors import UserError, run_command
-from kconfig.arguments import command_arguments
+from gpt2.system.errors import run_command
+from scripts.record.arguments import run_arguments, study_folder
 from study.executors.child_process import process_settings
 
 USAGE = "make record RUN=results/STUDY/runs/NAME STEP=40"
@@ -34,14 +34,11 @@ def main(restart: bool = False) -> int:
     run_dir: Path = arguments.run
     record = run_record.load_given(run_dir)
     enter_environment(record, restart)
-    from numerics.errors import NumericsError
     from numerics.record_config import RecorderConfig
     from numerics.recorder import Recorder
     from scripts.record.replay import RunReplay
 
     out = arguments.out or default_folder(run_dir)
-    if out.resolve().is_relative_to(run_dir.resolve()):
-        raise UserError(f"OUT={out} is in the run's folder, which stays as it is; fix: OUT=another folder")
     task, summary = TASKS[arguments.task]
     config = RecorderConfig(dump_path=str(out), level=arguments.level, task=task, summary_mode=summary)
     replay = RunReplay(run_dir, record, arguments.step)
@@ -54,10 +51,7 @@ def main(restart: bool = False) -> int:
         f"{record.run}: step {arguments.step} of {replay.planned}, from {origin}: {before} steps before it{about}",
         flush=True,
     )
-    try:
-        outcome = replay.record_step(Recorder(config))
-    except NumericsError as error:
-        raise UserError(str(error)) from error
+    outcome = replay.record_step(Recorder(config))
     step = f"step{arguments.step}"
     if outcome.result:
         print(f"loss {outcome.result.loss!r}, gradient norm {outcome.result.gradient_norm!r}")
@@ -84,25 +78,8 @@ def main(restart: bool = False) -> int:
 
 def parse_arguments() -> argparse.Namespace:
     """Parse the variables of make. UserError names a wrong one."""
-    parser = argparse.ArgumentParser(prog="scripts.record")
-    for name in ("run", "step", "out"):
-        parser.add_argument(f"--{name}", default="")
-    parser.add_argument("--level", default="mix")
-    parser.add_argument("--task", default="statistics")
-    found = parser.parse_args(command_arguments(("RUN", "STEP", "LEVEL", "TASK", "OUT")))
-    for name in ("run", "step"):
-        if not getattr(found, name):
-            raise UserError(f"{name.upper()} is missing; fix: {USAGE}")
-    if not (found.step.isascii() and found.step.isdigit()):
-        raise UserError(f"STEP={found.step} is not a step number; fix: {USAGE}")
-    for name, allowed in (("level", LEVELS), ("task", TASKS)):
-        if getattr(found, name) not in allowed:
-            raise UserError(
-                f"{name.upper()}={getattr(found, name)} is unknown; fix: use {', '.join(allowed)}"
-            )
-    found.run, found.step = Path(found.run), int(found.step)
-    found.out = Path(found.out) if found.out else None
-    return found
+    options = {"step": "", "level": "mix", "task": "statistics", "out": ""}
+    return run_arguments("record", USAGE, options, ("step",), {"level": LEVELS, "task": TASKS})
 
 
 def enter_environment(record: run_record.RunRecord, restart: bool) -> dict[str, str]:
@@ -126,9 +103,7 @@ def run_environment(record: run_record.RunRecord) -> dict[str, str]:
 
 def default_folder(run_dir: Path) -> Path:
     """Return results/STUDY/records/NAME, or records/NAME for a run outside a study."""
-    run = run_dir.resolve()
-    study = run_dir.parent.parent if run.parent.name == "runs" else Path()
-    return study / "records" / run.name
+    return study_folder(run_dir) / "records" / run_dir.resolve().name
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from gpt2.artifacts import run_record
 from gpt2.system.errors import UserError, run_command
 from gpt2.system.progress import LiveLine
-from kconfig.arguments import command_arguments
 from scripts.record.__main__ import enter_environment
+from scripts.record.arguments import run_arguments, study_folder
 
 if TYPE_CHECKING:
     import torch
@@ -37,49 +37,29 @@ def main(restart: bool = False) -> int:
     run_dir: Path = arguments.run
     record = run_record.load_given(run_dir)
     environment = enter_environment(record, restart)
-    from numerics.errors import NumericsError
     from scripts.record.replay import RunReplay
 
     out = arguments.out or default_folder(run_dir, arguments.step)
-    if out.resolve().is_relative_to(run_dir.resolve()):
-        raise UserError(f"OUT={out} is in the run's folder, which stays as it is; fix: OUT=another folder")
     replay = RunReplay(run_dir, record, arguments.step)
-    try:
-        if arguments.child:
-            return repeat_in_child(replay, arguments.child)
-        return repeat(replay, out, arguments.times, environment)
-    except NumericsError as error:
-        raise UserError(str(error)) from error
+    if arguments.child:
+        return repeat_in_child(replay, arguments.child)
+    return repeat(replay, out, arguments.times, environment)
 
 
 def parse_arguments() -> argparse.Namespace:
     """Parse the variables of make. UserError names a wrong one."""
-    parser = argparse.ArgumentParser(prog="scripts.repeat")
-    for name in ("run", "step", "out"):
-        parser.add_argument(f"--{name}", default="")
-    parser.add_argument("--times", default="8")
-    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
-    found = parser.parse_args(command_arguments(("RUN", "STEP", "TIMES", "OUT")))
-    for name in ("run", "step"):
-        if not getattr(found, name):
-            raise UserError(f"{name.upper()} is missing; fix: {USAGE}")
-    for name, least, most in (("step", 0, None), ("times", 2, MOST_TIMES)):
-        text = getattr(found, name)
-        if not (
-            text.isascii() and text.isdigit() and int(text) >= least and int(text) <= (most or int(text))
-        ):
-            kind = f"number from {least} to {most}" if most else "step number"
-            raise UserError(f"{name.upper()}={text} is not a {kind}; fix: {USAGE}")
-    found.run, found.step, found.times = Path(found.run), int(found.step), int(found.times)
-    found.out = Path(found.out) if found.out else None
+    options = {"step": "", "times": "8", "out": ""}
+    found = run_arguments("repeat", USAGE, options, ("step",), hidden={"child": 4})
+    text = found.times
+    if not (text.isascii() and text.isdigit() and 2 <= int(text) <= MOST_TIMES):
+        raise UserError(f"TIMES={text} is not a number from 2 to {MOST_TIMES}; fix: {USAGE}")
+    found.times = int(text)
     return found
 
 
 def default_folder(run_dir: Path, step: int) -> Path:
     """Return results/STUDY/repeat/NAME/stepN, or repeat/NAME/stepN for a run outside a study."""
-    run = run_dir.resolve()
-    study = run_dir.parent.parent if run.parent.name == "runs" else Path()
-    return study / "repeat" / run.name / f"step{step}"
+    return study_folder(run_dir) / "repeat" / run_dir.resolve().name / f"step{step}"
 
 
 def repeat(replay: RunReplay, out: Path, times: int, environment: dict[str, str]) -> int:

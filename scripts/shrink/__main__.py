@@ -8,13 +8,11 @@ With AGAINST the symptom is a difference, and each trial trains the settings of 
 
 from __future__ import annotations
 
-import argparse
 import functools
 
 from gpt2.artifacts import run_record
-from gpt2.system.errors import UserError, run_command
-from kconfig.arguments import command_arguments
-from scripts.bisect.__main__ import check_run
+from gpt2.system.errors import run_command
+from scripts.bisect.__main__ import symptom_arguments
 from scripts.record.__main__ import enter_environment
 
 USAGE = "make shrink RUN=results/STUDY/runs/NAME [AGAINST=results/OTHER/runs/NAME] [SYMPTOM=nan]"
@@ -22,25 +20,11 @@ USAGE = "make shrink RUN=results/STUDY/runs/NAME [AGAINST=results/OTHER/runs/NAM
 
 def main(restart: bool = False) -> int:
     """restart: whether to restart this process with the environment of the run."""
-    given = parse_arguments()
+    given = symptom_arguments("shrink", USAGE)
     enter_environment(run_record.load_given(given.run), restart)
-    from numerics.errors import NumericsError
     from scripts.shrink.shrinking import shrink_run
 
-    try:
-        return shrink_run(given)
-    except NumericsError as error:
-        raise UserError(str(error)) from error
-
-
-def parse_arguments() -> argparse.Namespace:
-    """Parse the variables of make. UserError names a wrong one."""
-    parser = argparse.ArgumentParser(prog="scripts.shrink")
-    for name in ("run", "against", "step", "symptom", "out"):
-        parser.add_argument(f"--{name}", default="")
-    found = parser.parse_args(command_arguments(("RUN", "AGAINST", "STEP", "SYMPTOM", "OUT")))
-    check_run(found, USAGE)
-    return found
+    return shrink_run(given)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from gpt2.hardware.resolve import export_environment
 from gpt2.system.errors import UserError, run_command
 from gpt2.system.progress import LiveLine, duration
 from kconfig.arguments import command_arguments
-from numerics.errors import NumericsError
 
 USAGE = "make stress MINUTES=10"
 
@@ -46,8 +45,6 @@ def main() -> int:
             say=line.say,
             ended=line.stop,
         )
-    except NumericsError as error:
-        raise UserError(str(error)) from error
     finally:
         line.stop()
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from gpt2.system.errors import UserError, run_command
 from kconfig.arguments import command_arguments
-from numerics.errors import NumericsError
 from numerics.trend.command import read_runs, show
 from numerics.trend.tables import has_monitor
 from scripts.diagnose.__main__ import default_folder, record_step, refuse_results, watch_more
@@ -25,10 +24,7 @@ def main() -> int:
     parser.add_argument("runs", nargs="*", type=Path)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args(command_arguments(("OUT",), paths="RUNS"))
-    try:
-        return show_trend(arguments.runs, arguments.out)
-    except NumericsError as error:
-        raise UserError(str(error)) from error
+    return show_trend(arguments.runs, arguments.out)
 
 
 def show_trend(paths: Sequence[Path], out: Path | None) -> int:

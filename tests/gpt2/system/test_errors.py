@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from gpt2.system.errors import UserError, run_command
+from numerics.errors import NumericsError
+
 COMMAND = """
 import sys
 from pathlib import Path
@@ -123,3 +126,16 @@ def test_a_file_that_exceeds_the_limit_of_sizes_is_named_with_its_folder(tmp_pat
     assert done.returncode == 1
     assert done.stderr.startswith("error: a file in results exceeds the limit of file sizes of 1 MiB")
     assert not list((tmp_path / "results").iterdir())
+
+
+@pytest.mark.parametrize("kind", [UserError, NumericsError])
+def test_an_error_for_the_user_is_one_line_and_status_1(
+    kind: type[Exception], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main() -> int:
+        raise kind("the file is missing; fix: name another one")
+
+    with pytest.raises(SystemExit) as ended:
+        run_command(main)
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "error: the file is missing; fix: name another one\n"

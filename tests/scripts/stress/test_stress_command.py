@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.system.errors import UserError
+from gpt2.system.errors import REPORTED
 from scripts.stress import __main__ as command
 
 
@@ -38,7 +38,7 @@ def test_a_short_stress_of_the_cpu_finds_nothing(
     [("x", "MINUTES=x is not a number; fix: make stress"), ("0", "0 minutes cannot be used; fix")],
 )
 def test_wrong_minutes_are_one_line(minutes: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(REPORTED, match=message):
         stress(monkeypatch, minutes=minutes)
 
 
@@ -56,5 +56,5 @@ def test_a_folder_that_cannot_be_used_is_known_before_the_stress(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setattr("numerics.stress.devices.workers", None)
-    with pytest.raises(UserError, match="file cannot be written: it is not a folder; fix"):
+    with pytest.raises(REPORTED, match="file cannot be written: it is not a folder; fix"):
         stress(monkeypatch, minutes="10", out=str(tmp_path / "file"))

@@ -1,0 +1,55 @@
+"""The arguments of the commands that replay steps of one run: RUN, and some of AGAINST, STEP, OUT and others."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from gpt2.system.errors import UserError
+from kconfig.arguments import command_arguments
+
+
+def run_arguments(
+    program: str,
+    usage: str,
+    options: Mapping[str, str],
+    needed: Collection[str] = (),
+    choices: Mapping[str, Collection[str]] | None = None,
+    hidden: Mapping[str, int] | None = None,
+) -> argparse.Namespace:
+    """Parse RUN and the other variables of make. UserError names a wrong one.
+
+    options: option -> default. needed: options without which there is nothing to do. choices: option -> allowed values.
+    hidden: option of child processes -> number of its words. `run`, `against` and `out` become paths and `step` a
+    number; each but `run` is None where it is not given.
+    """
+    parser = argparse.ArgumentParser(prog=f"scripts.{program}")
+    for name, default in {"run": "", **options}.items():
+        parser.add_argument(f"--{name}", default=default)
+    for name, words in (hidden or {}).items():
+        parser.add_argument(f"--{name}", nargs=words, help=argparse.SUPPRESS)
+    found = parser.parse_args(command_arguments(("RUN", *map(str.upper, options))))
+    values = vars(found)
+    for name in ("run", *needed):
+        if not values[name]:
+            raise UserError(f"{name.upper()} is missing; fix: {usage}")
+    step = values.get("step", "")
+    if step and not (step.isascii() and step.isdigit()):
+        raise UserError(f"STEP={step} is not a step number; fix: {usage}")
+    for name, allowed in (choices or {}).items():
+        if values[name] not in ("", *allowed):
+            raise UserError(f"{name.upper()}={values[name]} is unknown; fix: use {', '.join(allowed)}")
+    found.run, found.step = Path(found.run), int(step) if step else None
+    for name in {"against", "out"} & values.keys():
+        values[name] = Path(values[name]) if values[name] else None
+    if values.get("out") and found.out.resolve().is_relative_to(found.run.resolve()):
+        raise UserError(
+            f"OUT={found.out} is in the run's folder, which stays as it is; fix: OUT=another folder"
+        )
+    return found
+
+
+def study_folder(run_dir: Path) -> Path:
+    """Return the study's folder of a run; the present folder for a run outside a study."""
+    return run_dir.parent.parent if run_dir.resolve().parent.name == "runs" else Path()
