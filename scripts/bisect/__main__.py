@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+from collections.abc import Mapping
 
 from gpt2.artifacts import run_record
 from gpt2.system.errors import UserError, run_command
@@ -30,7 +31,7 @@ def main(restart: bool = False) -> int:
 
 def parse_arguments() -> argparse.Namespace:
     """Parse the variables of make. UserError names a wrong one."""
-    found = symptom_arguments("bisect", USAGE, over="")
+    found = symptom_arguments("bisect", USAGE, {"OVER": ""})
     found.over = tuple(found.over.split())
     for name in found.over:
         if name not in SEARCHES:
@@ -38,10 +39,10 @@ def parse_arguments() -> argparse.Namespace:
     return found
 
 
-def symptom_arguments(program: str, usage: str, **others: str) -> argparse.Namespace:
-    """Parse RUN, AGAINST, STEP, SYMPTOM, OUT, and other options with their defaults. UserError names a wrong one."""
-    options = {"against": "", "step": "", "symptom": "", **others, "out": ""}
-    found = run_arguments(program, usage, options, choices={"symptom": SYMPTOMS})
+def symptom_arguments(program: str, usage: str, others: Mapping[str, str]) -> argparse.Namespace:
+    """Parse RUN, AGAINST, STEP, SYMPTOM, OUT, and other variables with their defaults. UserError names a wrong one."""
+    variables = {"AGAINST": "", "STEP": "", "SYMPTOM": "", **others, "OUT": ""}
+    found = run_arguments(program, usage, variables, choices={"SYMPTOM": SYMPTOMS})
     for name, path in (("RUN", found.run), ("AGAINST", found.against)):
         if path and not (path / "run.json").exists():
             raise UserError(f"{name}={path} is not a run folder; fix: {usage}")

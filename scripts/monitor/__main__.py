@@ -26,7 +26,7 @@ USAGE = "make monitor RUN=results/STUDY/runs/NAME"
 
 
 def main() -> int:
-    arguments = run_arguments("monitor", USAGE, {"on": "", "off": "", "format": ""})
+    arguments = run_arguments("monitor", USAGE, {"ON": "", "OFF": "", "FORMAT": ""})
     run_dir: Path = arguments.run
     record, folder = run_record.load_given(run_dir), run_dir / "monitor"
     settings = MonitorSettings.from_symbols(read_symbols(run_dir / "config"))

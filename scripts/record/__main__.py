@@ -20,6 +20,7 @@ from study.executors.child_process import process_settings
 
 USAGE = "make record RUN=results/STUDY/runs/NAME STEP=40"
 RESTARTED = "RA_RESTARTED"  # set in the process that was restarted
+VARIABLES = {"STEP": "", "LEVEL": "mix", "TASK": "statistics", "OUT": ""}  # and RUN; with their defaults
 LEVELS = ("L0", "L1", "mix")
 TASKS = {  # TASK= -> task and summary_mode of the recorder
     "statistics": ("statistics", "statistics"),
@@ -78,8 +79,8 @@ def main(restart: bool = False) -> int:
 
 def parse_arguments() -> argparse.Namespace:
     """Parse the variables of make. UserError names a wrong one."""
-    options = {"step": "", "level": "mix", "task": "statistics", "out": ""}
-    return run_arguments("record", USAGE, options, ("step",), {"level": LEVELS, "task": TASKS})
+    choices = {"LEVEL": LEVELS, "TASK": TASKS}
+    return run_arguments("record", USAGE, VARIABLES, ("STEP",), choices)
 
 
 def enter_environment(record: run_record.RunRecord, restart: bool) -> dict[str, str]:

@@ -13,33 +13,33 @@ from kconfig.arguments import command_arguments
 def run_arguments(
     program: str,
     usage: str,
-    options: Mapping[str, str],
+    variables: Mapping[str, str],
     needed: Collection[str] = (),
     choices: Mapping[str, Collection[str]] | None = None,
     hidden: Mapping[str, int] | None = None,
 ) -> argparse.Namespace:
-    """Parse RUN and the other variables of make. UserError names a wrong one.
+    """Parse RUN and other variables of make. UserError names a wrong one.
 
-    options: option -> default. needed: options without which there is nothing to do. choices: option -> allowed values.
-    hidden: option of child processes -> number of its words. `run`, `against` and `out` become paths and `step` a
-    number; each but `run` is None where it is not given.
+    variables: name -> default. needed: those without which there is nothing to do. choices: name -> allowed values.
+    hidden: option of child processes -> number of its words. RUN, AGAINST and OUT become paths and STEP a number; each
+    but RUN is None where it is not given.
     """
     parser = argparse.ArgumentParser(prog=f"scripts.{program}")
-    for name, default in {"run": "", **options}.items():
-        parser.add_argument(f"--{name}", default=default)
+    for name, default in {"RUN": "", **variables}.items():
+        parser.add_argument(f"--{name.lower()}", default=default)
     for name, words in (hidden or {}).items():
         parser.add_argument(f"--{name}", nargs=words, help=argparse.SUPPRESS)
-    found = parser.parse_args(command_arguments(("RUN", *map(str.upper, options))))
+    found = parser.parse_args(command_arguments(("RUN", *variables)))
     values = vars(found)
-    for name in ("run", *needed):
-        if not values[name]:
-            raise UserError(f"{name.upper()} is missing; fix: {usage}")
+    for name in ("RUN", *needed):
+        if not values[name.lower()]:
+            raise UserError(f"{name} is missing; fix: {usage}")
     step = values.get("step", "")
     if step and not (step.isascii() and step.isdigit()):
         raise UserError(f"STEP={step} is not a step number; fix: {usage}")
     for name, allowed in (choices or {}).items():
-        if values[name] not in ("", *allowed):
-            raise UserError(f"{name.upper()}={values[name]} is unknown; fix: use {', '.join(allowed)}")
+        if (value := values[name.lower()]) not in ("", *allowed):
+            raise UserError(f"{name}={value} is unknown; fix: use {', '.join(allowed)}")
     found.run, found.step = Path(found.run), int(step) if step else None
     for name in {"against", "out"} & values.keys():
         values[name] = Path(values[name]) if values[name] else None

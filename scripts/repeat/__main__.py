@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from scripts.record.replay import RunReplay
 
 USAGE = "make repeat RUN=results/STUDY/runs/NAME STEP=40"
+VARIABLES = {"STEP": "", "TIMES": "8", "OUT": ""}  # and RUN; with their defaults
 MOST_TIMES = 1000
 
 
@@ -48,8 +49,7 @@ def main(restart: bool = False) -> int:
 
 def parse_arguments() -> argparse.Namespace:
     """Parse the variables of make. UserError names a wrong one."""
-    options = {"step": "", "times": "8", "out": ""}
-    found = run_arguments("repeat", USAGE, options, ("step",), hidden={"child": 4})
+    found = run_arguments("repeat", USAGE, VARIABLES, ("STEP",), hidden={"child": 4})
     text = found.times
     if not (text.isascii() and text.isdigit() and 2 <= int(text) <= MOST_TIMES):
         raise UserError(f"TIMES={text} is not a number from 2 to {MOST_TIMES}; fix: {USAGE}")

@@ -20,7 +20,7 @@ USAGE = "make shrink RUN=results/STUDY/runs/NAME [AGAINST=results/OTHER/runs/NAM
 
 def main(restart: bool = False) -> int:
     """restart: whether to restart this process with the environment of the run."""
-    given = symptom_arguments("shrink", USAGE)
+    given = symptom_arguments("shrink", USAGE, {})
     enter_environment(run_record.load_given(given.run), restart)
     from scripts.shrink.shrinking import shrink_run
 

@@ -122,8 +122,17 @@ def test_no_recipe_expands_anything_but_the_interpreter_and_the_kind_of_setup() 
         assert "$" not in left or left == " $*", recipe
 
 
+ALWAYS_READ = {  # function -> the variables that it reads
+    "study_directory": {"STUDY"},
+    "named_study": {"STUDY"},
+    "run_arguments": {"RUN"},
+    "symptom_arguments": {"RUN", "AGAINST", "STEP", "SYMPTOM", "OUT"},
+}
+READERS = ("command_arguments", "make_variables().get", "run_arguments", "symptom_arguments")
+
+
 def variables_of(module: Path) -> set[str]:
-    """The variables that a command's file names in calls of command_arguments and make_variables().get."""
+    """The variables that a command's file names in calls of the functions that read them."""
     tree, found = ast.parse(module.read_text(encoding="utf-8")), set[str]()
     constants = {
         target.id: node.value
@@ -134,9 +143,8 @@ def variables_of(module: Path) -> set[str]:
     }
     for call in ast.walk(tree):
         name = ast.unparse(call.func) if isinstance(call, ast.Call) else ""
-        if name in ("study_directory", "named_study"):
-            found.add("STUDY")
-        if isinstance(call, ast.Call) and name in ("command_arguments", "make_variables().get"):
+        found |= ALWAYS_READ.get(name, set())
+        if isinstance(call, ast.Call) and name in READERS:
             given = [constants.get(getattr(one, "id", ""), one) for one in call.args]
             for part in (*given, *(keyword.value for keyword in call.keywords)):
                 found |= {
