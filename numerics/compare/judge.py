@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from numerics.compare.causes.causes import Causes
 from numerics.compare.causes.divergence import Divergence
 from numerics.compare.causes.missing import Missing
-from numerics.compare.causes.updates import Earlier, is_parameter, judge_updates
+from numerics.compare.causes.updates import Earlier, hidden_errors, is_parameter, judge_updates
 from numerics.compare.replay import NotReplayableError, replayed_error
+from numerics.compare.table.cancellation import Terms
 from numerics.compare.table.rows import BEYOND, EQUAL, ROUNDING, UNMATCHED, WRONG, CallRow
 from numerics.compare.table.step_record import StepRecord
 
@@ -54,6 +55,7 @@ def judge(
     scan = _Scan(rows, target, golden, envelope or {})
     if earlier is not None:
         scan.updated = True
+        scan.hidden = hidden_errors(rows, earlier)
         scan.found = judge_updates(rows, earlier, GROWTH, scan.causes)
     for late in (False, True):  # what is computed of gradients, after the gradients
         for row in rows:
@@ -87,6 +89,7 @@ class _Scan:
         self.rows, self.envelope = rows, envelope
         self.causes = Causes(rows, target, golden)
         self.missing = Missing(self.causes)
+        self.terms = Terms(golden)
         self.forward = {row.name: row for row in rows if not row.pair.call.backward}
         self.stack: list[CallRow] = []
         self.seen = 0.0  # the largest explained error so far
@@ -95,6 +98,7 @@ class _Scan:
         self.growths: list[tuple[float, str]] = []
         self.unequal_inputs = False
         self.first_unequal: CallRow | None = None  # the first call that ended with an unequal result
+        self.hidden: dict[str, float] = {}  # errors of parameters that statistics hide, by row
         self.updated = False  # by an optimizer's step, which explains the parameters' errors
 
     @property
@@ -119,6 +123,8 @@ class _Scan:
             self.seen = max(self.seen, _parameter_error(row))
         if error and (not row.equal("output") or not any(cell.side == "output" for cell in row.cells)):
             explained = self._rounding(row) + self.seen
+            if error > GROWTH * explained:
+                error = self.terms.error(row, "input")
             self._grown(error, explained, row)
             if error > GROWTH * explained:
                 wrong = [
@@ -180,7 +186,8 @@ class _Scan:
 
     def _explained(self, row: CallRow) -> float:
         """Return the error that explains one of the call's results."""
-        sources = [row.error("input"), row.error("parameter"), row.inner, self.envelope.get(row.name, 0.0)]
+        sources = [row.error("input"), row.error("parameter"), row.inner]
+        sources += [known.get(row.name, 0.0) for known in (self.hidden, self.envelope)]
         forward = self.forward.get(row.pair.call.forward_name)
         if row.pair.call.backward and forward is not None:
             sources += [
@@ -220,6 +227,8 @@ class _Scan:
         if row.replayed is not None:
             wrong = max(row.replayed) > REPLAY * _room(row)
         else:
+            if error > GROWTH * explained:
+                error = self.terms.error(row, "output")
             self._grown(error, explained, row)
             wrong = error > GROWTH * explained
         changed = [text for text in row.settings if not text.startswith("class")]
