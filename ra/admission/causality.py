@@ -11,14 +11,17 @@ from torch import Tensor
 
 from gpt2.model.transformer import CausalSelfAttention, LearnedPosition
 from ra.admission.probe import (
+    BFLOAT16_ROUNDING,
     VOCABULARY,
     Probe,
+    at_steps,
     difference,
     examined_part,
     inputs,
     pristine,
     row_rounding,
     run,
+    run_autocast,
     seed_generators,
     shape_rounding,
     working_dtype,
@@ -30,6 +33,7 @@ LENGTH = "length"
 MASK = "mask the scores of j > i after every transposition, or call self.fused(q, k, v), which masks them"
 PAST = "compute position i from positions 0 .. i alone, without statistics over time"
 MODES = {True: "training", False: "evaluation"}
+LARGE_BATCH = 32  # sequences: more than an attention may treat in another way than a few
 LOUD = 30.0  # of the changed inputs, relative to the others: a maximum or a norm over time shows
 
 
@@ -69,8 +73,11 @@ def first_above(allowed: float, leaks: Iterator[Leak]) -> Leak | None:
 def causal(probe: Probe) -> Iterator[Violation]:
     """No output depends on a later input: forward, backward and within the model."""
     yield from _forward(probe)
+    yield from _every_position(probe)
     yield from _full_block(probe)
     yield from _study_shape(probe)
+    yield from _later_steps(probe)
+    yield from _autocast(probe)
     yield from _backward(probe)
     yield from _in_model(probe)
 
@@ -104,17 +111,84 @@ def _forward(probe: Probe) -> Iterator[Violation]:
                     yield _leak(layer, module, leak, setting)
 
 
+def _every_position(probe: Probe) -> Iterator[Violation]:
+    """Each row of a batch changes from another position on, so that no single position is left out."""
+    dtype = probe.dtypes[-1]
+    x_BTC = inputs(1, probe.ordinary, probe.shape.width, dtype)
+    for layer, module in probe.parts("perturbed", dtype, edges=True):
+        allowed = row_rounding(working_dtype(module, probe.shape.width, dtype), probe.ordinary)
+        for training in (True, False):
+            function = functools.partial(run, module, training=training)
+            for rows in torch.arange(1, probe.ordinary).split(LARGE_BATCH):
+                leak = _leak_of_rows(function, x_BTC.expand(len(rows), -1, -1), rows.tolist(), allowed)
+                if leak:
+                    setting = f"{MODES[training]}, {len(rows)} sequences of {probe.ordinary} tokens"
+                    yield _leak(layer, module, leak, setting)
+                    break
+
+
+def _leak_of_rows(
+    function: Callable[[Tensor], Tensor], x_BTC: Tensor, positions: list[int], allowed: float
+) -> Leak | None:
+    """Change row r of equal rows from positions[r] on; the largest leak.
+
+    It is measured again with all rows changed at that position: the check "batch" is for what rows do to each other.
+    """
+    other_BTC = changed_after(x_BTC[:1], 0)
+    whole = function(x_BTC)
+    later = torch.arange(x_BTC.shape[1]) >= torch.tensor(positions)[:, None]
+    after = function(torch.where(later[..., None], other_BTC, x_BTC))
+    leaks = [
+        Leak(*difference(whole[row : row + 1, :cut], after[row : row + 1, :cut]), cut)
+        for row, cut in enumerate(positions)
+    ]
+    largest = max(leaks, key=lambda leak: leak.size)
+    if largest.size <= allowed:
+        return None
+    return first_above(allowed, future_leak(function, x_BTC, [largest.cut]))
+
+
+def _later_steps(probe: Probe) -> Iterator[Violation]:
+    """No leak at any training step, where `begin_step` sets what depends on the step."""
+    dtype = probe.dtypes[-1]
+    x_BTC = inputs(2, probe.ordinary, probe.shape.width, dtype)
+    for layer, module in probe.parts("perturbed", dtype, edges=True):
+        allowed = row_rounding(working_dtype(module, probe.shape.width, dtype), probe.ordinary)
+        for when, later in at_steps(module):
+            for training in (True, False):
+                function = functools.partial(run, later, training=training)
+                leak = first_above(allowed, future_leak(function, x_BTC, cuts(probe.ordinary)[::3]))
+                if leak:
+                    yield _leak(layer, module, leak, MODES[training] + when)
+                    return
+
+
+def _autocast(probe: Probe) -> Iterator[Violation]:
+    """Under the study's bfloat16 autocast, where an attention may take another path."""
+    if not probe.autocast or torch.float32 not in probe.dtypes:
+        return
+    x_BTC = inputs(2, probe.ordinary, probe.shape.width, torch.float32)
+    for layer, module in probe.parts("perturbed", torch.float32):
+        for training in (True, False):
+            function = functools.partial(run_autocast, module, training=training)
+            leak = first_above(BFLOAT16_ROUNDING, future_leak(function, x_BTC, cuts(probe.ordinary)[::3]))
+            if leak:
+                yield _leak(layer, module, leak, f"{MODES[training]}, bfloat16 autocast")
+                break
+
+
 def _full_block(probe: Probe) -> Iterator[Violation]:
     """A few layers at the study's block size."""
     if probe.full <= probe.ordinary:
         return
     dtype = probe.dtypes[-1]
     x_BTC = inputs(1, probe.full, probe.shape.width, dtype)
+    step = max(64, probe.full // 8)  # edges of the chunks of a chunked attention
+    positions = sorted({1, probe.full // 2, *range(step, probe.full, step), probe.full - 1})
     for layer, module in probe.parts("perturbed", dtype, edges=True):
         allowed = row_rounding(working_dtype(module, probe.shape.width, dtype), probe.full)
         for training in (True, False):
             function = functools.partial(run, module, training=training)
-            positions = [1, probe.full // 2, probe.full - 1]
             leak = first_above(allowed, future_leak(function, x_BTC, positions))
             if leak:
                 yield _leak(layer, module, leak, f"{MODES[training]}, {probe.full} tokens")

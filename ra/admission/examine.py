@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from ra.admission import causality, gradients, interface, repeatability
+from ra.admission import batches, causality, gradients, interface, repeatability
 from ra.admission.probe import Probe, difference, inputs, restored_generators, run
 from ra.admission.results import FAILED, PASSED, Examination, Outcome
 from ra.admission.violation import Violation, describe, violation
@@ -19,7 +19,7 @@ CHECKS: dict[str, Check] = {  # the names and their meaning: ra.admission.result
     repeatability.DETERMINISTIC: repeatability.deterministic,
     repeatability.STATE: repeatability.state,
     causality.CAUSAL: causality.causal,
-    repeatability.BATCH: repeatability.batch,
+    batches.BATCH: batches.batch,
     repeatability.MODE: repeatability.mode,
     causality.LENGTH: causality.length,
     interface.FINITE: interface.finite,

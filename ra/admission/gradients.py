@@ -26,6 +26,7 @@ def gradients(probe: Probe) -> Iterator[Violation]:
     for layer, module in probe.parts("perturbed", dtype):
         found = list(_outside(layer, module, x_BTC)) or list(_missing(layer, module, x_BTC))
         yield from found
+    yield from _hooked(probe)
     for layer, module in probe.parts("perturbed", dtype, edges=True):
         yield from _wrong(probe, layer, module)
     for layer, module in probe.parts("initial", dtype):
@@ -82,6 +83,29 @@ def _dead_at_start(layer: int, module: nn.Module, x_BTC: Tensor) -> Iterator[Vio
             module,
             layer=layer,
         )
+
+
+def _hooked(probe: Probe) -> Iterator[Violation]:
+    """Hooks of parameters that change the gradient. A copy of a module has none, so the original is examined."""
+    model = probe.build(probe.shape, tuple(probe.layers))
+    for number, layer in enumerate(probe.layers):
+        module = examined_part(model, number)
+        declared = getattr(module, "surrogate_gradient", ())
+        for name, parameter in module.named_parameters():
+            if not parameter.requires_grad or declared is True or name in declared:
+                continue
+            given = keyed_normal(3, name, parameter.shape).to(parameter)
+            parameter.grad = None  # of another layer that shares it
+            (parameter * given).sum().backward()
+            if parameter.grad is None or not torch.equal(parameter.grad, given):
+                yield violation(
+                    f"a hook changes the gradient of {name}",
+                    "remove the hook, or set a learning rate by optimizer_settings(); for a deliberate surrogate set "
+                    f'`surrogate_gradient = ("{name}",)` on the module',
+                    module,
+                    layer=layer,
+                )
+                return
 
 
 def _outside(layer: int, module: nn.Module, x_BTC: Tensor) -> Iterator[Violation]:

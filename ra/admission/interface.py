@@ -34,6 +34,10 @@ SCALES = (1e-4, 1e-2, 30.0, 1e4)  # of the inputs; the scores are their squares
 # beyond it torch's own attention has no finite backward: it recomputes exp(score - logsumexp), and the rounding of
 # scores of 1e8 is above 88
 LARGEST_BACKWARD = 30.0
+CPU_FIX = (
+    "the examination runs on a CPU, so give the attention the same function there, such as written-out scores where "
+    'q.device.type == "cpu"; the trained model of each run is examined on its device'
+)
 FUSED_FIX = "give q, k and v one head size and the mask four dimensions, or write the softmax out"
 
 
@@ -75,9 +79,10 @@ def _fault(layer: int, module: nn.Module, x_BTC: Tensor) -> Violation | None:
             explained = _attend_fault(module, x_BTC, training)
             found = error_line(error)
             function = f" in {found[2]}" if found else ""
+            absent = isinstance(error, NotImplementedError) and "CPU" in str(error)
             return violation(
                 explained or f"{describe(error)}{function} ({how})",
-                "correct that line; every length from 1 to the block size must work",
+                CPU_FIX if absent else "correct that line; every length from 1 to the block size must work",
                 module,
                 None if explained else error,
                 layer=layer,

@@ -36,6 +36,18 @@ MOST_WIDTH = 256  # a wider model is examined with fewer heads of the same size
 MOST_LAYERS = 12  # of those, the first, the last and evenly spaced ones between
 ORDINARY = 97  # tokens of most passes: beyond 64, no power of two
 LONGEST = 4096  # tokens of the longest pass; T x T scores of a custom attention fit into memory up to here
+EXAMINED_STEPS = (
+    0,
+    1,
+    10,
+    100,
+    1000,
+    10_000,
+    100_000,
+)  # a module with begin_step is examined at each of them
+# Relative rounding of outputs in bfloat16: a smaller difference can move an entry by a unit in the last place, 2^-8, so
+# four units are allowed.
+BFLOAT16_ROUNDING = 4 * 2.0**-8
 STRENGTHS = (1.0, 0.25, 0.05)  # of the perturbation, until the output is finite
 OPTIMIZER = OptimizerConfig(1e-3, 0.1, 0.0, 0.1, 0.9, 0.95, 1e-8, 1.0)  # of the examined training step
 ALL_DTYPES = (torch.float64, torch.float32)
@@ -70,7 +82,9 @@ class Probe:
     @property
     def lengths(self) -> list[int]:
         """Lengths of the passes at the small shape, without the full one."""
-        return [length for length in (1, 2, 17, 64, 65) if length < self.ordinary] + [self.ordinary]
+        return [length for length in (1, 2, 3, 16, 17, 32, 64, 65, 80, 96) if length < self.ordinary] + [
+            self.ordinary
+        ]
 
     @property
     def edges(self) -> list[int]:
@@ -223,6 +237,20 @@ def inputs(rows: int, tokens: int, width: int, dtype: torch.dtype, seed: int = 0
     return keyed_normal(seed, "inputs", torch.Size((rows, tokens, width))).to(dtype)
 
 
+def at_steps(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The module at later training steps, with the words of a message; nothing where no `begin_step` sets anything."""
+    setters = [name for name, part in module.named_modules() if hasattr(part, "begin_step")]
+    for iteration in EXAMINED_STEPS if setters else ():
+        later = pristine(module)
+        parts: dict[str, Any] = dict(later.named_modules())
+        try:
+            for name in setters:
+                parts[name].begin_step(iteration)
+        except Exception:  # such as the end of a schedule: the study may be shorter
+            continue
+        yield f", after begin_step({iteration})", later
+
+
 def seed_generators() -> None:
     """Give every generator of random numbers one state, so that two passes draw the same numbers."""
     torch.default_generator.manual_seed(0)  # torch.manual_seed would seed every GPU as well
@@ -262,6 +290,13 @@ def run(
     seed_generators()
     with torch.set_grad_enabled(grad):
         return module(x_BTC * 1)  # not a leaf, as in a model, where an in-place operation on it is possible
+
+
+def run_autocast(module: nn.Module, x_BTC: Tensor, training: bool = True) -> Tensor:
+    """One pass under bfloat16 autocast; the output in float32."""
+    with torch.autocast("cpu", torch.bfloat16):
+        y_BTC: Tensor = run(module, x_BTC, training)
+    return y_BTC.float()
 
 
 class NarrowestDtype(TorchFunctionMode):

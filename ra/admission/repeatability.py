@@ -1,8 +1,10 @@
-"""Check that an attention is one function: of its input alone, in both modes, for each sequence by itself."""
+"""Check that an attention is one function: of its input alone, in both modes."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +14,7 @@ from ra.admission.causality import MODES, run_model
 from ra.admission.probe import (
     VOCABULARY,
     Probe,
+    at_steps,
     difference,
     examined_part,
     inputs,
@@ -23,10 +26,15 @@ from ra.admission.probe import (
 )
 from ra.admission.violation import Violation, violation
 
-DETERMINISTIC, STATE, MODE, BATCH = "deterministic", "state", "mode", "batch"
+DETERMINISTIC, STATE, MODE = "deterministic", "state", "mode"
 RANDOM_FIX = (
     "remove the random draw, or set `stochastic = True` on the module and draw only where self.training"
 )
+STEP_FIX = (
+    "define begin_step(iteration), which is called before each training step, for what depends on the step"
+)
+WEIGHTS_FIX = "keep nothing that depends on weights between calls, or clear it in train()"
+MANY_CALLS = 1_000_000
 STATE_FIX = "compute the output from x alone and keep nothing on the module between calls"
 
 
@@ -44,6 +52,7 @@ def deterministic(probe: Probe) -> Iterator[Violation]:
     short_BTC = inputs(3, max(tokens // 2, 1), width, dtype, 2)
     for layer, module in probe.parts("perturbed", dtype):
         allowed = row_rounding(working_dtype(module, width, dtype), tokens)
+        yield from _memory(layer, module, a_BTC, b_BTC, allowed)
         for training in (True, False):
             used = pristine(module).train(training)
             for grad in (False, True):
@@ -59,13 +68,68 @@ def deterministic(probe: Probe) -> Iterator[Violation]:
                     what, fix = "two calls on one input", RANDOM_FIX
                     if kept[0] > allowed:
                         fix = STATE_FIX
-                    yield _differ(layer, module, what, random, how, fix)
+                    yield differ(layer, module, what, random, how, fix)
                     break
                 if kept[0] > allowed:
                     what = "the same call after calls on other inputs"
-                    yield _differ(layer, module, what, kept, how, STATE_FIX)
+                    yield differ(layer, module, what, kept, how, STATE_FIX)
                     break
     yield from _dropout_in_evaluation(probe)
+
+
+def _memory(
+    layer: int, module: nn.Module, a_BTC: Tensor, b_BTC: Tensor, allowed: float
+) -> Iterator[Violation]:
+    """What a module keeps beside its buffers: values of training, of former weights, numbers of calls."""
+    used, fresh = pristine(module), pristine(module)
+    if used is fresh:  # it cannot be copied
+        return
+    expected = run(fresh, a_BTC, training=False)
+    for x_BTC in (b_BTC, a_BTC, b_BTC):
+        run(used, x_BTC, training=True, grad=True, copied=False)
+    if _changed(_tensors(fresh), used):
+        return  # the check "state" reports it
+    found = difference(expected, run(used, a_BTC, training=False, copied=False))
+    if found[0] > allowed:
+        what = "evaluation before and after training passes"
+        yield differ(layer, module, what, found, MODES[False], STATE_FIX)
+        return
+    counters = _counters(used)
+    run(used, a_BTC, training=True, copied=False)
+    expected = run(used, a_BTC, training=False, copied=False)
+    moved = [(*key, value) for key, value in _counters(used).items() if counters.get(key, value) != value]
+    with contextlib.suppress(Exception):  # such as a position in a ring, which is then beyond its end
+        for part, name, value in moved:
+            setattr(part, name, value + MANY_CALLS * (value - counters[part, name]))
+        found = difference(expected, run(used, a_BTC, training=False, copied=False))
+        if found[0] > allowed:
+            how = f"evaluation, {moved[0][1]} as after {MANY_CALLS} calls"
+            yield differ(layer, module, "few and many calls", found, how, STEP_FIX)
+            return
+    for part, name, value in moved:
+        setattr(part, name, value)
+    for one in (used, fresh):
+        one.train()
+        with torch.no_grad():
+            for parameter in one.parameters():
+                parameter.mul_(1.25)
+    for training in (True, False):
+        expected = run(fresh, a_BTC, training)
+        found = difference(expected, run(used, a_BTC, training, copied=False))
+        if found[0] > allowed:
+            what = "a module called before its weights change and one that was not"
+            yield differ(layer, module, what, found, MODES[training], WEIGHTS_FIX)
+            return
+
+
+def _counters(module: nn.Module) -> dict[tuple[nn.Module, str], float]:
+    """The numbers that a module and its parts have as attributes: (part, name) -> value."""
+    return {
+        (part, name): value
+        for part in module.modules()
+        for name, value in vars(part).items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
 
 
 def _kept(
@@ -79,7 +143,7 @@ def _kept(
     return outputs
 
 
-def _differ(
+def differ(
     layer: int, module: nn.Module, what: str, found: tuple[float, int], how: str, fix: str
 ) -> Violation:
     size, position = found
@@ -108,6 +172,16 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return dict(module.named_parameters()) | dict(module.named_buffers())
 
 
+def _changed(before: dict[str, Tensor], module: nn.Module) -> list[str]:
+    """The parameters and buffers with other values. A cache may be resized."""
+    after = _tensors(module)
+    return [
+        name
+        for name, value in before.items()
+        if name not in after or (value.shape == after[name].shape and not torch.equal(value, after[name]))
+    ]
+
+
 def _dropout_in_evaluation(probe: Probe) -> Iterator[Violation]:
     """With dropout, evaluation still draws nothing."""
     layer, dtype = probe.layers[0], probe.dtypes[-1]
@@ -119,7 +193,7 @@ def _dropout_in_evaluation(probe: Probe) -> Iterator[Violation]:
         found = difference(first, used(x_BTC.clone()))
     if found[0] > row_rounding(dtype, x_BTC.shape[1]):
         what, how = "two calls on one input", "evaluation of a model with dropout 0.5"
-        yield _differ(layer, module, what, found, how, "apply dropout only where self.training")
+        yield differ(layer, module, what, found, how, "apply dropout only where self.training")
 
 
 def state(probe: Probe) -> Iterator[Violation]:
@@ -132,12 +206,7 @@ def state(probe: Probe) -> Iterator[Violation]:
         saved = {name: value.shape for name, value in used.state_dict().items()}
         for training in (True, False):
             run(used, x_BTC, training, copied=False)
-        after = _tensors(used)
-        changed = [
-            name
-            for name, value in before.items()
-            if name not in after or (value.shape == after[name].shape and not torch.equal(value, after[name]))
-        ]
+        changed = _changed(before, used)
         if changed:
             yield violation(
                 f"a call changes {changed[0]}: the function depends on the number of calls, so on micro-batches, "
@@ -179,99 +248,61 @@ def mode(probe: Probe) -> Iterator[Violation]:
                     for training, grad in (one, other)
                 ]
                 fix = "compute one function, or set `stochastic = True` on the module if training draws random numbers"
-                yield _differ(layer, module, " and ".join(names), found, "dropout 0", fix)
+                yield differ(layer, module, " and ".join(names), found, "dropout 0", fix)
                 break
-    model, ids_BT = _whole(probe)
+        else:
+            yield from _compiled(layer, module, x_BTC, allowed)
+    yield from _longer_modes(probe)
+    model, ids_BT = whole_model(probe)
     if not any(map(stochastic, model.modules())):
         found = difference(run_model(model, ids_BT, True), run_model(model, ids_BT, False))
-        yield from _in_model(probe, model, found, "training and evaluation", "compute one function")
+        yield from in_model(probe, model, found, "training and evaluation", "compute one function")
 
 
-def _whole(probe: Probe) -> tuple[GPT2, Tensor]:
+def _compiled(layer: int, module: nn.Module, x_BTC: Tensor, allowed: float) -> Iterator[Violation]:
+    """Training may be compiled; evaluation is not. A path for compilation must compute the same function."""
+    plain = run(module, x_BTC)
+    try:
+        with mock.patch.object(torch.compiler, "is_compiling", return_value=True):
+            compiled = run(module, x_BTC)
+    except Exception:  # a path that runs in a compiled model alone
+        return
+    found = difference(plain, compiled)
+    if found[0] > allowed:
+        what = "passes with and without torch.compiler.is_compiling()"
+        fix = "compute one function in both: training may be compiled, evaluation is not"
+        yield differ(layer, module, what, found, MODES[True], fix)
+
+
+def _longer_modes(probe: Probe) -> Iterator[Violation]:
+    """Training and evaluation at the block size and at later steps."""
+    dtype, width = probe.dtypes[-1], probe.shape.width
+    whole_BTC = inputs(1, probe.full, width, dtype)
+    part_BTC = inputs(2, probe.ordinary, width, dtype)
+    for layer, module in probe.parts("perturbed", dtype, edges=True):
+        if stochastic(module):
+            continue
+        allowed = shape_rounding(working_dtype(module, width, dtype), probe.full, width)
+        cases = [(f"{probe.full} tokens", module, whole_BTC)]
+        cases += [(f"dropout 0{when}", later, part_BTC) for when, later in at_steps(module)]
+        for how, one, x_BTC in cases:
+            found = difference(run(one, x_BTC, training=True), run(one, x_BTC, training=False))
+            if found[0] > allowed:
+                yield differ(layer, module, "training and evaluation", found, how, "compute one function")
+                return
+
+
+def whole_model(probe: Probe) -> tuple[GPT2, Tensor]:
     """A model of a few layers, and token ids (2, T): the final norm and values between layers are seen here alone."""
     chosen = tuple(probe.layers[number] for number in probe.edges)
     ids_BT = torch.arange(2 * min(33, probe.ordinary)).view(2, -1) * 7 % VOCABULARY
     return probe.model("perturbed", probe.dtypes[0], None, chosen), ids_BT
 
 
-def _in_model(
-    probe: Probe, model: GPT2, found: tuple[float, int], what: str, fix: str
-) -> Iterator[Violation]:
+def in_model(probe: Probe, model: GPT2, found: tuple[float, int], what: str, fix: str) -> Iterator[Violation]:
     working = working_dtype(examined_part(model, 0), probe.shape.width, probe.dtypes[0])
     if found[0] > 100 * shape_rounding(working, probe.ordinary, probe.shape.width):
         message = (
             f"{what}: the logits of a model at position {found[1]} differ by {found[0]:.2g} of the largest"
         )
         yield violation(message, fix, examined_part(model, 0), position=found[1], size=found[0])
-
-
-def batch(probe: Probe) -> Iterator[Violation]:
-    """A sequence's output depends on no other sequence, nor on the batch's order or split."""
-    dtype, tokens = probe.dtypes[0], min(33, probe.ordinary)
-    x_BTC = inputs(4, tokens, probe.shape.width, dtype)
-    others = torch.cat([x_BTC[:1], 3 * inputs(3, tokens, probe.shape.width, dtype, seed=5)])
-    order = torch.tensor([2, 0, 3, 1])
-    for layer, module in probe.parts("perturbed", dtype):
-        working = working_dtype(module, probe.shape.width, dtype)
-        exact, loose = row_rounding(working, tokens), shape_rounding(working, tokens, probe.shape.width)
-        for training in (True, False):
-
-            def output(x: Tensor) -> Tensor:
-                y_BTC: Tensor = run(module, x, training and not stochastic(module))  # noqa: B023
-                return y_BTC
-
-            whole = output(x_BTC)
-            found = [
-                ("the other sequences of the batch changed", exact, whole[:1], output(others)[:1]),
-                ("the batch in another order", loose, whole[order], output(x_BTC[order])),
-            ]
-            found += [
-                (
-                    f"micro-batches of {rows}",
-                    loose,
-                    whole,
-                    torch.cat([output(part) for part in x_BTC.split(rows)]),
-                )
-                for rows in (1, 2)
-            ]
-            wrong = next(
-                (
-                    (what, seen)
-                    for what, allowed, expected, actual in found
-                    if (seen := difference(expected, actual))[0] > allowed
-                ),
-                None,
-            )
-            if wrong:
-                fix = "use no mean, norm or index over dimension 0, the batch"
-                yield _differ(layer, module, wrong[0], wrong[1], MODES[training], fix)
-                break
-        else:
-            yield from _batch_gradient(layer, module, x_BTC, exact)
-    model, ids_BT = _whole(probe)
-    whole, fix = run_model(model, ids_BT, False), "use no mean, norm or index over dimension 0, the batch"
-    found_alone = difference(whole[:1], run_model(model, ids_BT[:1], False))
-    yield from _in_model(probe, model, found_alone, "a sequence alone and in a batch", fix)
-
-
-def _batch_gradient(layer: int, module: nn.Module, x_BTC: Tensor, allowed: float) -> Iterator[Violation]:
-    """The gradient of one sequence's output with respect to another sequence is zero."""
-    leaf = x_BTC.clone().requires_grad_()
-    y_BTC = run(module, leaf, training=True, grad=True)
-    if not y_BTC.requires_grad:
-        return
-    (gradient,) = torch.autograd.grad(
-        (y_BTC * inputs(*x_BTC.shape, x_BTC.dtype, seed=9))[:1].sum(),
-        leaf,
-        allow_unused=True,
-        materialize_grads=True,
-    )
-    size = float(gradient[1:].abs().max() / gradient.abs().max().clamp_min(1e-30))
-    if size > allowed:
-        yield violation(
-            f"backward: the gradient of sequence 0 with respect to the others is {size:.2g} of the largest gradient",
-            "correct the backward of the custom function",
-            module,
-            layer=layer,
-            size=size,
-        )

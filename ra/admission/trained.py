@@ -10,14 +10,18 @@ from torch import Tensor
 
 from gpt2.artifacts.run_record import Admission, ModelFault
 from gpt2.model.transformer import GPT2
+from ra.admission.batches import BATCH
 from ra.admission.causality import CAUSAL, MODES
-from ra.admission.probe import difference, restored_generators, row_rounding, seed_generators, shape_rounding
-from ra.admission.repeatability import BATCH, MODE, stochastic
+from ra.admission.probe import (
+    BFLOAT16_ROUNDING,
+    difference,
+    restored_generators,
+    row_rounding,
+    seed_generators,
+    shape_rounding,
+)
+from ra.admission.repeatability import MODE, stochastic
 from ra.admission.violation import describe
-
-# Hidden states pass through every layer. Where one of them rounds to bfloat16, a smaller difference can move an entry
-# by a unit in the last place, 2^-8, so four units are allowed.
-BFLOAT16_ROUNDING = 4 * 2.0**-8
 
 
 @torch.no_grad()
@@ -70,9 +74,14 @@ def _faults(model: GPT2, ids_BT: Tensor) -> Iterator[ModelFault]:
     if len(ids_BT) > 1:
         reordered = _hidden(model, ids_BT.flip(0), False).flip(0)
         found.append((BATCH, "the batch in another order gives other outputs: they differ", reordered))
+        others = torch.cat([ids_BT[:1], (ids_BT[1:] + 1) % model.vocabulary])
+        first = _hidden(model, others, False)[:1]
+        found.append((BATCH, "a sequence in another batch gives other outputs: they differ", first))
     for check, what, other in found:
-        size, position = difference(outputs[False], other)
+        size, position = difference(outputs[False][: len(other)], other)
         if size > loose:
             yield ModelFault(
                 check, f"{what} by {size:.2g} of the largest hidden state at position {position}", size
             )
+            if check == BATCH:
+                return

@@ -11,10 +11,12 @@ from ra.admission.examine import examine
 from ra.admission.probe import Probe
 from ra.admission.process import examine_variants
 from ra.settings import AlternationSettings
-from tests.ra.admission.broken import BROKEN
-from tests.ra.admission.correct import CORRECT
+from tests.ra.admission import broken, correct
+from tests.ra.admission.conditional import CONDITIONAL, UNUSUAL
 from tests.ra.admission.first_checks import checks_to
 
+BROKEN = broken.BROKEN | CONDITIONAL
+CORRECT = correct.CORRECT | UNUSUAL
 STUDY = ModelConfig("test", 3, 2, 32, 160, 0.0)
 SHALLOW = ModelConfig("test", 2, 2, 32, 160, 0.0)  # an even and an odd layer, the first and the last
 WIDE = ModelConfig("test", 2, 8, 320, 160, 0.0)  # the small model has six of its heads
@@ -41,8 +43,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     patch.undo()
 
 
-def study_of(kind: type, otherwise: ModelConfig) -> ModelConfig:
-    return WIDE if getattr(kind, "wide", False) else otherwise
+def probe_of(name: str, kind: type, otherwise: ModelConfig) -> Probe:
+    study = WIDE if getattr(kind, "wide", False) else otherwise
+    return Probe(name, study, ALTERNATION, getattr(kind, "autocast", False))
 
 
 WHOLE = {
@@ -56,7 +59,7 @@ def test_a_broken_attention_is_refused_for_its_reason(
 ) -> None:
     if name not in WHOLE:
         monkeypatch.setattr("ra.admission.examine.CHECKS", checks_to(BROKEN[name].fails))
-    found = examine(Probe(name, study_of(BROKEN[name], STUDY), ALTERNATION))
+    found = examine(probe_of(name, BROKEN[name], STUDY))
     assert found.violations, "admitted"
     first = found.violations[0]
     assert first.check == BROKEN[name].fails, str(first)
@@ -68,7 +71,7 @@ def test_a_broken_attention_is_refused_for_its_reason(
 
 @pytest.mark.parametrize("name", CORRECT)
 def test_a_correct_attention_is_admitted(folder: Path, name: str) -> None:
-    found = examine(Probe(name, study_of(CORRECT[name], SHALLOW), ALTERNATION))
+    found = examine(probe_of(name, CORRECT[name], SHALLOW))
     assert found.violations == ()
     assert {outcome.result for outcome in found.outcomes} == {"passed"}
 
