@@ -77,16 +77,14 @@ class StudyDesign:
     sees: float
 
 
-def cheapest_design(
-    noise: Noise, effect: float, runs: Callable[[int, int], int], most_controls: int = MOST_CONTROLS
-) -> StudyDesign | None:
+def cheapest_design(noise: Noise, effect: float, runs: Callable[[int, int], int]) -> StudyDesign | None:
     """Return the design of the fewest runs that detects `effect` (nats); None beyond 1,000 seeds.
 
     runs: of a number of control arms and of seeds; more of either is never cheaper. Of equal designs the one with the
     fewest control arms is returned.
     """
     found = []
-    for controls in range(1, most_controls + 1):
+    for controls in range(1, MOST_CONTROLS + 1):
         seeds = seeds_for(noise.spread(controls), effect, VERDICT_SEEDS, only_look)
         if seeds is not None:
             sees = detectable_difference(noise, controls, seeds)

@@ -118,11 +118,7 @@ class Child:
             os.sched_setaffinity(self.process.pid, slot.cpus)
 
     def events(self) -> Iterator[Event]:
-        """Yield the events until the process closes its output."""
-        return map(Event.from_json, self.messages())
-
-    def messages(self) -> Iterator[dict[str, Any]]:
-        """Yield the content of each event. Other lines go to the log."""
+        """Yield the events until the process closes its output. Other lines go to the log."""
         assert self.process.stdout
         for line in self.process.stdout:
             try:
@@ -132,7 +128,7 @@ class Child:
             if isinstance(event, dict) and "event" in event:
                 if event["event"] == "train":
                     self.patience = PATIENCE_SECONDS
-                yield event
+                yield Event.from_json(event)
             else:
                 self._log_file.write(line)
                 self._log_file.flush()
@@ -142,15 +138,6 @@ class Child:
         status = self.process.wait()
         self._log_file.close()
         return status
-
-    def stop(self) -> int:
-        """Ask the process to save and stop; kill it after its patience."""
-        self.terminate()
-        try:
-            self.process.communicate(timeout=self.patience)
-        except subprocess.TimeoutExpired:
-            self.kill()
-        return self.wait()
 
     def terminate(self) -> None:
         """Ask the process to save and stop."""

@@ -11,7 +11,7 @@ from study.analysis.designs import Noise
 from study.analysis.equivalence import Losses, control_losses
 from study.records import plan_file
 from study.records.design import Configuration, configuration
-from study.records.runs import PENDING, Run, read_expected, read_runs
+from study.records.runs import PENDING, Run, final_losses, read_expected, read_runs
 from study.stats.statistics import mean, noise_floor, standard_deviation
 from study.sweep.tuning import judged_at_best
 
@@ -40,11 +40,7 @@ class PastStudy:
     @property
     def losses(self) -> Losses:
         """Final losses in nats by variant and seed, of the runs that ended their schedule."""
-        table: dict[str, dict[int, float]] = {}
-        for run in self.runs:
-            if not run.record.truncated:
-                table.setdefault(run.variant, {})[run.record.seed] = run.record.validation.loss
-        return table
+        return final_losses([run for run in self.runs if not run.record.truncated])
 
     def _controls(self, seeds: Sequence[int] | None = None) -> list[list[float]]:
         """Return the losses of the control arms at each seed; of one arm where all have equal starts."""
@@ -131,11 +127,7 @@ def _newest(study: PastStudy) -> float:
     return max((folder / run.name / "run.json").stat().st_mtime for run in study.runs)
 
 
-def newest_noise(past: Sequence[PastStudy]) -> tuple[PastStudy, Noise] | None:
-    """Return the newest study with a noise floor, and the floor."""
-    return next(((study, noise) for study in past if (noise := study.control_noise())), None)
-
-
-def newest_arm_noise(past: Sequence[PastStudy], arm: str) -> tuple[PastStudy, Noise] | None:
-    """Return the newest study with enough seeds of the arm, and the noise of the arm's differences."""
-    return next(((study, noise) for study in past if (noise := study.arm_noise(arm))), None)
+def newest_noise(past: Sequence[PastStudy], arm: str = "") -> tuple[PastStudy, Noise] | None:
+    """Return the newest study with a noise floor, and the floor. arm: with enough seeds of it, and its noise."""
+    found = ((study, study.arm_noise(arm) if arm else study.control_noise()) for study in past)
+    return next(((study, noise) for study, noise in found if noise), None)

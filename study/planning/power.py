@@ -11,7 +11,7 @@ from statistics import harmonic_mean
 from gpt2.system.read_files import read_json
 from ra.names import is_control_arm
 from study.analysis.designs import Noise, StudyDesign, cheapest_design, detectable_difference
-from study.planning.past import PastStudy, newest_arm_noise, newest_noise
+from study.planning.past import PastStudy, newest_noise
 from study.runner.settings import StudySettings
 from study.stats.looks import nominal_levels
 from study.sweep.rates import most_runs
@@ -88,7 +88,7 @@ def _sources(
     found = []
     if floor := newest_noise(past):
         found.append(("control arms", _named(floor[0]), floor[1]))
-    if settings.primary and (own := newest_arm_noise(past, settings.primary)):
+    if settings.primary and (own := newest_noise(past, settings.primary)):
         found.append((f"{settings.primary}", f"its differences in {_named(own[0])}", own[1]))
     return found
 

@@ -6,6 +6,7 @@ Needs no torch. Runs that are missing, unfinished, unreadable, damaged or not co
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, cast
@@ -175,6 +176,14 @@ def losses(record: RunRecord) -> dict[int, float]:
     """Return tokens -> validation loss in nats, of every evaluation with a finite loss."""
     history = record.validation.history if record.validation else ()
     return {row.tokens: row.loss for row in history if row.loss is not None}
+
+
+def final_losses(runs: Sequence[Run]) -> dict[str, dict[int, float]]:
+    """Return variant -> seed -> final validation loss in nats, of runs that count."""
+    table: dict[str, dict[int, float]] = {}
+    for run in runs:
+        table.setdefault(run.variant, {})[run.record.seed] = run.record.validation.loss
+    return table
 
 
 def read_expected(study_dir: Path) -> Expected:

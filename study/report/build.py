@@ -45,6 +45,7 @@ from study.records.runs import (
     UNREAD,
     UNREADABLE,
     Run,
+    final_losses,
     losses,
     missing_files,
     not_configured,
@@ -159,9 +160,7 @@ def build_report(study_dir: Path) -> Report:
     ends = {run.record.progress.tokens for run in used}
     short = [run for run in used if run.record.truncated] if len(ends) > 1 else []
     ended = [run for run in used if run not in short]
-    final: dict[str, dict[int, float]] = {name: {} for name in variants}
-    for run in ended:
-        final[run.variant][run.record.seed] = run.record.validation.loss
+    final: dict[str, dict[int, float]] = {name: {} for name in variants} | final_losses(ended)
     controls = control_losses(final)
     equal_starts = plan is not None and plan.initial_weights is not None  # they differ by rounding: one arm
     controls = [arms[:1] for arms in controls] if equal_starts else controls

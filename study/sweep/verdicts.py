@@ -15,7 +15,7 @@ from ra.names import is_control_arm
 from study.analysis.equivalence import Losses, control_losses
 from study.analysis.verdict import BETTER, CANNOT_TELL, WORSE, Verdict, earlier_verdicts, judge
 from study.records.design import Design
-from study.records.runs import Run
+from study.records.runs import Run, final_losses
 from study.stats.statistics import mean
 from study.sweep.tuning import SortedRuns
 
@@ -78,8 +78,14 @@ def loss_tables(found: SortedRuns) -> tuple[Losses, Losses, Losses]:
     """
     runs = [*found.best, *found.common, *(run for group in found.controls.values() for run in group)]
     ends = {run.record.progress.tokens for run in runs if run.used}
-    best, common = (_losses(group, len(ends) > 1) for group in (found.best, found.common))
-    at_rate = {rate: _losses(group, len(ends) > 1) for rate, group in found.controls.items()}
+
+    def losses_of(group: Sequence[Run]) -> Losses:
+        return final_losses(
+            [run for run in group if run.used and not (len(ends) > 1 and run.record.truncated)]
+        )
+
+    best, common = losses_of(found.best), losses_of(found.common)
+    at_rate = {rate: losses_of(group) for rate, group in found.controls.items()}
     same = {
         name: losses
         if is_control_arm(name) or found.chosen.get(name) == found.control_rate
@@ -120,12 +126,3 @@ def finished_seeds(
 
 def _counted(runs: Sequence[Run]) -> set[tuple[str, int | None]]:
     return {(run.variant, run.seed) for run in runs if run.used}
-
-
-def _losses(runs: Sequence[Run], without_truncated: bool) -> dict[str, dict[int, float]]:
-    """Return arm -> seed -> final loss. without_truncated: leave out runs that a time limit cut."""
-    table: dict[str, dict[int, float]] = {}
-    for run in runs:
-        if run.used and not (without_truncated and run.record.truncated):
-            table.setdefault(run.variant, {})[run.record.seed] = run.record.validation.loss
-    return table

@@ -16,6 +16,7 @@ from study.executors.child_process import (
     PATIENCE_SECONDS,
     SPIN_COUNT,
     Child,
+    Event,
     Session,
     StopAsked,
     process_settings,
@@ -111,7 +112,7 @@ def test_output_lines_that_are_not_events_go_to_the_log() -> None:
     child = Child.__new__(Child)
     child.process = SimpleNamespace(stdout=lines)  # type: ignore[assignment]
     child._log_file = io.StringIO()  # type: ignore[assignment]
-    assert list(child.messages()) == [{"event": "train"}]
+    assert list(child.events()) == [Event("train")]
     assert child._log_file.getvalue() == "".join(lines[1:])  # type: ignore[attr-defined]
 
 
@@ -124,25 +125,9 @@ def test_settings_of_the_environment_take_precedence() -> None:
 
 def test_a_process_has_more_time_to_stop_before_its_first_step_ended() -> None:
     """torch.compile can make the first step minutes long. Events after the first step need no compilation."""
-    waited: list[float] = []
     child = Child.__new__(Child)
-    child._log_file = io.StringIO()  # type: ignore[assignment]
-
-    class Process:
-        stdout = ('{"event": "started"}', '{"event": "train"}', '{"event": "validation"}')
-
-        def poll(self) -> int:
-            return 0
-
-        def communicate(self, timeout: float) -> None:
-            waited.append(timeout)
-
-        def wait(self) -> int:
-            return 3
-
-    child.process = Process()  # type: ignore[assignment]
-    for _ in child.events():
-        child.stop()
-        child._log_file = io.StringIO()  # type: ignore[assignment]
-    assert waited == [COMPILE_PATIENCE_SECONDS, PATIENCE_SECONDS, PATIENCE_SECONDS]
+    lines = ('{"event": "started"}', '{"event": "train"}', '{"event": "validation"}')
+    child.process = SimpleNamespace(stdout=lines)  # type: ignore[assignment]
+    patience = [child.patience for _ in child.events()]
+    assert patience == [COMPILE_PATIENCE_SECONDS, PATIENCE_SECONDS, PATIENCE_SECONDS]
     assert COMPILE_PATIENCE_SECONDS > PATIENCE_SECONDS

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpt2.system import files
-from study.planning.past import find_past_studies, newest_arm_noise, newest_noise
+from study.planning.past import find_past_studies, newest_noise
 from study.report.build import build_report
 from tests.study.sample_records import STEPS, UPDATE, VARIANTS, a_study, edit
 from tests.study.sweep.test_tuned_report import CHOSEN, Tuned, table
@@ -61,7 +61,7 @@ def test_the_noise_is_the_floor_of_the_report_and_the_arms_own_spread(tmp_path: 
     assert newest_noise(past) is None
     report = build_report(finished_study(tmp_path / "a"))
     past = find_past_studies(tmp_path, SETTINGS)
-    floor, own = newest_noise(past), newest_arm_noise(past, "RALEARN")
+    floor, own = newest_noise(past), newest_noise(past, "RALEARN")
     assert floor
     assert own
     assert report.floor
@@ -78,11 +78,11 @@ def test_the_noise_is_the_floor_of_the_report_and_the_arms_own_spread(tmp_path: 
 def test_a_study_of_one_control_arm_shows_the_noise_of_the_arms_differences_alone(tmp_path: Path) -> None:
     report = build_report(finished_study(tmp_path / "lean", 7, ("B", "RALEARN")))
     past = find_past_studies(tmp_path, SETTINGS)
-    own = newest_arm_noise(past, "RALEARN")
+    own = newest_noise(past, "RALEARN")
     assert newest_noise(past) is None
     assert own
     assert own[1].spread(1) == pytest.approx(report.verdicts[0].test.spread)
-    assert newest_arm_noise(past, "GATED") is None
+    assert newest_noise(past, "GATED") is None
 
 
 def test_speed_and_overhead_are_those_of_the_records(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_the_noise_of_a_tuned_study_is_that_of_its_judged_runs_at_the_best_rates
     for run in (study.folder / "runs").iterdir():
         (run / "config").write_text("CONFIG_GPT2_MODEL_MINI=y\n")
     past = find_past_studies(tmp_path, {"GPT2_MODEL_MINI": "y"})
-    floor, own, report = newest_noise(past), newest_arm_noise(past, "RALEARN"), study.report()
+    floor, own, report = newest_noise(past), newest_noise(past, "RALEARN"), study.report()
     assert floor
     assert own
     assert (floor[1].control, floor[1].dof) == (pytest.approx(report.floor.sigma), report.floor.dof)
