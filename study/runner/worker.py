@@ -9,12 +9,30 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from gpt2.artifacts import run_record
+from gpt2.artifacts.metrics_log import print_event
+from gpt2.artifacts.run_record import StartedFrom
+from gpt2.artifacts.typed_json import read_file, to_plain
+from gpt2.config.batch import plan_batch, plan_for
+from gpt2.config.config import Config, TargetConfig
+from gpt2.config.dotconfig import read_symbols
 from gpt2.hardware import attention_kernels
+from gpt2.hardware.resolve import ResolvedTarget, resolve
 from gpt2.system import ranks
 from gpt2.system.errors import UserError
 from gpt2.system.rank_launcher import end_like, launch
+from gpt2.system.resource_errors import (
+    disk_full,
+    explain_full_disk,
+    explain_missing_compiler,
+    explain_missing_operation,
+    out_of_memory,
+)
+from gpt2.system.signals import Interrupted, Stop
+from gpt2.train.run_plan import RunPlan
+from ra.settings import AlternationSettings
+from study.admission import ignore
 from study.eval_sets.later import FLAG
 from study.executors import claims
 from study.executors.child_process import (
@@ -28,13 +46,11 @@ from study.executors.child_process import (
     PLACE,
 )
 from study.executors.claims import ClaimedError
+from study.records import plan_file
+from study.records.hellaswag_scores import ItemsFile
+from study.records.present import read_record
 
-if TYPE_CHECKING:
-    from gpt2.config.config import Config
-    from gpt2.hardware.resolve import ResolvedTarget
-    from gpt2.system.signals import Stop
-    from gpt2.train.run_plan import RunPlan
-    from ra.settings import AlternationSettings
+# modules that import torch are imported where they are used: the process handles signals before
 
 
 def main() -> int:
@@ -52,8 +68,6 @@ def main() -> int:
         "--parent", type=int, default=0, help="process of the study; the run stops where it ends"
     )
     arguments = parser.parse_args()
-    from gpt2.system.signals import Interrupted, Stop
-
     stop = Stop().install(arguments.parent)
     try:
         alone = arguments.resolve or arguments.eval_sets
@@ -71,9 +85,6 @@ def main() -> int:
 
 def _ranks_to_start(study_dir: Path) -> int:
     """Return the number of processes that the run needs beside this one; 0 where it is one of them, or alone."""
-    from gpt2.config.config import TargetConfig
-    from gpt2.config.dotconfig import read_symbols
-
     count = TargetConfig.from_symbols(read_symbols(study_dir / "config")).ranks
     return count if count > 1 and not ranks.started() else 0
 
@@ -89,13 +100,6 @@ def _rank_command() -> list[str]:
 
 def _explain(error: BaseException, folder: Path) -> int:
     """Write the error as the last line of the log; return its exit status."""
-    from gpt2.system.resource_errors import (
-        disk_full,
-        explain_full_disk,
-        explain_missing_compiler,
-        explain_missing_operation,
-        out_of_memory,
-    )
     from gpt2.train.step import NotFiniteError
 
     status, text = EXIT_FAILED, f"{error}"
@@ -118,19 +122,10 @@ def _explain(error: BaseException, folder: Path) -> int:
 
 
 def _work(arguments: argparse.Namespace, stop: Stop) -> int:
-    from gpt2.artifacts.metrics_log import print_event
-    from gpt2.artifacts.run_record import run_name
-    from gpt2.artifacts.typed_json import to_plain
-    from gpt2.config.config import Config
-    from gpt2.config.dotconfig import read_symbols
-    from gpt2.hardware.resolve import resolve
     from gpt2.train.trainer import TrainingRun
     from ra.admission.trained import examine_trained
-    from ra.settings import AlternationSettings
     from ra.variants import variant
-    from study.admission import ignore
     from study.memory.micro_batch import free_bytes, require_free
-    from study.records.present import read_record
 
     symbols = read_symbols(arguments.study_dir / "config")
     config = Config.from_symbols(symbols)
@@ -146,7 +141,7 @@ def _work(arguments: argparse.Namespace, stop: Stop) -> int:
         if arguments.eval_sets:
             from study.eval_sets.evaluate import evaluate_run  # loads scipy, which a run does not need
 
-            folder = arguments.study_dir / "runs" / run_name(arguments.variant, arguments.seed)
+            folder = arguments.study_dir / "runs" / run_record.run_name(arguments.variant, arguments.seed)
             evaluate_run(folder, config, resolved, stop, lambda text: print(text, file=sys.stderr))
             return EXIT_FINISHED
         refuse_another_card(arguments.study_dir, resolved)
@@ -178,8 +173,6 @@ def _work(arguments: argparse.Namespace, stop: Stop) -> int:
 
 def refuse_another_card(study_dir: Path, resolved: ResolvedTarget) -> None:
     """UserError if a cluster placed this run on another kind of card than that of the plan."""
-    from study.records import plan_file
-
     plan = plan_file.read(study_dir)
     on_cluster = os.environ.get(PLACE, "").startswith(("slurm", "ray"))
     if not on_cluster or plan is None or plan.target is None:
@@ -195,12 +188,6 @@ def refuse_another_card(study_dir: Path, resolved: ResolvedTarget) -> None:
 
 def run_plan(study_dir: Path, variant: str, seed: int) -> RunPlan:
     """Return the plan of one run from the study's plan.json."""
-    from gpt2.artifacts import run_record
-    from gpt2.artifacts.run_record import StartedFrom
-    from gpt2.config.batch import plan_for
-    from gpt2.train.run_plan import RunPlan
-    from study.records import plan_file
-
     plan = plan_file.read(study_dir)
     if plan is None:
         raise UserError(f"{study_dir} has no plan.json; fix: start the study with `make`")
@@ -222,9 +209,6 @@ def run_plan(study_dir: Path, variant: str, seed: int) -> RunPlan:
 
 def hellaswag_source(study_dir: Path) -> Path | str:
     """Return the file of HellaSwag's items, or the reason why the study has none."""
-    from gpt2.artifacts.typed_json import read_file
-    from study.records.hellaswag_scores import ItemsFile
-
     found = read_file(ItemsFile, study_dir / "hellaswag.json")
     return Path(found.path) if found.path else found.absent or "not prepared"
 
@@ -239,8 +223,6 @@ def _time_steps(
     """Time steps of the variants in turn; print {"event": "timing", "seconds": {name: [...]}, "peak_bytes": N}."""
     import torch
 
-    from gpt2.artifacts.metrics_log import print_event
-    from gpt2.config.batch import plan_batch
     from gpt2.train.clocks import step_timer
     from gpt2.train.peak_memory import PeakMeter
     from ra.variants import variant
