@@ -27,10 +27,6 @@ from ra.settings import AlternationSettings
 ROOT = Path(__file__).parents[2]
 
 
-class AdmissionError(UserError, RuntimeError):
-    """A variant breaks the contract of an attention."""
-
-
 def examine_cached(
     variants: Sequence[str], config: Config, alternation: AlternationSettings, autocast: bool
 ) -> dict[str, Examination]:
@@ -80,7 +76,7 @@ def _saved(name: str, config: Config, alternation: AlternationSettings, autocast
 def ignored_failures(
     examinations: Mapping[str, Examination], ignore: Mapping[str, tuple[str, ...]]
 ) -> dict[str, tuple[str, ...]]:
-    """Variant -> the failed checks that are ignored. AdmissionError for a failed check that is not."""
+    """Variant -> the failed checks that are ignored. UserError for a failed check that is not."""
     refused: list[Violation] = []
     accepted: dict[str, tuple[str, ...]] = {}
     for name, examination in examinations.items():
@@ -91,7 +87,7 @@ def ignored_failures(
         for check in set(ignore.get(name, ())) - set(failed):
             print(f"CONFIG_ADMISSION_IGNORE names {name}:{check}, but {name} passes that check")
     if refused:
-        raise AdmissionError(refusal(refused))
+        raise UserError(refusal(refused))
     return accepted
 
 

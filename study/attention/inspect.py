@@ -61,10 +61,6 @@ READABLE = 48  # maximum tokens for a map with a label for each token
 REPORT_PIXELS = 64  # a side of a map in a report
 
 
-class AttentionError(UserError, ValueError):
-    """A run, a text, a layer or a head cannot be inspected."""
-
-
 @dataclass
 class TrainedRun:
     """The model of a checkpoint. shares: weight of the reciprocal path by layer; None for custom attention."""
@@ -85,12 +81,12 @@ def load_run(run_dir: Path, iterations: int | None = None) -> TrainedRun:
     While a run is being extended, its finished model is loaded. iterations: selects one of several finished models. A
     custom variant is the file that the study recorded, also where ra/custom has another one now or none.
 
-    Raises AttentionError without a checkpoint; RecordError or ConfigError for missing and unreadable files.
+    Raises UserError without a checkpoint; RecordError or ConfigError for missing and unreadable files.
     """
     record = run_record.load_given(run_dir)
     damage = disagreements(record, run_dir.joinpath)
     if damage:
-        raise AttentionError(f"{run_dir} is damaged: {'; '.join(damage)}; {REMEDY}")
+        raise UserError(f"{run_dir} is damaged: {'; '.join(damage)}; {REMEDY}")
     symbols = read_symbols(run_dir / "config")
     config = Config.from_symbols(symbols)
     name = str(record.variant)
@@ -106,20 +102,20 @@ def load_run(run_dir: Path, iterations: int | None = None) -> TrainedRun:
 
 
 def finished_record(run_dir: Path) -> FinishedRecord:
-    """Read the record of a finished run. AttentionError for another status, and without a checkpoint."""
+    """Read the record of a finished run. UserError for another status, and without a checkpoint."""
     record = run_record.load_given(run_dir)
     known = record.progress and record.target and record.fingerprint
     if record.status != "finished" or not known:
-        raise AttentionError(f"{run_dir} is {record.status}; fix: run `make` until the run is finished")
+        raise UserError(f"{run_dir} is {record.status}; fix: run `make` until the run is finished")
     if not (run_dir / "checkpoint").is_dir():
-        raise AttentionError(f"{run_dir} has no checkpoint; fix: copy the run's folder with its checkpoint/")
+        raise UserError(f"{run_dir} has no checkpoint; fix: copy the run's folder with its checkpoint/")
     return cast("FinishedRecord", record)
 
 
 def require_last_weights(run: TrainedRun, run_dir: Path, record: FinishedRecord) -> None:
-    """AttentionError if the loaded weights are not those of the end of the run."""
+    """UserError if the loaded weights are not those of the end of the run."""
     if run.iteration != record.progress.iterations:
-        raise AttentionError(
+        raise UserError(
             f"{run_dir}/checkpoint has the weights of iteration {run.iteration}; the run finished at "
             f"{record.progress.iterations}; fix: copy the checkpoint of the finished run"
         )
@@ -169,7 +165,7 @@ def _finished_model(
     fits = functools.partial(check_fits, iterations=planned, model=model)
     loaded = checkpoint.load_latest(run_dir / "checkpoint", fits)
     if loaded is None:
-        raise AttentionError(f"{run_dir} has no checkpoint; fix: run `make` until the run has saved one")
+        raise UserError(f"{run_dir} has no checkpoint; fix: run `make` until the run has saved one")
     return loaded, loaded.skipped
 
 
@@ -186,13 +182,13 @@ def _shares(name: str, model: GPT2, layers: int) -> list[float | None]:
 def choose_text(runs: Sequence[TrainedRun], file: Path | None) -> tuple[list[int], InputText]:
     """Return the tokens of `file`, else of the first validation window, else of a built-in sentence.
 
-    The length is at most the smallest block size of the runs. AttentionError for an unreadable or short
+    The length is at most the smallest block size of the runs. UserError for an unreadable or short
     file, or runs with several tokenizers.
     """
     longest = min(run.config.model.block_size for run in runs)
     tokenizers = {run.config.data.tokenizer for run in runs}
     if len(tokenizers) > 1:
-        raise AttentionError(
+        raise UserError(
             f"the runs use several tokenizers ({', '.join(sorted(tokenizers))}), so they cannot read one text; fix: "
             "inspect the runs of one tokenizer"
         )
@@ -203,10 +199,10 @@ def choose_text(runs: Sequence[TrainedRun], file: Path | None) -> tuple[list[int
             with open_regular(file) as opened:
                 start = opened.read(MOST_BYTES).decode("utf-8", errors="replace")
         except (FileNotFoundError, DamagedFileError) as error:
-            raise AttentionError(f"TEXT={file} cannot be read: {error}; fix: TEXT=a text file") from error
+            raise UserError(f"TEXT={file} cannot be read: {error}; fix: TEXT=a text file") from error
         ids = encoding.encode(start)
         if len(ids) < 2:
-            raise AttentionError(
+            raise UserError(
                 f"TEXT={file} has {len(ids)} tokens, and attention needs 2; fix: TEXT=a longer file"
             )
     elif window := _validation_window(runs[0].config):
@@ -233,10 +229,10 @@ def _validation_window(config: Config) -> list[int]:
 
 
 def select_indices(asked: Sequence[int], count: int, kind: str, default: Sequence[int]) -> list[int]:
-    """Return the chosen layers or heads, sorted and unique, or the default. AttentionError above count - 1."""
+    """Return the chosen layers or heads, sorted and unique, or the default. UserError above count - 1."""
     for number in asked:
         if not 0 <= number < count:
-            raise AttentionError(f"{kind} {number} does not exist; fix: {kind.upper()}S=0 .. {count - 1}")
+            raise UserError(f"{kind} {number} does not exist; fix: {kind.upper()}S=0 .. {count - 1}")
     return sorted(set(asked)) or list(default)
 
 

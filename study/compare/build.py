@@ -73,7 +73,7 @@ class StudyComparison:
 
 
 def build_comparison(paths: Sequence[Path]) -> StudyComparison:
-    """Read and compare studies. CompareError if a path is not a study."""
+    """Read and compare studies. UserError if a path is not a study."""
     studies = read_studies(paths)
     empty = [f"{study.label} has no finished run" for study in studies if not study.report.used]
     if empty:

@@ -27,10 +27,6 @@ CHOICES = (
 )  # prefixes; the member that is y is the value
 
 
-class CompareError(UserError, ValueError):
-    """The named studies cannot be compared."""
-
-
 @dataclass
 class LoadedStudy:
     """One side of the comparison; label is its name, unique among the studies compared.
@@ -62,20 +58,20 @@ class LoadedStudy:
 
 
 def read_studies(paths: Sequence[Path]) -> list[LoadedStudy]:
-    """Read the named studies. CompareError for one study alone, one named twice, or a folder without a study."""
+    """Read the named studies. UserError for one study alone, one named twice, or a folder without a study."""
     if len(paths) < 2:
         given = f"{paths[0]} alone" if paths else "none"
-        raise CompareError(f'{given} was named to compare; fix: make compare STUDIES="results/a results/b"')
+        raise UserError(f'{given} was named to compare; fix: make compare STUDIES="results/a results/b"')
     for path in paths:
         if not path.is_dir():
-            raise CompareError(f"{path} is not a folder; fix: name results/NAME of a study")
+            raise UserError(f"{path} is not a folder; fix: name results/NAME of a study")
         if not (path / "runs").is_dir():
-            raise CompareError(
+            raise UserError(
                 f"{path} is not a study: it has no folder runs; fix: name results/NAME of a study"
             )
     twice = [str(path) for path, count in Counter(path.resolve() for path in paths).items() if count > 1]
     if twice:
-        raise CompareError(f"{twice[0]} is named twice; fix: name two different studies")
+        raise UserError(f"{twice[0]} is named twice; fix: name two different studies")
     return [_read(path, label) for path, label in zip(paths, labels(paths), strict=True)]
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpt2.system import files
+from gpt2.system.errors import UserError
 from gpt2.system.resource_errors import disk_full
 from pages.document import render_markdown
 from pages.page import render_html
 from study.compare.build import StudyComparison, as_json
-from study.compare.load import CompareError
 from study.compare.sections import comparison_document
 
 
@@ -24,7 +24,7 @@ def write_comparison(comparison: StudyComparison, directory: Path) -> list[Path]
     except OSError as error:
         if disk_full(error):  # run_command names the fix
             raise
-        raise CompareError(
+        raise UserError(
             f"{directory} cannot be written: {error.strerror}; fix: OUT=FOLDER with write permission"
         ) from error
     return [directory / name for name in ("compare.json", "compare.md", "compare.html")]

@@ -22,17 +22,12 @@ from study.attention.inspect import finished_record, load_run, require_last_weig
 from study.eval_sets.later import evaluated_names
 
 
-class LaterError(UserError, RuntimeError):
-    """A finished run cannot be evaluated on a new text."""
-
-
 def evaluate_run(
     run_dir: Path, config: Config, resolved: ResolvedTarget, stop: Stop, announce: Callable[[str], None]
 ) -> None:
     """Add the missing texts of `config` to the run's eval_sets.json. run.json does not change.
 
-    AttentionError without the final weights. LaterError on another device, and where a text cannot be read; the others
-    are saved then.
+    UserError without the final weights, on another device, and where a text cannot be read; the others are saved then.
     """
     record = finished_record(run_dir)
     trained, here = [
@@ -40,7 +35,7 @@ def evaluate_run(
         for one in ((record.target.device, record.target.dtype), (resolved.device_name, resolved.dtype))
     ]
     if trained != here:
-        raise LaterError(
+        raise UserError(
             f"{record.run} was trained on {trained} and this is {here}, whose rounding differs; fix: run `make` on the "
             "machine of training, or take the new text out of CONFIG_EVAL_SETS"
         )
@@ -64,4 +59,4 @@ def evaluate_run(
     found = evaluate_sets(config, evaluator, resolved, announce, problems.append)
     eval_sets.add(run_dir, record.run, record.progress.iterations, found)
     if problems:
-        raise LaterError("; ".join(problems))
+        raise UserError("; ".join(problems))

@@ -28,10 +28,6 @@ GRACE_SECONDS = 5.0  # for exit.json to appear on a shared folder after the task
 STOP_SECONDS = 90.0  # for all runs to save after a request to stop
 
 
-class RayError(UserError, RuntimeError):
-    """Ray is not installed, or its cluster is not there."""
-
-
 def start_process() -> Callable[[list[str], str, str], None]:
     """Return the function that Ray executes on a node. It is pickled by value and imports the standard library only."""
 
@@ -71,14 +67,14 @@ class RayExecutor:
         try:
             import ray
         except ModuleNotFoundError:
-            raise RayError("Ray is not installed; fix: .venv/bin/pip install ray") from None
+            raise UserError("Ray is not installed; fix: .venv/bin/pip install ray") from None
         self._ray, self._clock, self._sleep = ray, clock, sleep
         if not ray.is_initialized():
             try:
                 ray.init(address=address, log_to_driver=False, configure_logging=False)
             except (ConnectionError, ValueError) as error:
                 reason = " ".join(f"{error}".split())
-                raise RayError(
+                raise UserError(
                     f"no Ray cluster at CONFIG_RAY_ADDRESS={address}: {reason}; fix: ray start --head"
                 ) from None
         self._remote = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0)(start_process())

@@ -37,10 +37,6 @@ exec {python} -m study.executors.place {tasks} "$SLURM_ARRAY_TASK_ID"
 """
 
 
-class SlurmError(UserError, RuntimeError):
-    """Slurm refused a job."""
-
-
 @dataclass(frozen=True)
 class Job:
     """A task in the queue. number: as in 12_3."""
@@ -83,7 +79,7 @@ class SlurmExecutor:
         if self._queue is None:
             self._queue = self.queue()
             if self._queue is None:
-                raise SlurmError("squeue failed; fix: start `make` where Slurm's commands work")
+                raise UserError("squeue failed; fix: start `make` where Slurm's commands work")
         self._followed[task.name] = _Followed(task)
         if task.name not in self._queue:
             (task.folder / EXIT_FILE).unlink(missing_ok=True)
@@ -134,7 +130,7 @@ class SlurmExecutor:
             if done.returncode:
                 path.unlink()
                 words = " ".join(done.stderr.split())
-                raise SlurmError(
+                raise UserError(
                     f"sbatch refused {len(tasks)} tasks: {words}; fix: CONFIG_SLURM_OPTIONS, then run `make`"
                 )
 

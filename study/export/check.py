@@ -23,10 +23,6 @@ TOLERANCE = 1e-4  # of the largest logit; float32 rounding of two orders of one 
 LIMIT_SECONDS = 7200  # a model of 1.5 billion parameters on a busy CPU
 
 
-class ExportError(UserError):
-    """A run cannot be exported."""
-
-
 def sample_ids(model: GPT2) -> Tensor:
     """Return token ids (2, T) on which outputs are compared. T: longer than a window of a quarter of the block size."""
     length = min(model.block_size, max(128, model.block_size // 4 + 64))
@@ -60,7 +56,7 @@ def write_reference(path: Path, model: GPT2) -> None:
 
 
 def check_folder(folder: Path, model: GPT2) -> float:
-    """Return the largest relative difference of a logit. ExportError where the folder computes something else."""
+    """Return the largest relative difference of a logit. UserError where the folder computes something else."""
     with tempfile.TemporaryDirectory() as place:
         reference = Path(place) / "reference.safetensors"
         write_reference(reference, model)
@@ -69,7 +65,7 @@ def check_folder(folder: Path, model: GPT2) -> float:
     wrong = {check: value for check, value in found.items() if not value <= TOLERANCE}
     if wrong:
         check, value = max(wrong.items(), key=lambda item: item[1])
-        raise ExportError(
+        raise UserError(
             f"transformers computes something else with the exported folder: {check} {value:.1e}; fix: report this "
             "with the run's config and the variant's file"
         )
@@ -77,7 +73,7 @@ def check_folder(folder: Path, model: GPT2) -> float:
 
 
 def run_script(arguments: Sequence[str], place: Path) -> list[str]:
-    """Run the check in the folder `place`; return its lines. ExportError with the last line of a failure."""
+    """Run the check in the folder `place`; return its lines. UserError with the last line of a failure."""
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     environment = dict(os.environ) | {
         "PYTHONPATH": os.pathsep.join(path for path in paths if path and Path(path).resolve() != ROOT),
@@ -90,16 +86,16 @@ def run_script(arguments: Sequence[str], place: Path) -> list[str]:
             command, cwd=place, env=environment, capture_output=True, text=True, timeout=LIMIT_SECONDS
         )
     except subprocess.TimeoutExpired:
-        raise ExportError(
+        raise UserError(
             f"the exported folder did not answer within {LIMIT_SECONDS} s; fix: run the command on an idle machine"
         ) from None
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         if "No module named 'transformers'" in last:
-            raise ExportError(
+            raise UserError(
                 "transformers is not installed; fix: make export, or pip install 'transformers>=5,<6'"
             )
-        raise ExportError(
+        raise UserError(
             f"transformers cannot run the exported folder: {last}; fix: correct the variant's file"
         )
     return done.stdout.strip().splitlines()

@@ -30,6 +30,7 @@ from gpt2.interop.files import model_config, tokenizer_files
 from gpt2.interop.weights import to_transformers
 from gpt2.model.transformer import GPT2, learned_scalars
 from gpt2.system import files
+from gpt2.system.errors import UserError
 from gpt2.train.step import build_model
 from ra.arms import parse_arm
 from ra.control import swap_query_and_key
@@ -37,7 +38,7 @@ from ra.hooks import custom_folder
 from ra.names import reciprocal_layers
 from ra.settings import AlternationSettings
 from study.attention.inspect import TrainedRun, load_run
-from study.export.check import ROOT, TOLERANCE, ExportError, check_folder, has_cache
+from study.export.check import ROOT, TOLERANCE, check_folder, has_cache
 from study.export.model_card import model_card
 from study.export.remote_code import HEADER, arm_config, arm_parts, python_files
 
@@ -71,13 +72,13 @@ def export_run(run_dir: Path, out: Path | None = None) -> Exported:
     """Write config.json, model.safetensors, the tokenizer's files and README.md to `out`.
 
     By default to results/<study>/export/<run>. An arm that is not GPT-2 also gets the Python files of its model. Files
-    of an earlier export are replaced. ExportError for a folder that has other files, where the exported model computes
+    of an earlier export are replaced. UserError for a folder that has other files, where the exported model computes
     something else, and without safetensors.
     """
     try:
         import safetensors.torch  # noqa: F401
     except ImportError:
-        raise ExportError(
+        raise UserError(
             "safetensors is not installed; fix: make export, or pip install safetensors"
         ) from None
     recorded = run_dir.resolve().parent.parent / "own"  # the variants of the study
@@ -105,7 +106,7 @@ def export_run(run_dir: Path, out: Path | None = None) -> Exported:
                 difference = _write(Path(place) / folder.name, run.model, found, contents)
                 _publish(Path(place) / folder.name, folder)
         except OSError as error:
-            raise ExportError(
+            raise UserError(
                 f"{error.filename or folder} cannot be written: {error.strerror}; fix: OUT=another folder"
             ) from error
     return Exported(run.name, folder, facts, difference, bool(found.arm_facts))
@@ -130,7 +131,7 @@ def _gpt2_layers(run: TrainedRun) -> frozenset[int] | None:
 
 
 def _gpt2_files(run: TrainedRun, reciprocal: frozenset[int]) -> _Files:
-    """Return the files of GPT2LMHeadModel. ExportError if its logits are not those of the run."""
+    """Return the files of GPT2LMHeadModel. UserError if its logits are not those of the run."""
     facts = []
     if reciprocal:
         shown = ", ".join(map(str, sorted(reciprocal)))
@@ -175,16 +176,14 @@ def _arm_files(run: TrainedRun, record: RunRecord, alternation: AlternationSetti
 
 
 def _refuse_other_content(folder: Path) -> None:
-    """ExportError for a folder with files that no export wrote."""
+    """UserError for a folder with files that no export wrote."""
     try:
         str(folder).encode()
     except UnicodeEncodeError:
-        raise ExportError(f"{folder} is not UTF-8 text; fix: OUT=another folder") from None
+        raise UserError(f"{folder} is not UTF-8 text; fix: OUT=another folder") from None
     others = [path.name for path in sorted(folder.glob("*")) if not _is_exported(path)]
     if others or (folder.exists() and not folder.is_dir()):
-        raise ExportError(
-            f"{folder} has other content ({(others or ['a file'])[0]}); fix: OUT=an empty folder"
-        )
+        raise UserError(f"{folder} has other content ({(others or ['a file'])[0]}); fix: OUT=an empty folder")
 
 
 def _is_exported(path: Path) -> bool:
@@ -194,7 +193,7 @@ def _is_exported(path: Path) -> bool:
 
 
 def _write(folder: Path, model: GPT2, found: _Files, contents: Mapping[str, str]) -> float:
-    """Write the files and return the difference. ExportError where transformers computes something else."""
+    """Write the files and return the difference. UserError where transformers computes something else."""
     from safetensors.torch import save_file
 
     folder.mkdir()
@@ -225,7 +224,7 @@ def _shape(config: ModelConfig) -> str:
 
 @torch.no_grad()
 def _difference(model: GPT2, standard: GPT2, config: ModelConfig) -> float:
-    """Compare the logits of the run with those of a plain GPT-2. ExportError if they differ."""
+    """Compare the logits of the run with those of a plain GPT-2. UserError if they differ."""
     plain = build_model(dataclasses.replace(config, dropout=0.0)).eval()
     plain.load_state_dict(standard.state_dict())
     generator = torch.Generator().manual_seed(0)
@@ -233,7 +232,7 @@ def _difference(model: GPT2, standard: GPT2, config: ModelConfig) -> float:
     ours: Tensor = model(ids_BT)
     difference = float((ours - plain(ids_BT)).abs().max() / ours.abs().max())
     if not difference <= TOLERANCE:
-        raise ExportError(
+        raise UserError(
             f"the exported weights compute something else: logits differ by {difference:.1e} of the largest; fix: "
             "report this with the run's config"
         )

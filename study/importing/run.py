@@ -27,10 +27,6 @@ from study.executors import claims
 VARIANT, SEED = "B", 0
 
 
-class ImportedRunError(UserError, RuntimeError):
-    """The weights cannot be written as a run."""
-
-
 @dataclass(frozen=True)
 class Imported:
     """A run of imported weights. present: whether it was there before."""
@@ -41,17 +37,17 @@ class Imported:
 
 
 def find_imported(weights: Pretrained, out: Path) -> Imported | None:
-    """Return the finished run of these weights; None without. ImportedRunError where the folder has another one."""
+    """Return the finished run of these weights; None without. UserError where the folder has another one."""
     folder = out / "runs" / weights.name
     try:
         record = run_record.load(folder)
     except run_record.RecordError:
         if folder.exists() and not (folder / "config").exists() and any(folder.iterdir()):
-            raise ImportedRunError(f"{folder} has other content; fix: OUT=another folder") from None
+            raise UserError(f"{folder} has other content; fix: OUT=another folder") from None
         return None
     if not record.imported or not record.started_from or record.started_from.sha256 != weights.sha256:
         known = record.started_from.sha256[:12] + "..." if record.started_from else "none"
-        raise ImportedRunError(
+        raise UserError(
             f"{folder} is of other weights (SHA-256 {known}, not {weights.sha256[:12]}...); fix: OUT=another folder"
         )
     return Imported(folder, record, True) if record.status == "finished" else None
@@ -99,7 +95,7 @@ def import_run(
             ).train()
     except OSError as error:
         reason = error.strerror or os.fspath(folder)
-        raise ImportedRunError(f"{folder} cannot be written: {reason}; fix: OUT=another folder") from error
+        raise UserError(f"{folder} cannot be written: {reason}; fix: OUT=another folder") from error
     if status != "finished":
-        raise ImportedRunError(f"{folder} is {status}; fix: repeat the command")
+        raise UserError(f"{folder} is {status}; fix: repeat the command")
     return Imported(folder, run_record.load(folder), False)

@@ -29,10 +29,6 @@ WINDOWS = 2  # of validation, on which the arms are compared
 ROUNDING = 1e-4  # of the largest logit; float32 rounding of two orders of one sum is below 1e-5
 
 
-class StudyStartError(UserError, ValueError):
-    """An arm cannot start from the imported weights."""
-
-
 def check_weights(config: Config, study_dir: Path) -> Pretrained:
     """Find the weights of CONFIG_INIT_FROM. UserError where they do not fit .config, or changed since a run."""
     found = find_pretrained(config.init_from)
@@ -57,7 +53,7 @@ def _recorded(study_dir: Path) -> Iterator[str]:
 def measured(
     study_dir: Path, plan: Plan, weights: Pretrained | None, config: Config, variants: Mapping[str, Variant]
 ) -> Plan:
-    """Return the plan with the start of every arm. StudyStartError for an arm that starts as another function.
+    """Return the plan with the start of every arm. UserError for an arm that starts as another function.
 
     weights: None if no run needs them.
     """
@@ -104,7 +100,7 @@ def _compare(
     try:
         start_from(model, state)
     except StartError as error:
-        raise StudyStartError(f"{name} cannot hold the imported weights: {error}; {another}") from error
+        raise UserError(f"{name} cannot hold the imported weights: {error}; {another}") from error
     found, other = _evaluate(model, ids_BT)
     changes = other - losses
     difference = StartDifference(
@@ -114,12 +110,12 @@ def _compare(
     )
     declared = any(hasattr(module, "start_at_identity") for module in model.modules())
     if not declared and not difference.logits <= ROUNDING:
-        raise StudyStartError(
+        raise UserError(
             f"{name} is another function than the imported model before its first step: logits differ by "
             f"{difference.logits:.1e} of the largest, and no module of it has start_at_identity(); {another}"
         )
     if not abs(difference.loss) <= margin or not math.isfinite(difference.logits):
-        raise StudyStartError(
+        raise UserError(
             f"{name} starts {difference.loss:+.2g} nats from the imported model, more than the equivalence margin of "
             f"{margin:.2g}; fix: a smaller CONFIG_ALTERNATION_INIT for RALEARN, or CONFIG_VARIANTS without it"
         )

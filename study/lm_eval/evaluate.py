@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from gpt2.model.init import state_digest
+from gpt2.system.errors import UserError
 from study.attention.inspect import finished_record, require_last_weights
 from study.lm_eval import records
-from study.lm_eval.model import NAME, LmEvalError, RunModel
+from study.lm_eval.model import NAME, RunModel
 from study.lm_eval.records import LmEvalRecord, Metric, TaskResult
 from study.lm_eval.tasks import definition_digest, items_digest
 
@@ -42,7 +43,7 @@ def evaluate_run(
     """Evaluate the last weights of a finished run on tasks, and write lm_eval.json after each.
 
     Existing results of the same weights, items, task and harness are kept. progress(task, finished rows, all rows) is
-    called after each batch. AttentionError for an unfinished run; LmEvalError for a value that is not finite.
+    called after each batch. UserError for an unfinished run, and for a value that is not finite.
     """
     from lm_eval.api.registry import get_model
 
@@ -107,7 +108,7 @@ def _evaluate(model: RunModel, task: Any, head: TaskResult) -> TaskResult:
     )
     for metric in metrics:
         if not math.isfinite(metric.value):
-            raise LmEvalError(
+            raise UserError(
                 f"{model.run.name} on {head.task}: {metric.name} is {metric.value}, so there is no result; fix: leave "
                 f"{head.task} out of TASKS"
             )

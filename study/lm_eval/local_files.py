@@ -7,15 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpt2.system.errors import one_line
-from study.lm_eval.model import LmEvalError
+from gpt2.system.errors import UserError, one_line
 
 TEMPLATES = ("doc_to_text", "doc_to_target", "doc_to_choice")
 CONDITIONAL = ("{%", "is defined", "default", " if ", " or ")  # an item of such a template may lack a field
 
 
 def check_files(name: str, files: Mapping[str, Sequence[Path]], config: Mapping[str, Any]) -> None:
-    """LmEvalError for files without items, unreadable ones, and items without a field that the templates need.
+    """UserError for files without items, unreadable ones, and items without a field that the templates need.
 
     files: split -> its files. config: the task's definition, with functions as names.
     """
@@ -26,20 +25,20 @@ def check_files(name: str, files: Mapping[str, Sequence[Path]], config: Mapping[
             for where, row in _rows(path):
                 count += 1
                 if not isinstance(row, dict):
-                    raise LmEvalError(
+                    raise UserError(
                         f"{where} is {json.dumps(row)[:40]}, not an item; fix: one object with fields a line, such as "
                         '{"text": "..."}'
                     )
                 if missing := [field for field in wanted if field not in row]:
                     raise _missing(name, where, missing, row)
         if not count:
-            raise LmEvalError(
+            raise UserError(
                 f"{paths[0]} has no items of {name} (split {split}); fix: copy the file again, or take {name} out of "
                 "TASKS"
             )
 
 
-def missing_field(name: str, paths: Sequence[Path], error: BaseException | None) -> LmEvalError | None:
+def missing_field(name: str, paths: Sequence[Path], error: BaseException | None) -> UserError | None:
     """Return the error for the field that a function of the task did not find. None where a field is not the cause."""
     while error is not None:
         if isinstance(error, KeyError) and error.args:
@@ -76,16 +75,16 @@ def needed_fields(config: Mapping[str, Any]) -> list[str]:
     return list(found)
 
 
-def _missing(name: str, where: str, fields: Sequence[str], row: Mapping[str, Any]) -> LmEvalError:
+def _missing(name: str, where: str, fields: Sequence[str], row: Mapping[str, Any]) -> UserError:
     present = ", ".join(map(str, row)) or "no field"
-    return LmEvalError(
+    return UserError(
         f"{where} has no {' and no '.join(fields)}, which {name} needs (it has {present}); "
         f"fix: add {' and '.join(fields)} to every item, in the form that the data set of {name} has on the hub"
     )
 
 
 def _rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield (file and line or item, item). LmEvalError for a broken file."""
+    """Yield (file and line or item, item). UserError for a broken file."""
     if path.suffix == ".parquet":
         from pyarrow import parquet
 
@@ -93,7 +92,7 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
             table = parquet.ParquetFile(path)
             names, count = table.schema_arrow.names, table.metadata.num_rows
         except Exception as error:  # of pyarrow
-            raise LmEvalError(
+            raise UserError(
                 f"{path} is not a readable parquet file ({one_line(error)}); fix: copy the file again"
             ) from error
         if count:  # every row has every column
@@ -104,7 +103,7 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise LmEvalError(
+        raise UserError(
             f"line {line} of {path} is not UTF-8; fix: copy the file again, or convert it to UTF-8"
         ) from error
     if path.suffix == ".json":
@@ -126,8 +125,8 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
             yield f"line {number} of {path}", row
 
 
-def _broken(path: Path, line: int, error: json.JSONDecodeError) -> LmEvalError:
-    return LmEvalError(
+def _broken(path: Path, line: int, error: json.JSONDecodeError) -> UserError:
+    return UserError(
         f"line {line} of {path} is not JSON: {error.msg} at character {error.colno}; fix: correct the line, or copy "
         "the file again"
     )

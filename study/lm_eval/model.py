@@ -49,10 +49,6 @@ Progress = Callable[[int, int], None]  # (finished rows, all rows)
 Scored = TypeVar("Scored")
 
 
-class LmEvalError(UserError, RuntimeError):
-    """A run, a task or its data cannot be evaluated."""
-
-
 class ScoredModel(TemplateLM):  # type: ignore[misc]
     """A GPT2 and its tokenizer for the harness. The context of an empty prompt is the end of text.
 
@@ -168,7 +164,7 @@ class ScoredModel(TemplateLM):  # type: ignore[misc]
     def generate_until(self, requests: list[Any], disable_tqdm: bool = True) -> list[str]:
         """Return the text after each context, up to the first stop text, end of text or number of tokens.
 
-        Sampling draws from a generator of the request's number. LmEvalError for a setting that is not known here, and
+        Sampling draws from a generator of the request's number. UserError for a setting that is not known here, and
         where the new tokens leave no place for a context.
         """
         found = [""] * len(requests)
@@ -197,12 +193,12 @@ class ScoredModel(TemplateLM):  # type: ignore[misc]
         settings = dict(normalize_gen_kwargs(given, MAX_NEW_TOKENS))
         unknown = sorted(settings.keys() - SAMPLING - {"until", "max_gen_toks"})
         if unknown:
-            raise LmEvalError(
+            raise UserError(
                 f"the task sets {unknown[0]}={settings[unknown[0]]} for its texts, which is not known here; fix: leave "
                 "the task out of TASKS"
             )
         if not 0 < settings["max_gen_toks"] < self.max_length:
-            raise LmEvalError(
+            raise UserError(
                 f"the task asks for {settings['max_gen_toks']} new tokens and the block size is {self.max_length}; "
                 "fix: leave the task out of TASKS"
             )

@@ -17,7 +17,6 @@ from typing import Any
 from gpt2.data.sources import probe_hub
 from gpt2.system.errors import UserError, first_sentences
 from study.lm_eval.local_files import check_files, missing_field
-from study.lm_eval.model import LmEvalError
 
 KINDS = {
     ".jsonl": "json",
@@ -69,11 +68,11 @@ def load_tasks(names: Sequence[str], data: Path | None = None, manager: Any = No
     """Return the tasks by name, with their items. Groups and tags are replaced by their tasks.
 
     data: a folder with local files, DATA/<task>.jsonl (also .json, .parquet) or DATA/<task>/<split>*.jsonl. Nothing is
-    downloaded then. LmEvalError for an unknown task, and for items that are neither local nor on the hub.
+    downloaded then. UserError for an unknown task, and for items that are neither local nor on the hub.
     """
     quiet()
     if data is not None and not data.is_dir():
-        raise LmEvalError(
+        raise UserError(
             f"TASK_DATA={data} is not a folder; fix: TASK_DATA= a folder with hellaswag.jsonl and others"
         )
     manager = manager or task_manager()
@@ -82,7 +81,7 @@ def load_tasks(names: Sequence[str], data: Path | None = None, manager: Any = No
         if name not in manager.all_tasks:
             near = difflib.get_close_matches(name, manager.all_tasks, n=3)
             meant = f"did you mean {' or '.join(near)}?" if near else "python -m lm_eval ls tasks lists all"
-            raise LmEvalError(f"TASKS names {name}, which lm-evaluation-harness does not have; fix: {meant}")
+            raise UserError(f"TASKS names {name}, which lm-evaluation-harness does not have; fix: {meant}")
     if data is None:
         return _from_hub(names, manager)
     leaves = [leaf for name in names for leaf in _leaves(name, manager)]
@@ -95,11 +94,11 @@ def load_tasks(names: Sequence[str], data: Path | None = None, manager: Any = No
 
 
 def _leaves(name: str, manager: Any) -> list[str]:
-    """Return the tasks of a tag. LmEvalError for a group, whose tasks may change their data."""
+    """Return the tasks of a tag. UserError for a group, whose tasks may change their data."""
     if name in manager.all_tags:
         return sorted(manager.task_index[name].tags)
     if name in manager.all_groups:
-        raise LmEvalError(
+        raise UserError(
             f"{name} is a group of tasks, which TASK_DATA does not load; fix: TASKS= its tasks by name"
         )
     return [name]
@@ -151,7 +150,7 @@ def _load(
         fix = f"TASK_DATA= a folder with {name}.jsonl (docs/lm-eval.md)"
         if paths:
             fix = f"correct {paths[0]}; it must have the fields of the data set of {name} (docs/lm-eval.md)"
-        raise LmEvalError(f"{name}: {why}; fix: {fix}") from error
+        raise UserError(f"{name}: {why}; fix: {fix}") from error
     for task in found.values():
         if task.get_config("num_fewshot") is None:
             task.set_config(key="num_fewshot", value=0)
@@ -167,7 +166,7 @@ def _local(name: str, data: Path, cache: str, manager: Any) -> dict[str, Any]:
     config = load_yaml(entry.yaml_path, resolve_func=False) if entry.yaml_path else dict(entry.cfg or {})
     evaluated = config.get("test_split") or config.get("validation_split")
     if not evaluated:
-        raise LmEvalError(f"{name} names no split of its items; fix: leave it out of TASKS")
+        raise UserError(f"{name} names no split of its items; fix: leave it out of TASKS")
     files = {
         str(split): found
         for split in dict.fromkeys(config.get(key) for key in SPLITS)
@@ -176,18 +175,18 @@ def _local(name: str, data: Path, cache: str, manager: Any) -> dict[str, Any]:
     alone = [path for path in (data / f"{name}{suffix}" for suffix in KINDS) if path.is_file()]
     files = {str(evaluated): alone[:1]} if alone else files
     if evaluated not in files:
-        raise LmEvalError(
+        raise UserError(
             f"TASK_DATA={data} has no items of {name}; fix: {data / name}.jsonl, or {data / name}/{evaluated}*.jsonl "
             "(also .json and .parquet)"
         )
     kinds = {KINDS[path.suffix] for paths in files.values() for path in paths}
     if len(kinds) > 1:
-        raise LmEvalError(f"{data / name} has files of several kinds; fix: keep only .jsonl or only .parquet")
+        raise UserError(f"{data / name} has files of several kinds; fix: keep only .jsonl or only .parquet")
     if (
         config.get("num_fewshot")
         and (config.get("fewshot_split") or config.get("training_split")) not in files
     ):
-        raise LmEvalError(
+        raise UserError(
             f"{name} shows the model {config['num_fewshot']} examples, and TASK_DATA={data} has no file of them; fix: "
             f"{data / name}/{config.get('fewshot_split') or config.get('training_split')}*.jsonl"
         )

@@ -13,24 +13,25 @@ from pathlib import Path
 from gpt2.artifacts.run_record import Schedule
 from gpt2.config.batch import BatchPlan
 from gpt2.config.config import OptimizerConfig
+from gpt2.system.errors import UserError
 from gpt2.train.optimizer import warmup_iterations
 from ra.variants import Variant
 from study.records import plan_file
 from study.records.design import planned_seeds, primary_arm, recorded_settings
 from study.records.plan_file import Plan, PlanRow, Primary
 from study.records.present import read_records
-from study.runner.plan import SAME_SPEED_RATIO, PlanError, extended_row, planned_row
+from study.runner.plan import SAME_SPEED_RATIO, extended_row, planned_row
 from study.runner.settings import StudySettings
 
 
 def recorded_schedules(study_dir: Path) -> dict[str, Schedule]:
     """Return the recorded schedule of each variant that has a run.
 
-    PlanError if runs were extended: only plan.json has the factor and the first counts.
+    UserError if runs were extended: only plan.json has the factor and the first counts.
     """
     extended = sorted(path.parent.name for path in (study_dir / "runs").glob("*/run-[0-9]*.json"))
     if extended:
-        raise PlanError(
+        raise UserError(
             f"{study_dir / 'plan.json'} is missing or damaged, and the study was extended ({extended[0]} has an "
             "earlier, shorter record); no other file has the exact counts; fix: restore plan.json, or set another "
             "CONFIG_STUDY_NAME"

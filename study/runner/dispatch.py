@@ -18,6 +18,7 @@ from pathlib import Path
 from gpt2.artifacts import run_record
 from gpt2.config.config import Config
 from gpt2.system import files
+from gpt2.system.errors import UserError
 from gpt2.system.ranks import EXIT_RANK_LOST
 from gpt2.system.read_files import DamagedFileError, read_text
 from gpt2.system.resource_errors import explain_full_disk
@@ -40,7 +41,6 @@ from study.records import plan_file
 from study.records.plan_file import Plan
 from study.records.present import read_record
 from study.runner import planner
-from study.runner.preconditions import StudyError
 from study.runner.status_text import SpeedCheck, outcome
 from study.runner.terminal import Terminal
 from study.sweep.run_list import RunList
@@ -208,7 +208,7 @@ class Dispatcher:
     def retry_reason(self, active: _Active, ended: Ended) -> str:
         """Return the reason to retry the run; empty: no retry. The plan can have a smaller micro-batch afterwards.
 
-        Raises StudyError if the disk is full.
+        Raises UserError if the disk is full.
         """
         if ended.status == EXIT_DISK_FULL:
             raise full_disk_error(self.directory, errno.ENOSPC, ended.message)
@@ -257,12 +257,12 @@ class Dispatcher:
         self._report_seconds = self._reported_at - began
 
 
-def full_disk_error(directory: Path, number: int, message: str = "") -> StudyError:
+def full_disk_error(directory: Path, number: int, message: str = "") -> UserError:
     """Return the error of a full disk. message: of the training process, where it could write one."""
     reason = message.removeprefix("error: ")
     if "; fix: " not in reason:
         reason = "; fix: ".join(explain_full_disk(number, directory))
-    return StudyError(f"{reason}, then run `make`: it continues from the last checkpoint")
+    return UserError(f"{reason}, then run `make`: it continues from the last checkpoint")
 
 
 def record_text(run_dir: Path) -> str:

@@ -46,10 +46,6 @@ END_RESULTS = ("hellaswag.json", "validation_windows.json", eval_sets.FILE)  # o
 UNDO = "undo.json"
 
 
-class ExtendError(UserError, RuntimeError):
-    """The runs cannot be extended, or the extension cannot be undone."""
-
-
 @dataclass(frozen=True)
 class Undo(JsonObject):
     """The content of undo.json. previous: name of the plan to restore. into: name of the folder for longer results."""
@@ -67,34 +63,32 @@ class Undo(JsonObject):
 def parse_factor(text: str) -> Fraction:
     """Return FACTOR as an exact fraction."""
     if not DECIMAL.fullmatch(text) or Fraction(text) <= 1:
-        raise ExtendError(
-            f"FACTOR={text} does not extend a run; fix: use a decimal above 1, such as FACTOR=2"
-        )
+        raise UserError(f"FACTOR={text} does not extend a run; fix: use a decimal above 1, such as FACTOR=2")
     return Fraction(text)
 
 
 def extend(config: Config, settings: StudySettings, config_text: str, factor: Fraction) -> list[str]:
     """Plan every run `factor` times as long, and set the finished runs back to the start of their decay.
 
-    Returns messages, a line each. Raises ExtendError before any change if the extension is not valid.
+    Returns messages, a line each. Raises UserError before any change if the extension is not valid.
     """
     directory = settings.results_dir / settings.name
     refuse_another_configuration(directory, config_text)
     if config.optimizer.schedule == "cosine":
-        raise ExtendError(
+        raise UserError(
             "a cosine schedule cannot be extended: it ended at its count, and another count has other learning rates "
             "from the first step; fix: choose a new CONFIG_STUDY_NAME with CONFIG_SCHEDULE_WSD=y or with a larger "
             "CONFIG_GPT2_MAX_TIME, _TOKENS or _ITERS"
         )
     plan = _existing_plan(directory)
     if plan.learning_rates:
-        raise ExtendError(
+        raise UserError(
             f"{settings.name} chose its learning rates at {plan.counts} iterations, and longer runs can need others; "
             "fix: choose a new CONFIG_STUDY_NAME with a larger budget"
         )
     noisy = [name for name in plan.variants if parse_arm(name).noise]
     if noisy:
-        raise ExtendError(
+        raise UserError(
             f"{noisy[0]} cannot be extended: the size of its noise depends on the planned iterations, so a longer run "
             "has another size before the decay; fix: choose a new CONFIG_STUDY_NAME with a larger budget"
         )
@@ -157,7 +151,7 @@ def undo(settings: StudySettings) -> list[str]:
         if not (directory / UNDO).exists():
             previous = saved_counts(directory, "plan")
             if not previous:
-                raise ExtendError(f"{directory} has not been extended, so there is no extension to undo")
+                raise UserError(f"{directory} has not been extended, so there is no extension to undo")
             into = files.unused(directory / f"undone-{plan.largest_count}")
             entries = Undo(f"plan-{previous[-1]}.json", into.name)
             files.write_json(
@@ -177,7 +171,7 @@ def _complete_undo(directory: Path) -> tuple[Path, Plan]:
     try:
         entries = read_file(Undo, directory / UNDO)
     except DamagedFileError as error:
-        raise ExtendError(
+        raise UserError(
             f'{error}; fix: write {{"previous": "plan-N.json", "into": "undone-M"}} into it, N the count to restore, '
             "M the count to undo"
         ) from error
@@ -234,19 +228,19 @@ def _restore(folder: Path, plan: Plan, into: Path) -> None:
 def _existing_plan(directory: Path, name: str = plan_file.FILE) -> Plan:
     plan = plan_file.read(directory, name)
     if plan is None:
-        raise ExtendError(f"{directory} has not been run, so there is nothing to extend; fix: `make` first")
+        raise UserError(f"{directory} has not been run, so there is nothing to extend; fix: `make` first")
     return plan
 
 
 def _refuse_interrupted(directory: Path, plan: Plan) -> None:
-    """Raise ExtendError if an extension, or the undoing of one, is incomplete."""
+    """Raise UserError if an extension, or the undoing of one, is incomplete."""
     if (directory / UNDO).exists():
-        raise ExtendError(
+        raise UserError(
             f"undoing the last extension of {directory} was interrupted; fix: `make extend UNDO=1`"
         )
     behind = ", ".join(folder.name for folder in _behind(directory, plan))
     if behind:
-        raise ExtendError(
+        raise UserError(
             f"the last extension was interrupted before {behind}; fix: `make`, which completes it"
         )
 
@@ -258,26 +252,26 @@ def _finished(directory: Path) -> dict[Path, RunRecord]:
 
 
 def _variant_to_extend(folder: Path, plan: Plan, optimizer: OptimizerConfig) -> str:
-    """Return the variant of a run. Raises ExtendError if the run is not equal to a longer run up to its decay."""
+    """Return the variant of a run. Raises UserError if the run is not equal to a longer run up to its decay."""
     try:
         record = run_record.load(folder)
     except run_record.RecordError as error:
-        raise ExtendError(f"{error}; fix: `make`, then `make extend`") from error
+        raise UserError(f"{error}; fix: `make`, then `make extend`") from error
     if record.status != "finished":
-        raise ExtendError(
+        raise UserError(
             f"{folder.name} is {record.status}; only finished runs are extended; fix: `make`, then `make extend`"
         )
     damage = disagreements(record, folder.joinpath)
     if damage:
-        raise ExtendError(f"{folder} is damaged: {'; '.join(damage)}; {REMEDY}")
+        raise UserError(f"{folder} is damaged: {'; '.join(damage)}; {REMEDY}")
     row = plan.variants.get(record.variant)
     if row is None or record.planned_iterations != row.iterations:
-        raise ExtendError(
+        raise UserError(
             f"{folder.name} was planned with {record.planned_iterations} iterations, plan.json has "
             f"{row.iterations if row else 'none'}; fix: restore the run's plan, or choose a new CONFIG_STUDY_NAME"
         )
     if record.truncated:
-        raise ExtendError(
+        raise UserError(
             f"a time limit cut {folder.name} before its {row.iterations} iterations; fix: choose a new "
             "CONFIG_STUDY_NAME without CONFIG_GPT2_HARD_LIMIT"
         )
@@ -285,13 +279,13 @@ def _variant_to_extend(folder: Path, plan: Plan, optimizer: OptimizerConfig) -> 
     fix = "fix: choose a new CONFIG_STUDY_NAME with a larger budget"
     found = [path for path in checkpoint.complete(folder / "stable") if path.name == f"{start:08d}"]
     if not found:
-        raise ExtendError(
+        raise UserError(
             f"{folder / 'stable'} has no checkpoint of iteration {start}, where the decay began; {fix}"
         )
     try:
         checkpoint.load(found[0])
     except checkpoint.CheckpointError as error:
-        raise ExtendError(f"{folder.name} cannot continue: {error}; {fix}") from error
+        raise UserError(f"{folder.name} cannot continue: {error}; {fix}") from error
     return record.variant
 
 
@@ -302,7 +296,7 @@ def _longer(plan: Plan, config: Config, factor: Fraction) -> Plan:
     for name, row in rows.items():
         before = plan.variants[name].iterations
         if row.iterations <= before:
-            raise ExtendError(
+            raise UserError(
                 f"FACTOR={float(factor):g} adds no iteration to the {before} of {name}; fix: a larger FACTOR"
             )
     limits = {name: Fraction(value) * total for name, value in dataclasses.asdict(config.budget).items()}

@@ -17,10 +17,6 @@ SAME_SPEED_RATIO = 1.02  # cost classes with step times within this ratio get on
 SENSIBLE_STEPS = 5  # recommended under a time limit; fewer than 2 WARM_UP_STEPS + 1 are refused
 
 
-class PlanError(UserError, RuntimeError):
-    """The budget or the device does not allow the configured study."""
-
-
 def iteration_counts(
     budget: BudgetConfig, tokens: int, seconds: Mapping[str, float], classes: Sequence[str], equal_time: bool
 ) -> dict[str, int]:
@@ -42,7 +38,7 @@ def _iterations(budget: BudgetConfig, tokens: int, seconds: float) -> int:
     if budget.max_time_seconds:
         limits.append(int(budget.max_time_seconds / seconds) + WARM_UP_STEPS)
         if limits[-1] < 2 * WARM_UP_STEPS + 1:
-            raise PlanError(
+            raise UserError(
                 f"CONFIG_GPT2_MAX_TIME={budget.max_time_seconds} is too short: one step takes {seconds:.1f} s on this "
                 f"machine; fix: set CONFIG_GPT2_MAX_TIME={math.ceil(SENSIBLE_STEPS * seconds)} or more, or lower "
                 "CONFIG_EFFECTIVE_BATCH"
@@ -50,14 +46,14 @@ def _iterations(budget: BudgetConfig, tokens: int, seconds: float) -> int:
     if budget.max_tokens:
         limits.append(budget.max_tokens // tokens)
         if not limits[-1]:
-            raise PlanError(
+            raise UserError(
                 f"CONFIG_GPT2_MAX_TOKENS={budget.max_tokens} is less than one iteration of {tokens} tokens; fix: "
                 f"set CONFIG_GPT2_MAX_TOKENS={tokens} or more"
             )
     if budget.max_iterations:
         limits.append(budget.max_iterations)
     if not limits:
-        raise PlanError(
+        raise UserError(
             "no budget; fix: set CONFIG_GPT2_MAX_TIME, CONFIG_GPT2_MAX_TOKENS or CONFIG_GPT2_MAX_ITERS above 0"
         )
     return min(limits)

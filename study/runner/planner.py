@@ -14,10 +14,11 @@ from gpt2.artifacts.run_record import RecordedTarget
 from gpt2.config.batch import BatchPlan, next_smaller
 from gpt2.config.config import Config
 from gpt2.hardware.resolve import ResolvedTarget, target_record
+from gpt2.system.errors import UserError
 from ra.variants import Variant
 from study.memory.micro_batch import Predictions
 from study.records.plan_file import CostClass, Plan, PlanBudget
-from study.runner.plan import PlanError, iteration_counts, planned_row
+from study.runner.plan import iteration_counts, planned_row
 from study.runner.settings import StudySettings
 from study.runner.step_timing import (
     DoesNotFitError,
@@ -135,7 +136,7 @@ def _time_classes(
         except DoesNotFitError as error:
             smaller = next_smaller(batch)
             if smaller is None:
-                raise PlanError(
+                raise UserError(
                     f"{resolved.device_name}: a micro-batch of one sequence does not fit in memory: {error}; fix: "
                     "lower CONFIG_GPT2_BLOCK_SIZE or the model's size, or use another device"
                 ) from error

@@ -45,10 +45,6 @@ LATER_SYMBOLS = {
 BUDGET_SYMBOLS = {"GPT2_MAX_TIME", "GPT2_MAX_TOKENS", "GPT2_MAX_ITERS"}
 
 
-class StudyError(UserError, RuntimeError):
-    """The study cannot continue as it is."""
-
-
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[int]:
     """Lock the study's folder for one `make`; the value is the descriptor that holds the lock.
@@ -60,7 +56,7 @@ def locked(directory: Path) -> Iterator[int]:
         directory.mkdir(parents=True, exist_ok=True)
         file = files.open_append(directory / "lock")
     except OSError as error:
-        raise StudyError(
+        raise UserError(
             f"{directory} cannot be written: {error.strerror}; fix: set CONFIG_RESULTS_DIR to a writable folder"
         ) from error
     with file:
@@ -68,7 +64,7 @@ def locked(directory: Path) -> Iterator[int]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = (_content(directory / "lock") or b"").decode(errors="replace").strip() or "unknown"
-            raise StudyError(
+            raise UserError(
                 f"{directory} is being run by process {holder} (or by its training process, "
                 "which still saves); fix: wait for it or stop it"
             ) from None
@@ -79,7 +75,7 @@ def locked(directory: Path) -> Iterator[int]:
 
 
 def refuse_another_configuration(directory: Path, config_text: str) -> None:
-    """Raise StudyError that names every symbol that differs from the study's first `make`.
+    """Raise UserError that names every symbol that differs from the study's first `make`.
 
     The symbols of the budget never change; an extension by `make extend` is only in plan.json.
     """
@@ -88,7 +84,7 @@ def refuse_another_configuration(directory: Path, config_text: str) -> None:
         return
     before, now = LATER_SYMBOLS | _values(saved), LATER_SYMBOLS | _values(config_text)
     if "GPT2_HARD_LIMIT" in now and "GPT2_HARD_LIMIT" not in before:
-        raise StudyError(
+        raise UserError(
             f"{directory} was created by an older version with another rule for iteration counts; `make report` still "
             "reads it; fix: set another CONFIG_STUDY_NAME for new runs"
         )
@@ -96,7 +92,7 @@ def refuse_another_configuration(directory: Path, config_text: str) -> None:
     differing = [n for n in names if before.get(n) != now.get(n)]
     if differing:
         listed = "; ".join(f"CONFIG_{n}: {before.get(n)} -> {now.get(n)}" for n in differing)
-        raise StudyError(
+        raise UserError(
             f"{directory} has another configuration ({listed}); fix: set another CONFIG_STUDY_NAME, or restore the "
             f"study's configuration{_longer(before, now)}"
         )
@@ -105,7 +101,7 @@ def refuse_another_configuration(directory: Path, config_text: str) -> None:
 def refuse_unknown_names(
     config: Config, variants: Callable[[], Mapping[str, Variant]], device_type: str
 ) -> None:
-    """Raise StudyError where a word of CONFIG_NUMERICS_FIX has no effect in an arm, or a monitor's target in none.
+    """Raise UserError where a word of CONFIG_NUMERICS_FIX has no effect in an arm, or a monitor's target in none.
 
     device_type: of the runs; "" if unknown. No memory is allocated. Examination names an arm that cannot be built.
     """
@@ -127,11 +123,11 @@ def refuse_unknown_names(
         try:
             check_fixes(model, config.numerics_fix, device_type)
         except UserError as error:
-            raise StudyError(f"arm {name}: {error}") from error
+            raise UserError(f"arm {name}: {error}") from error
     names = [ModelNames.of(model) for model in models.values()]
     for target in targets:
         if names and not any(one.matches(target) for one in names):
-            raise StudyError(f"CONFIG_MONITOR_TARGETS: {names[0].problem(target)}")
+            raise UserError(f"CONFIG_MONITOR_TARGETS: {names[0].problem(target)}")
 
 
 def _saved_configuration(directory: Path) -> str | None:
@@ -183,25 +179,21 @@ def _values(text: str) -> dict[str, str]:
 
 
 def refuse_other_items(directory: Path, source: Path, items: int, digest: str) -> None:
-    """Raise StudyError if a run has a HellaSwag score on items with another number or digest.
+    """Raise UserError if a run has a HellaSwag score on items with another number or digest.
 
     A score of an older version has no digest; then only the number of items is compared.
     """
     for folder, record in read_records(directory).items():
         seen = scored_items(record)
         if seen and seen != Items(items, digest if seen.sha256 else ""):
-            raise StudyError(
+            raise UserError(
                 f"{source} gives {Items(items, digest)}, but {folder.name} was scored on {seen}; fix: "
                 "use the items of the existing scores, or set another CONFIG_STUDY_NAME"
             )
 
 
-class SourceError(UserError, RuntimeError):
-    """The source of a custom variant changed after its first run."""
-
-
 def snapshot_sources(study_dir: Path, variants: Iterable[str], has_runs: Callable[[str], bool]) -> None:
-    """Copy ra/custom/<name>.py of each custom variant to <study_dir>/own/. SourceError if one with runs changed.
+    """Copy ra/custom/<name>.py of each custom variant to <study_dir>/own/. UserError if one with runs changed.
 
     has_runs(name): whether a run of that variant exists that must stay comparable. Modules that the file imports are
     not compared.
@@ -214,11 +206,11 @@ def snapshot_sources(study_dir: Path, variants: Iterable[str], has_runs: Callabl
         try:
             content = read_bytes(source)
         except (FileNotFoundError, DamagedFileError) as error:
-            raise SourceError(f"{error}; fix: restore ra/custom/{source.name}") from error
+            raise UserError(f"{error}; fix: restore ra/custom/{source.name}") from error
         if _content(copy) == content:
             continue
         if os.path.lexists(copy) and any(map(has_runs, users)):
-            raise SourceError(
+            raise UserError(
                 f"ra/custom/{source.name} differs from the source of existing runs of {name} ({copy}); fix: "
                 "set another CONFIG_STUDY_NAME, or restore the file from that copy"
             )
@@ -239,10 +231,6 @@ SAVED_CHECKPOINTS = {"cosine": 1, "wsd": 2}  # per finished run: the last, and t
 WHILE_RUNNING = 3  # checkpoints of the run in progress: the last two and the one being written
 BYTES_AN_ITERATION = 400  # of metrics.jsonl
 SPARE_BYTES = 64 * 2**20  # reports, logs, and other use of the disk
-
-
-class SpaceError(UserError, OSError):
-    """The disk has too little free space for the study."""
 
 
 def parameter_count(model: ModelConfig) -> int:
@@ -269,13 +257,13 @@ def checkpoint_bytes(run_dir: Path) -> int:
 def require_space(
     directory: Path, model: ModelConfig, iterations: list[int], schedule: str = "cosine", written: int = 0
 ) -> None:
-    """Raise SpaceError if the disk of `directory` has less free space than runs of these iterations need.
+    """Raise UserError if the disk of `directory` has less free space than runs of these iterations need.
 
     written: bytes of existing checkpoints.
     """
     needed, free = max(0, needed_bytes(model, iterations, schedule) - written), free_bytes(directory)
     if free < needed:
-        raise SpaceError(
+        raise UserError(
             f"{directory} has {gib(free)} of free space; {len(iterations)} runs need about {gib(needed)} "
             f"({gib(BYTES_A_PARAMETER * parameter_count(model))} a checkpoint); fix: free disk space, or "
             "set CONFIG_RESULTS_DIR to another disk"

@@ -25,6 +25,7 @@ from gpt2.hardware import resolve
 from gpt2.hardware.detect import detected_target_name
 from gpt2.interop.pretrained import Pretrained
 from gpt2.system import files
+from gpt2.system.errors import UserError
 from gpt2.system.resource_errors import disk_full
 from ra.settings import AlternationSettings
 from ra.variants import Variant, variant
@@ -55,7 +56,6 @@ from study.runner import amend_plan, planner
 from study.runner.dispatch import Dispatcher, full_disk_error
 from study.runner.extend import finish_extension
 from study.runner.preconditions import (
-    StudyError,
     checkpoint_bytes,
     locked,
     quarantine_damaged,
@@ -268,7 +268,7 @@ class Study:
         files.write_json(self.directory / "hellaswag.json", found.to_json())
 
     def admit(self) -> None:
-        """Examine the variants of the pending runs. AdmissionError for one that fails a check that is not ignored."""
+        """Examine the variants of the pending runs. UserError for one that fails a check that is not ignored."""
         pending = list(dict.fromkeys(name for name, _ in self.runs.pending()))
         arms = list(dict.fromkeys(map(self.runs.arm, pending)))
         autocast = self.resolved.dtype == "bfloat16"
@@ -353,7 +353,7 @@ class Study:
         }
 
     def run_tasks(self, calls: Sequence[Sequence[str]]) -> list[Event]:
-        """Return the results of calls of `scripts.train`, at once. StudyError if one fails; StopAsked."""
+        """Return the results of calls of `scripts.train`, at once. UserError if one fails; StopAsked."""
         token, log = uuid.uuid4().hex[:8], self.directory / "plan.log"
         tasks = [
             Task(f"task {token} {n}", (str(self.directory), *call), self.directory / f"task-{token}-{n}", log)
@@ -369,7 +369,7 @@ class Study:
                 raise DoesNotFitError(one.message)
             if one.status != EXIT_FINISHED or one.result is None:
                 how = "lost with its machine" if one.status is None else exit_text(one.status)
-                raise StudyError(f"timing {', '.join(calls[0][:1])} failed, {how}: {one.message} (see {log})")
+                raise UserError(f"timing {', '.join(calls[0][:1])} failed, {how}: {one.message} (see {log})")
         return [one.result for one in ended if one.result]
 
     def inspect_attention(self) -> None:
@@ -383,13 +383,13 @@ class Study:
             print(f"attention maps not created; the rest of the report is complete: {reason}")
 
     def report(self) -> Any:
-        """Write the report; StudyError if it cannot be written."""
+        """Write the report; UserError if it cannot be written."""
         try:
             return write.write_report(self.directory)
         except OSError as error:
             if disk_full(error):  # run names the fix
                 raise
-            raise StudyError(
+            raise UserError(
                 f"the report in {self.directory} cannot be written: {error.strerror or error}; the records are "
                 "complete; fix: make the folder writable, then run `make report`"
             ) from error

@@ -21,10 +21,6 @@ FILE = "sizes.json"
 SHARED = ("data", "tokenizer", "validation", "batch")  # of the fingerprint, at all sizes
 
 
-class SizesError(UserError, RuntimeError):
-    """The folder has no study of several sizes."""
-
-
 @dataclass(frozen=True)
 class SizeRow:
     """The study of one size. parameters: of the baseline; tokens: of a run; both None without a finished run.
@@ -61,7 +57,7 @@ def study_folder(directory: Path, size: str) -> Path:
 
 
 def read_sizes(directory: Path) -> tuple[str, ...]:
-    """Return the sizes in sizes.json. SizesError where it is damaged; empty where there is none."""
+    """Return the sizes in sizes.json. UserError where it is damaged; empty where there is none."""
     path = directory / FILE
     try:
         content = read_json(path)
@@ -70,7 +66,7 @@ def read_sizes(directory: Path) -> tuple[str, ...]:
     except FileNotFoundError:
         return ()
     except (DamagedFileError, TypeError, KeyError, StopIteration) as error:
-        raise SizesError(f"{path} is damaged ({error!r}); fix: run `make`, which writes it") from error
+        raise UserError(f"{path} is damaged ({error!r}); fix: run `make`, which writes it") from error
     return sizes
 
 

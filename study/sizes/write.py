@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from gpt2.system.errors import UserError
 from gpt2.system.files import write_json, write_text
 from gpt2.system.resource_errors import disk_full
 from pages.document import render_markdown, render_terminal
 from pages.page import render_html
-from study.sizes.build import FILE, SizesError, as_json, build_sizes
+from study.sizes.build import FILE, as_json, build_sizes
 from study.sizes.page import sizes_document
 
 
@@ -25,7 +26,7 @@ def write_sizes(directory: Path, sizes: Sequence[str]) -> str:
     except OSError as error:
         if disk_full(error):  # run_command names the fix
             raise
-        raise SizesError(
+        raise UserError(
             f"the page in {directory} cannot be written: {error.strerror or error}; the records are complete; fix: "
             "make the folder writable, then run `make report`"
         ) from error

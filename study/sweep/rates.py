@@ -21,10 +21,6 @@ FIRST_TUNING_SEED = 1000  # above every judged seed: CONFIG_SEEDS is 1000 at mos
 Table = Mapping[str, Mapping[str, Sequence[float | None]]]  # arm -> rate -> loss of each tuning seed in nats
 
 
-class RateError(UserError, RuntimeError):
-    """The tuning runs do not give a learning rate."""
-
-
 def read_rates(symbols: Symbols, variants: Sequence[str]) -> LearningRates | None:
     """Read the rates, in ascending order; None without rates. ConfigError for rates that cannot be tuned."""
     typed = symbols.text(SYMBOL, absent="").split()
@@ -124,7 +120,7 @@ def choose(table: Table, rates: LearningRates) -> LearningRates:
     """Return the rates with a choice for each arm of the table: the lowest mean loss over the tuning seeds.
 
     The control arms share the mean over all of them. A rate is not eligible for an arm with a missing loss there. An
-    existing choice stays. RateError for an arm without an eligible rate.
+    existing choice stays. UserError for an arm without an eligible rate.
     """
     chosen = dict(rates.chosen)
     for name in (name for name in table if name not in chosen):
@@ -137,7 +133,7 @@ def choose(table: Table, rates: LearningRates) -> LearningRates:
 def _lowest(name: str, means: Mapping[str, float | None]) -> str:
     eligible = {rate: loss for rate, loss in means.items() if loss is not None}
     if not eligible:
-        raise RateError(
+        raise UserError(
             f"{name} has no finite loss at any of CONFIG_LEARNING_RATES ({', '.join(means)}); fix: use lower rates "
             "under another CONFIG_STUDY_NAME"
         )

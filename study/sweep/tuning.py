@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpt2.artifacts import run_record
+from gpt2.system.errors import UserError
 from ra.arms import split_rate
 from ra.names import is_control_arm
 from study.records.plan_file import LearningRates, Plan
 from study.records.runs import DIVERGED, Run, read_runs
-from study.sweep.rates import FIRST_TUNING_SEED, RateError, choose, control_rate, tuning_runs
+from study.sweep.rates import FIRST_TUNING_SEED, choose, control_rate, tuning_runs
 
 NO_LOSS = (
     "no finite loss",
@@ -117,7 +118,7 @@ def losses_of(runs: Sequence[RateRun]) -> dict[str, dict[str, list[float | None]
 def choose_rates(study_dir: Path, plan: Plan, variants: Sequence[str]) -> Plan:
     """Return the plan with a rate for each arm, from the finished tuning runs.
 
-    RateError for a tuning run that does not count, and for judged runs that had other rates.
+    UserError for a tuning run that does not count, and for judged runs that had other rates.
     """
     found = sort_runs(plan, runs := read_runs(study_dir))
     if found is None or found.rates is None:
@@ -128,7 +129,7 @@ def choose_rates(study_dir: Path, plan: Plan, variants: Sequence[str]) -> Plan:
         name = run_record.run_name(variant, seed)
         run = by_name.get(name)
         if run is None or not run.final:
-            raise RateError(
+            raise UserError(
                 f"no learning rate is chosen, because the tuning run {name} does not count: "
                 f"{run.why_not if run else 'its record cannot be read'}"
             )
@@ -140,7 +141,7 @@ def choose_rates(study_dir: Path, plan: Plan, variants: Sequence[str]) -> Plan:
 
 
 def _refuse_other_rates(runs: Sequence[Run], rates: LearningRates) -> None:
-    """RateError if judged runs from before the loss of plan.json show that another rate was chosen."""
+    """UserError if judged runs from before the loss of plan.json show that another rate was chosen."""
     judged: dict[str, set[str]] = {}
     for run in runs:
         if run.status != "missing" and run.seed is not None and not is_tuning(run):
@@ -149,7 +150,7 @@ def _refuse_other_rates(runs: Sequence[Run], rates: LearningRates) -> None:
     for arm, seen in judged.items():
         rate = rates.chosen.get(arm, "")
         if rate and (rate not in seen if is_control_arm(arm) else seen - {rate, control_rate(rates)}):
-            raise RateError(
+            raise UserError(
                 f"plan.json lost the chosen learning rates; the tuning runs now give {rate} for {arm}, and its judged "
                 f"runs have {', '.join(sorted(seen))}; fix: restore plan.json, or set another CONFIG_STUDY_NAME"
             )

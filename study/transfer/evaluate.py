@@ -42,10 +42,6 @@ from study.transfer.records import (
 WINDOWS = "windows.npy"  # the validation windows, beside the records
 
 
-class EvaluateError(UserError, RuntimeError):
-    """A run cannot be evaluated on this machine."""
-
-
 @dataclass(frozen=True)
 class EvaluatedPlatforms:
     """The records of a run. home: on the platform and machine of training, None if it was never evaluated there."""
@@ -59,8 +55,8 @@ def evaluate_run(run_dir: Path, names: Sequence[str], machine: str = "") -> Eval
     """Evaluate a run on platforms; existing records of the same evaluation are kept.
 
     On the machine of training the home platform is evaluated as well. On another machine the names get @machine, by
-    default from the name of its device; `machine` also selects that on the machine of training. AttentionError for an
-    unfinished run; EvaluateError for other data, or a record of another machine with the same name.
+    default from the name of its device; `machine` also selects that on the machine of training. UserError for an
+    unfinished run, other data, or a record of another machine with the same name.
     """
     record = finished_record(run_dir)
     run = load_run(run_dir)
@@ -114,7 +110,7 @@ class _Evaluation:
         torchao = _torchao() if platform.bits else None
         existing = read(self.run_dir, platform.label)
         if existing and platform.machine and existing.device != self.resolved.device_name:
-            raise EvaluateError(
+            raise UserError(
                 f"{path_of(self.run_dir, platform.label)} is of {existing.device}; this machine is "
                 f"{self.resolved.device_name}, so two machines have the name {platform.machine}; "
                 "fix: MACHINE=another name"
@@ -144,7 +140,7 @@ class _Evaluation:
         )
         loss = evaluator.validate(0, 0.0)["loss"]
         if not math.isfinite(loss):
-            raise EvaluateError(
+            raise UserError(
                 f"{self.run.name} on {platform.label}: the loss is {loss}, so there is no result; fix: leave "
                 f"{platform.name} out"
             )
@@ -178,7 +174,7 @@ def _torchao() -> str | None:
 def _windows(run: TrainedRun, run_dir: Path, expected: str) -> np.ndarray:
     """Return the validation windows of the run, and save them, so that another machine needs no data.
 
-    expected: their SHA-256. EvaluateError if neither the saved windows nor the data of this machine have it.
+    expected: their SHA-256. UserError if neither the saved windows nor the data of this machine have it.
     """
     path = run_dir / FOLDER / WINDOWS
     with contextlib.suppress(OSError, ValueError, EOFError):
@@ -190,7 +186,7 @@ def _windows(run: TrainedRun, run_dir: Path, expected: str) -> np.ndarray:
         corpus.validation, run.config.model.block_size, run.config.evaluation.tokens
     )
     if _sha256(windows) != expected:
-        raise EvaluateError(
+        raise UserError(
             f"{run.name} was validated on other windows than the data on this machine give; fix: make evaluate on the "
             f"machine of training, and copy {FOLDER}/{WINDOWS} of the run from there"
         )

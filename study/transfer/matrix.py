@@ -21,10 +21,6 @@ from study.transfer.verdicts import TransferVerdicts, judge_transfer, without_no
 FIFTHS = 5
 
 
-class TransferError(UserError, RuntimeError):
-    """The studies have no runs that can be compared over platforms."""
-
-
 @dataclass(frozen=True)
 class RowItems:
     """HellaSwag of a run on a platform. The gaps are to the home platform, paired by item; None at home."""
@@ -103,7 +99,7 @@ class TransferReport:
 
 
 def counted_runs(studies: Sequence[Path]) -> list[tuple[Path, Run]]:
-    """Return the counted runs with their study's folder, tuning runs left out. TransferError without one."""
+    """Return the counted runs with their study's folder, tuning runs left out. UserError without one."""
     found = [
         (study, run)
         for study in studies
@@ -112,25 +108,25 @@ def counted_runs(studies: Sequence[Path]) -> list[tuple[Path, Run]]:
     ]
     if not found:
         named = " ".join(map(str, studies))
-        raise TransferError(f"{named} has no finished run; fix: run `make` until a run is finished")
+        raise UserError(f"{named} has no finished run; fix: run `make` until a run is finished")
     first = found[0][1].record.fingerprint
     for study, run in found:
         theirs = run.record.fingerprint
         differing = [name for name in SHARED if getattr(first, name) != getattr(theirs, name)]
         if differing:
-            raise TransferError(
+            raise UserError(
                 f"{study}/runs/{run.name} differs in {', '.join(differing)} from {found[0][1].name}; fix: name studies "
                 "of one model, one text and one recipe"
             )
         if run.saved_at is not None:
-            raise TransferError(
+            raise UserError(
                 f"{study} is shown at {run.saved_at} iterations, and {run.name} was extended: its weights are of a "
                 "longer run; fix: run `make` until every seed is extended"
             )
     names = [(run.variant, run.seed) for _, run in found]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice:
-        raise TransferError(
+        raise UserError(
             f"{twice[0]} with seed {twice[1]} is in two studies; fix: name studies of different arms"
         )
     return found
@@ -145,13 +141,13 @@ def diverged_runs(studies: Sequence[Path]) -> dict[str, list[int]]:
 def build_transfer(studies: Sequence[Path], platforms: Sequence[str]) -> TransferReport:
     """Read the evaluations of every counted run on its home platform and on `platforms`, and judge them.
 
-    TransferError for runs of several formats or devices, and for a platform of several machines.
+    UserError for runs of several formats or devices, and for a platform of several machines.
     """
     runs, diverged = counted_runs(studies), diverged_runs(studies)
     homes = {(home_platform(run.record), run.record.target.device) for _, run in runs}
     if len(homes) > 1:
         trained = " and ".join(f"{name} on {device}" for name, device in sorted(homes))
-        raise TransferError(
+        raise UserError(
             f"the runs were trained in {trained}; fix: name studies of one format and one machine"
         )
     home, device = homes.pop()
@@ -206,7 +202,7 @@ def _refuse_two_machines(matrix: Sequence[MatrixRow]) -> None:
         if (row.device, row.torch) != (other.device, other.torch):
             arithmetic, _, machine = row.platform.partition("@")
             fix = f"PLATFORMS={arithmetic}" + (f" MACHINE={machine}" if machine else "")
-            raise TransferError(
+            raise UserError(
                 f"{row.platform} is of {other.device} with torch {other.torch} for {other.run}, and of "
                 f"{row.device} with torch {row.torch} for {row.run}; fix: on one of them, make transfer with {fix}"
             )

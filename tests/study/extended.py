@@ -17,6 +17,7 @@ from gpt2.config.batch import plan_batch
 from gpt2.config.config import Config
 from gpt2.hardware.resolve import resolve
 from gpt2.system import files
+from gpt2.system.errors import UserError
 from gpt2.system.signals import Interrupted, Stop
 from gpt2.train.run_plan import RunPlan
 from gpt2.train.trainer import TrainingRun
@@ -24,8 +25,7 @@ from ra.settings import AlternationSettings
 from ra.variants import variant
 from study.records import plan_file
 from study.records.plan_file import Plan, PlanBudget, PlanRow
-from study.runner.extend import ExtendError, extend, parse_factor
-from study.runner.preconditions import SpaceError, StudyError
+from study.runner.extend import extend, parse_factor
 from study.runner.settings import StudySettings
 from tests import small_runs
 
@@ -83,7 +83,7 @@ class Place:
     def refusal(self, factor: str = "2") -> str:
         """What extend says, having changed nothing."""
         before = contents(self.directory)
-        with pytest.raises((ExtendError, StudyError, SpaceError)) as caught:
+        with pytest.raises(UserError) as caught:
             self.extend(factor)
         assert contents(self.directory) == before
         assert "\n" not in str(caught.value)

@@ -10,6 +10,7 @@ import pytest
 from gpt2.artifacts import run_record
 from gpt2.artifacts.run_record import Admission, ModelFault
 from gpt2.config.dotconfig import ConfigError
+from gpt2.system.errors import UserError
 from pages.document import render_markdown, render_terminal
 from pages.page import render_html
 from ra import names
@@ -37,7 +38,7 @@ def examination(*violations: Violation) -> Examination:
 
 def test_a_refusal_is_one_line_with_check_layer_source_and_fix() -> None:
     other = dataclasses.replace(LEAK, check="mode")
-    with pytest.raises(admit.AdmissionError) as caught:
+    with pytest.raises(UserError) as caught:
         admit.ignored_failures({"LEAKY": examination(LEAK, LEAK, other)}, {})
     text = str(caught.value)
     assert "\n" not in text
@@ -52,7 +53,7 @@ def test_ignored_checks_are_accepted_and_others_are_not(capsys: pytest.CaptureFi
     found = {"LEAKY": examination(LEAK)}
     assert admit.ignored_failures(found, {"LEAKY": ("causal", "mode")}) == {"LEAKY": ("causal",)}
     assert "LEAKY passes that check" in capsys.readouterr().out
-    with pytest.raises(admit.AdmissionError):
+    with pytest.raises(UserError, match="LEAKY fails the check causal"):
         admit.ignored_failures(found, {"LEAKY": ("mode",)})
     assert admit.ignored_failures({"LEAKY": examination()}, {}) == {}
 

@@ -158,7 +158,7 @@ def test_runs_with_several_tokenizers_are_refused(tmp_path: Path, config_file: P
         " two",
         " three",
     )
-    with pytest.raises(inspect.AttentionError, match=r"several tokenizers \(bytes, gpt2\)"):
+    with pytest.raises(UserError, match=r"several tokenizers \(bytes, gpt2\)"):
         inspect.choose_text([run, other], None)
 
 

@@ -9,8 +9,9 @@ import pytest
 from scipy import stats
 
 from gpt2.system import files
+from gpt2.system.errors import UserError
 from study.compare import build
-from study.compare.load import CompareError, labels
+from study.compare.load import labels
 from tests.study.compared import (
     Settings,
     a_study,
@@ -132,7 +133,7 @@ def test_incomparable_studies_are_an_error_of_one_line_with_the_fix(first: Path,
         ([first, tmp_path / "empty"], "is not a study"),
         ([first, first.parent / "." / first.name], "is named twice"),
     ):
-        with pytest.raises(CompareError) as raised:
+        with pytest.raises(UserError) as raised:
             build.build_comparison(paths)
         assert message in str(raised.value)
         assert "fix: " in str(raised.value)

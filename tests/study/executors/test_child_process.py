@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from gpt2.system.errors import UserError
 from study.executors.child_process import (
     COMPILE_PATIENCE_SECONDS,
     KEEP_HEAP,
@@ -21,7 +22,7 @@ from study.executors.child_process import (
     StopAsked,
     process_settings,
 )
-from study.runner.preconditions import StudyError, locked
+from study.runner.preconditions import locked
 
 
 class Fake:
@@ -97,7 +98,7 @@ def test_the_lock_is_held_until_its_process_ends(tmp_path: Path) -> None:
         holder = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=(lock,))
     with (
         pytest.raises(
-            StudyError, match=f"process {os.getpid()} .*or by its training process, which still saves"
+            UserError, match=f"process {os.getpid()} .*or by its training process, which still saves"
         ),
         locked(tmp_path),
     ):

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from gpt2.system.errors import UserError
 from study.executors import ray_tasks
 from study.executors.child_process import EXIT_INTERRUPTED, Event
 from study.executors.claims import claimed
 from study.executors.executor import Ended, Message, Started, Task, TaskProgress
-from study.executors.ray_tasks import RayError, RayExecutor, start_process
+from study.executors.ray_tasks import RayExecutor, start_process
 from study.executors.run_files import write_exit
 
 
@@ -170,9 +171,9 @@ def test_a_cancelled_process_gets_sigterm_and_is_awaited(tmp_path: Path) -> None
 def test_without_ray_or_its_cluster_the_fix_is_named(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
     ray.error = ConnectionError("Could not find\n any running Ray instance")
     with pytest.raises(
-        RayError, match=r"no Ray cluster at CONFIG_RAY_ADDRESS=auto: Could not find any .*ray start"
+        UserError, match=r"no Ray cluster at CONFIG_RAY_ADDRESS=auto: Could not find any .*ray start"
     ):
         executor(ray)
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(RayError, match="Ray is not installed; fix"):
+    with pytest.raises(UserError, match="Ray is not installed; fix"):
         executor(ray)

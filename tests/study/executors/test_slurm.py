@@ -20,7 +20,7 @@ from study.executors import slurm
 from study.executors.child_process import EXIT_INTERRUPTED, Event
 from study.executors.executor import Ended, Message, Started, Task, TaskProgress
 from study.executors.run_files import read_exit, write_exit
-from study.executors.slurm import SlurmError, SlurmExecutor
+from study.executors.slurm import SlurmExecutor
 from study.records import plan_file
 from study.records.plan_file import Plan, PlanBudget, PlanRow
 from study.runner.study import Study
@@ -178,10 +178,10 @@ def test_a_refused_array_is_an_error_with_the_words_of_slurm(
     built = executor(tmp_path, clock)
     (cluster / "sbatch.fails").touch()
     built.submit(a_task(tmp_path, "B0"))
-    with pytest.raises(SlurmError, match=r"sbatch: error: no; fix: CONFIG_SLURM_OPTIONS"):
+    with pytest.raises(UserError, match=r"sbatch: error: no; fix: CONFIG_SLURM_OPTIONS"):
         built.poll(1.0)
     (cluster / "squeue.fails").touch()
-    with pytest.raises(SlurmError, match="squeue failed"):
+    with pytest.raises(UserError, match="squeue failed"):
         executor(tmp_path, clock).submit(a_task(tmp_path, "B0"))
 
 
@@ -189,7 +189,7 @@ def test_without_slurm_the_fix_is_named(
     clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(SlurmError, match="squeue failed; fix: start `make` where"):
+    with pytest.raises(UserError, match="squeue failed; fix: start `make` where"):
         executor(tmp_path, clock).submit(a_task(tmp_path, "B0"))
 
 

@@ -15,11 +15,12 @@ from safetensors.torch import load_file
 from gpt2.interop.flatten import FlattenError
 from gpt2.model.init import initial_value, names_to_set
 from gpt2.model.sampling import Cache, Drawing, sample
+from gpt2.system.errors import UserError
 from ra import names
 from ra.hooks import custom_folder
 from study.attention.inspect import TrainedRun, load_run
 from study.export import check, export
-from study.export.check import ExportError, run_script, write_reference
+from study.export.check import run_script, write_reference
 from tests.study.export.conftest import changed, trained_run
 from tests.study.export.custom_files import MINE, UNCACHED
 
@@ -331,7 +332,7 @@ def test_an_arm_that_transformers_cannot_run_is_one_line_and_leaves_nothing(
         with custom_folder(own):
             trained_run(tmp_path / "x/runs", config, name)
     with pytest.raises(
-        ExportError, match=r"cannot run the exported folder: FileNotFoundError.*table\.txt.*; fix: "
+        UserError, match=r"cannot run the exported folder: FileNotFoundError.*table\.txt.*; fix: "
     ):
         export.export_run(tmp_path / "x/runs/READS3")
     with pytest.raises(
@@ -365,7 +366,7 @@ def test_another_function_is_found_before_anything_is_written(
 
     monkeypatch.setattr(export, "python_files", wrong)
     with pytest.raises(
-        ExportError, match=r"computes something else with the exported folder: \w+ .*; fix: report"
+        UserError, match=r"computes something else with the exported folder: \w+ .*; fix: report"
     ):
         export.export_run(run_dir)
     assert not list((tmp_path / "x/export").glob("*"))

@@ -14,6 +14,7 @@ from gpt2.config.config import load_config
 from gpt2.config.dotconfig import ConfigError
 from gpt2.data.prefetch import BatchPrefetcher
 from gpt2.interop.pretrained import PretrainedError
+from gpt2.system.errors import UserError
 from gpt2.system.signals import Interrupted
 from gpt2.train.trainer import TrainingRun
 from kconfig import commands, rules
@@ -21,7 +22,7 @@ from ra.settings import AlternationSettings
 from ra.variants import variant
 from scripts.record.replay import RunReplay
 from study.export.model_card import model_card
-from study.importing.start import StudyStartError, check_weights, measured
+from study.importing.start import check_weights, measured
 from study.planning.past import PastStudy
 from study.records import plan_file
 from study.records.plan_file import Plan, PlanBudget
@@ -249,7 +250,7 @@ def start(texts: Path, folder: Path, *arms: str, alternation: AlternationSetting
 def test_an_arm_without_a_start_is_refused_by_name(
     arm: str, reason: str, texts: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(StudyStartError, match=f"{reason}.*; fix: leave it out of CONFIG_VARIANTS"):
+    with pytest.raises(UserError, match=f"{reason}.*; fix: leave it out of CONFIG_VARIANTS"):
         start(texts, tmp_path, "B", arm)
     assert plan_file.read(tmp_path / "study") is None
 
@@ -268,7 +269,7 @@ def test_arms_that_are_added_later_are_compared_alone(texts: Path, tmp_path: Pat
 def test_a_large_share_of_ralearn_is_refused(texts: Path, tmp_path: Path) -> None:
     half = AlternationSettings("output", 0.5, 100.0)
     with pytest.raises(
-        StudyStartError, match=r"RALEARN starts .* more than the equivalence margin of 0.01; fix: a sm"
+        UserError, match=r"RALEARN starts .* more than the equivalence margin of 0.01; fix: a sm"
     ):
         start(texts, tmp_path, "B", "RALEARN", alternation=half)
 

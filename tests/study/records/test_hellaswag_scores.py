@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from gpt2.artifacts import run_record
+from gpt2.system.errors import UserError
 from study.records.hellaswag_scores import Items, common_items, hellaswag
 from study.report import build
-from study.runner.preconditions import StudyError, refuse_other_items
+from study.runner.preconditions import refuse_other_items
 from tests.study.analysis.test_paired_tests import a_study as a_study_by_item
 from tests.study.report import rendered
 from tests.study.sample_records import a_study, edit
@@ -88,7 +89,7 @@ def test_a_study_is_not_continued_on_other_items(tmp_path: Path) -> None:
     study, source = a_scored_study(tmp_path, {}, seeds=1), Path("items.jsonl")
     refuse_other_items(study, source, 400, ONE)
     for items, digest in ((400, OTHER), (399, ONE)):
-        with pytest.raises(StudyError) as caught:
+        with pytest.raises(UserError) as caught:
             refuse_other_items(study, source, items, digest)
         assert f"{source} gives {items} items (SHA-256 {digest[:12]}), but B0 was scored on 400" in str(
             caught.value
@@ -103,7 +104,7 @@ def test_an_older_score_is_compared_by_the_number_of_items(tmp_path: Path) -> No
         edit(study, name, hellaswag=None)
         edit(study, name, hellaswag=a_score(None))
     refuse_other_items(study, source, 400, OTHER)
-    with pytest.raises(StudyError, match="which ones is not recorded"):
+    with pytest.raises(UserError, match="which ones is not recorded"):
         refuse_other_items(study, source, 12, OTHER)
 
 

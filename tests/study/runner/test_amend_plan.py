@@ -11,6 +11,7 @@ from gpt2.artifacts import run_record
 from gpt2.config.batch import BatchPlan
 from gpt2.config.config import Config
 from gpt2.system import files
+from gpt2.system.errors import UserError
 from gpt2.train.optimizer import warmup_iterations
 from gpt2.train.run_plan import WARM_UP_STEPS
 from ra.settings import AlternationSettings
@@ -19,7 +20,7 @@ from study.memory.micro_batch import MemoryPlanError, Predictions
 from study.records import plan_file
 from study.records.plan_file import Plan
 from study.runner import amend_plan, planner
-from study.runner.plan import PlanError, extended_row
+from study.runner.plan import extended_row
 from study.runner.settings import StudySettings
 from study.runner.step_timing import DoesNotFitError, Timing
 from tests.study.runner.test_plan import resolved, steady, timing
@@ -109,7 +110,7 @@ def test_a_lost_plan_of_an_extended_study_is_refused_in_one_line(tmp_path: Path)
     assert amend_plan.recorded_schedules(tmp_path)["B"].iterations == 20
     (tmp_path / "runs" / "B0" / "run-10.json").write_text("{}")
     with pytest.raises(
-        PlanError, match=r"plan\.json is missing .*extended \(B0.*fix: .*CONFIG_STUDY_NAME"
+        UserError, match=r"plan\.json is missing .*extended \(B0.*fix: .*CONFIG_STUDY_NAME"
     ) as it:
         amend_plan.recorded_schedules(tmp_path)
     assert "\n" not in str(it.value)

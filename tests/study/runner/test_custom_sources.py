@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from gpt2.system.errors import UserError
 from ra import names
-from study.runner.preconditions import SourceError, snapshot_sources
+from study.runner.preconditions import snapshot_sources
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def test_a_changed_source_of_a_started_run_is_refused_and_nothing_is_lost(
     keep(tmp_path, begun=False)
     source.write_text("second idea\n")
     with pytest.raises(
-        SourceError,
+        UserError,
         match=r"ra/custom/mine\.py differs from the source of existing runs of MINE .*fix: set another CONFIG",
     ):
         keep(tmp_path, begun=True)
@@ -52,7 +53,7 @@ def test_the_file_whose_cost_is_matched_may_not_change_either(tmp_path: Path, so
     arm = "B+WIDTH=match:MINE"
     snapshot_sources(tmp_path / "study", ["B", arm], lambda name: False)
     source.write_text("second idea\n")
-    with pytest.raises(SourceError, match="differs from the source"):
+    with pytest.raises(UserError, match="differs from the source"):
         snapshot_sources(tmp_path / "study", ["B", arm], lambda name: name == arm)
 
 
@@ -75,9 +76,9 @@ def test_a_fifo_as_source_or_as_its_copy_is_refused_without_blocking(tmp_path: P
     keep(tmp_path, begun=False)
     (tmp_path / "study/own/mine.py").unlink()
     os.mkfifo(tmp_path / "study/own/mine.py")
-    with pytest.raises(SourceError, match="differs from the source"):
+    with pytest.raises(UserError, match="differs from the source"):
         snapshot_sources(tmp_path / "study", ["MINE"], lambda name: True)
     source.unlink()
     os.mkfifo(source)
-    with pytest.raises(SourceError, match=r"not a regular file; fix: restore ra/custom/mine\.py"):
+    with pytest.raises(UserError, match=r"not a regular file; fix: restore ra/custom/mine\.py"):
         snapshot_sources(tmp_path / "study", ["MINE"], lambda name: False)

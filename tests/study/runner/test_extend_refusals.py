@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from gpt2.artifacts import run_record
+from gpt2.system.errors import UserError
 from study.runner import preconditions
-from study.runner.extend import ExtendError, parse_factor
-from study.runner.preconditions import StudyError, refuse_another_configuration
+from study.runner.extend import parse_factor
+from study.runner.preconditions import refuse_another_configuration
 from tests.study.extended import FIRST, START, TEXT, Place, configuration
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.mark.parametrize("factor", ["1", "0.5", "-2", "two", "nan", "1e3", ""])
 def test_a_factor_of_at_most_one_is_refused(factor: str) -> None:
-    with pytest.raises(ExtendError, match="FACTOR=2"):
+    with pytest.raises(UserError, match="FACTOR=2"):
         parse_factor(factor)
 
 
@@ -99,23 +100,23 @@ def test_a_disk_without_enough_space_is_refused_and_nothing_is_changed(
 
 
 def test_a_running_study_is_not_extended(finished: Place) -> None:
-    with preconditions.locked(finished.directory), pytest.raises(StudyError, match="is being run"):
+    with preconditions.locked(finished.directory), pytest.raises(UserError, match="is being run"):
         finished.extend()
 
 
 def test_another_budget_in_the_configuration_is_refused_with_the_extend_command(finished: Place) -> None:
     larger, smaller = (TEXT.replace("ITERS=10", f"ITERS={count}") for count in (20, 5))
-    with pytest.raises(StudyError, match=r"CONFIG_GPT2_MAX_ITERS: 10 -> 20.*make extend FACTOR=2"):
+    with pytest.raises(UserError, match=r"CONFIG_GPT2_MAX_ITERS: 10 -> 20.*make extend FACTOR=2"):
         refuse_another_configuration(finished.directory, larger)
     with pytest.raises(
-        StudyError, match=r"CONFIG_GPT2_MAX_ITERS: 10 -> 5.*restore the study's configuration$"
+        UserError, match=r"CONFIG_GPT2_MAX_ITERS: 10 -> 5.*restore the study's configuration$"
     ):
         refuse_another_configuration(finished.directory, smaller)
     finished.extend()  # the budget of .config is the first one
     refuse_another_configuration(finished.directory, TEXT)
-    with pytest.raises(StudyError, match="make extend"):
+    with pytest.raises(UserError, match="make extend"):
         refuse_another_configuration(finished.directory, TEXT.replace("ITERS=10", "ITERS=20"))
-    with pytest.raises(StudyError) as caught:
+    with pytest.raises(UserError, match="CONFIG_LEARNING_RATE: None -> 1") as caught:
         refuse_another_configuration(finished.directory, TEXT + "CONFIG_LEARNING_RATE=1\n")
     assert "make extend" not in str(caught.value)
 
@@ -123,7 +124,7 @@ def test_another_budget_in_the_configuration_is_refused_with_the_extend_command(
 def test_for_a_cosine_the_fix_of_a_larger_budget_is_not_the_extend_command(tmp_path: Path) -> None:
     text = TEXT.replace("CONFIG_SCHEDULE_WSD=y", "CONFIG_SCHEDULE_COSINE=y")
     (tmp_path / "config").write_text(text)
-    with pytest.raises(StudyError, match="cosine schedule cannot be extended") as caught:
+    with pytest.raises(UserError, match="cosine schedule cannot be extended") as caught:
         refuse_another_configuration(tmp_path, text.replace("ITERS=10", "ITERS=20"))
     assert "make extend" not in str(caught.value)
 
@@ -131,7 +132,7 @@ def test_for_a_cosine_the_fix_of_a_larger_budget_is_not_the_extend_command(tmp_p
 def test_a_study_of_an_older_version_gets_no_new_runs_and_can_be_reported(tmp_path: Path) -> None:
     (tmp_path / "config").write_text(TEXT)
     now = TEXT + "CONFIG_GPT2_HARD_LIMIT=0\n"
-    with pytest.raises(StudyError, match=r"older version.*`make report` still reads it; fix: .*STUDY_NAME"):
+    with pytest.raises(UserError, match=r"older version.*`make report` still reads it; fix: .*STUDY_NAME"):
         refuse_another_configuration(tmp_path, now)
     (tmp_path / "config").write_text(now)
     refuse_another_configuration(tmp_path, now)
@@ -139,5 +140,5 @@ def test_a_study_of_an_older_version_gets_no_new_runs_and_can_be_reported(tmp_pa
 
 def test_the_equivalence_margin_of_a_study_does_not_change(tmp_path: Path) -> None:
     (tmp_path / "config").write_text(TEXT + 'CONFIG_EQUIVALENCE_MARGIN_PERCENT="1.0"\n')
-    with pytest.raises(StudyError, match=r'CONFIG_EQUIVALENCE_MARGIN_PERCENT: "1.0" -> "5.0"'):
+    with pytest.raises(UserError, match=r'CONFIG_EQUIVALENCE_MARGIN_PERCENT: "1.0" -> "5.0"'):
         refuse_another_configuration(tmp_path, TEXT + 'CONFIG_EQUIVALENCE_MARGIN_PERCENT="5.0"\n')

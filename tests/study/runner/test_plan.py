@@ -13,6 +13,7 @@ from gpt2.config.batch import BatchPlan
 from gpt2.config.config import BudgetConfig, Config
 from gpt2.hardware.resolve import TARGETS, ResolvedTarget
 from gpt2.system import files
+from gpt2.system.errors import UserError
 from gpt2.train.run_plan import WARM_UP_STEPS
 from ra.settings import AlternationSettings
 from ra.variants import variant
@@ -20,7 +21,7 @@ from study.memory.micro_batch import MemoryPlanError
 from study.records import plan_file
 from study.records.plan_file import Plan
 from study.runner import amend_plan, planner
-from study.runner.plan import PlanError, extended_row, iteration_counts
+from study.runner.plan import extended_row, iteration_counts
 from study.runner.settings import StudySettings
 from study.runner.status_text import summary
 from study.runner.step_timing import ROUNDS, DoesNotFitError, Timing
@@ -192,9 +193,9 @@ def test_all_arms_get_the_count_of_the_slowest_one_and_at_equal_time_at_least_th
 
 
 def test_a_budget_of_less_than_a_few_steps_is_refused() -> None:
-    with pytest.raises(PlanError, match=r"CONFIG_GPT2_MAX_TIME=3 .*fix: .*CONFIG_EFFECTIVE_BATCH"):
+    with pytest.raises(UserError, match=r"CONFIG_GPT2_MAX_TIME=3 .*fix: .*CONFIG_EFFECTIVE_BATCH"):
         iteration_counts(BudgetConfig(3, 0, 0), 1, {"a": 3.0}, ["a"], False)
-    with pytest.raises(PlanError, match="less than one iteration"):
+    with pytest.raises(UserError, match="less than one iteration"):
         iteration_counts(BudgetConfig(0, 50, 0), 100, {}, ["a"], False)
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from study.runner.preconditions import StudyError, locked, quarantine_damaged, refuse_another_configuration
+from gpt2.system.errors import UserError
+from study.runner.preconditions import locked, quarantine_damaged, refuse_another_configuration
 from tests.study.sample_records import a_study
 
 TEXT = "CONFIG_SCHEDULE_WSD=y\nCONFIG_GPT2_MAX_ITERS=10\n"
@@ -25,7 +26,7 @@ def test_a_study_of_an_older_version_tuned_no_learning_rate(study: Path, line: s
     for path in (study, *study.glob("runs/*")):
         (path / "config").write_text(f"{TEXT}CONFIG_GPT2_HARD_LIMIT=0\n")
     if differs:
-        with pytest.raises(StudyError, match='CONFIG_LEARNING_RATES: "" -> "1e-3 2e-3"'):
+        with pytest.raises(UserError, match='CONFIG_LEARNING_RATES: "" -> "1e-3 2e-3"'):
             refuse_another_configuration(study, now)
     else:
         refuse_another_configuration(study, now)
@@ -75,7 +76,7 @@ def test_a_folder_in_the_place_of_a_file_is_moved(study: Path, make: object) -> 
 def test_nothing_is_moved_while_the_study_is_running(study: Path) -> None:
     (study / "config").write_bytes(b"\xff")
     before = content(study)
-    with locked(study), pytest.raises(StudyError, match="is being run"):
+    with locked(study), pytest.raises(UserError, match="is being run"):
         quarantine_damaged(study)
     assert content(study) == before
 
@@ -100,7 +101,7 @@ def test_a_study_from_before_the_choice_of_a_tokenizer_continues_with_gpt2s_alon
     refuse_another_configuration(
         study, before + "CONFIG_TOKENIZER_GPT2=y\n# CONFIG_TOKENIZER_BYTES is not set\n"
     )
-    with pytest.raises(StudyError, match="CONFIG_TOKENIZER_BYTES: None -> y"):
+    with pytest.raises(UserError, match="CONFIG_TOKENIZER_BYTES: None -> y"):
         refuse_another_configuration(study, before + "CONFIG_TOKENIZER_BYTES=y\n")
 
 
@@ -108,5 +109,5 @@ def test_without_the_study_s_configuration_that_of_a_run_is_compared(study: Path
     (study / "config").write_bytes(b"\xff")
     (study / "runs/B0/config").write_bytes(b"\xff")
     refuse_another_configuration(study, TEXT)
-    with pytest.raises(StudyError, match="CONFIG_GPT2_MAX_ITERS: 10 -> 11"):
+    with pytest.raises(UserError, match="CONFIG_GPT2_MAX_ITERS: 10 -> 11"):
         refuse_another_configuration(study, TEXT.replace("10", "11"))

@@ -8,6 +8,7 @@ import torch
 from gpt2.artifacts import checkpoint
 from gpt2.config.batch import plan_batch
 from gpt2.config.config import ModelConfig, OptimizerConfig
+from gpt2.system.errors import UserError
 from gpt2.train.step import Stepper, build_model
 from study.runner import preconditions
 
@@ -45,9 +46,7 @@ def test_a_disk_without_enough_space_is_refused_with_the_required_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preconditions, "free_bytes", lambda path: 10 * 2**20)
-    with pytest.raises(
-        preconditions.SpaceError, match=r"10 MiB of free space; 3 runs need about .*CONFIG_RESULTS_DIR"
-    ):
+    with pytest.raises(UserError, match=r"10 MiB of free space; 3 runs need about .*CONFIG_RESULTS_DIR"):
         preconditions.require_space(tmp_path, MODEL, [100, 100, 100])
     preconditions.require_space(tmp_path, MODEL, [])
 
@@ -66,7 +65,7 @@ def test_bytes_that_a_started_run_has_written_are_not_required(
     assert preconditions.checkpoint_bytes(tmp_path / "nothing") == 0
     needed = preconditions.needed_bytes(MODEL, [100, 100])
     monkeypatch.setattr(preconditions, "free_bytes", lambda path: needed - 1000)
-    with pytest.raises(preconditions.SpaceError):
+    with pytest.raises(UserError, match="of free space; 2 runs need about"):
         preconditions.require_space(tmp_path, MODEL, [100, 100])
     preconditions.require_space(tmp_path, MODEL, [100, 100], written=1000)
 

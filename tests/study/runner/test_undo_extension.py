@@ -7,10 +7,11 @@ import pytest
 
 from gpt2.artifacts import run_record
 from gpt2.system import files
+from gpt2.system.errors import UserError
 from study.attention.data import InputText, write_study
 from study.report import build, write
-from study.runner.extend import ExtendError, finish_extension, undo
-from study.runner.preconditions import StudyError, locked
+from study.runner.extend import finish_extension, undo
+from study.runner.preconditions import locked
 from tests.small_runs import StopAfter, same
 from tests.study.extended import FIRST, Place, contents, interrupt_at_every_step, outcome
 
@@ -79,7 +80,7 @@ def test_extensions_are_undone_one_at_a_time_and_last_first(finished: Place) -> 
         assert {run_record.load(finished.folder(name)).schedule.iterations for name in ("B", "RALEARN")} == {
             count
         }
-    with pytest.raises(ExtendError, match="has not been extended"):
+    with pytest.raises(UserError, match="has not been extended"):
         undo(finished.settings)
     assert study_of(finished) == states[-1]
 
@@ -99,7 +100,7 @@ def test_a_run_that_was_started_after_the_extension_moves_with_the_longer_result
 def test_an_extension_is_not_undone_while_the_study_is_running(finished: Place) -> None:
     finished.extend()
     before = contents(finished.directory)
-    with locked(finished.directory), pytest.raises(StudyError, match="is being run"):
+    with locked(finished.directory), pytest.raises(UserError, match="is being run"):
         undo(finished.settings)
     assert contents(finished.directory) == before
 
@@ -160,7 +161,7 @@ def test_a_damaged_undo_file_is_named_and_nothing_changes(finished: Place, text:
     finished.extend()
     (finished.directory / "undo.json").write_text(text)
     before = contents(finished.directory)
-    with pytest.raises(ExtendError, match=r"undo\.json cannot be read: .*; fix: write "):
+    with pytest.raises(UserError, match=r"undo\.json cannot be read: .*; fix: write "):
         undo(finished.settings)
     assert contents(finished.directory) == before
 

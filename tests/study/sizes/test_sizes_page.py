@@ -12,7 +12,7 @@ from pages.document import render_terminal
 from scripts import report as report_command
 from study.analysis.trend import CANNOT_TELL, HOLDS, SHRINKS
 from study.report.build import build_report
-from study.sizes.build import SizesError, build_sizes, read_sizes, study_folder
+from study.sizes.build import build_sizes, read_sizes, study_folder
 from study.sizes.page import effects_figure, sizes_document
 from study.sizes.write import write_sizes
 from tests.study.sample_records import a_study, edit
@@ -136,6 +136,6 @@ def test_make_report_rebuilds_the_page_of_the_named_folder(
 @pytest.mark.parametrize("content", ["{", "[]", '{"rows": [{"size": "huge"}]}', '{"rows": 3}'])
 def test_a_damaged_list_of_sizes_is_one_line_that_names_the_fix(tmp_path: Path, content: str) -> None:
     (tmp_path / "sizes.json").write_text(content)
-    with pytest.raises(SizesError, match=r"is damaged .*fix: run `make`") as caught:
+    with pytest.raises(UserError, match=r"is damaged .*fix: run `make`") as caught:
         read_sizes(tmp_path)
     assert "\n" not in str(caught.value)

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from gpt2.config.config import Config
 from gpt2.config.dotconfig import read_symbols, read_text
+from gpt2.system.errors import UserError
 from gpt2.train import step
 from study.records.verify import verify_study
-from study.runner.extend import ExtendError, extend
+from study.runner.extend import extend
 from study.runner.settings import StudySettings
 from tests.faults.in_process import train
 from tests.faults.workplace import Workplace, write_stories
@@ -90,7 +91,7 @@ def test_a_study_tunes_judges_resumes_and_retains_its_choice(
     assert [row.text for row in verify_study(place.study) if row.problems] == []
     symbols = read_symbols(place.folder / ".config")
     monkeypatch.chdir(place.folder)
-    with pytest.raises(ExtendError, match="longer runs can need others"):
+    with pytest.raises(UserError, match="longer runs can need others"):
         extend(
             Config.from_symbols(symbols),
             StudySettings.from_symbols(symbols),

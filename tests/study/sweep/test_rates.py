@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt2.config.dotconfig import ConfigError, Symbols, parse_lines
+from gpt2.system.errors import UserError
 from ra.arms import parse_arm, split_rate, with_rate
 from ra.names import is_control_arm
 from study.records.plan_file import LearningRates
 from study.sweep.rates import (
     FIRST_TUNING_SEED,
-    RateError,
     choose,
     control_rate,
     edge,
@@ -140,7 +140,7 @@ def test_a_rate_at_which_one_run_has_no_loss_is_not_eligible() -> None:
     # of one control arm: not for the others either
     table |= {"RAALL": {"1e-3": [2.0, 2.0], "2e-3": lower}}
     assert choose(table, rates).chosen["B"] == "1e-3"
-    with pytest.raises(RateError, match="RALEARN has no finite loss"):
+    with pytest.raises(UserError, match="RALEARN has no finite loss"):
         choose({"RALEARN": {"1e-3": [None, 1.0], "2e-3": lower}}, rates)
 
 

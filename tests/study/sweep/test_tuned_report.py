@@ -11,6 +11,7 @@ import pytest
 
 from gpt2.artifacts import run_record
 from gpt2.system import files
+from gpt2.system.errors import UserError
 from ra.arms import with_rate
 from study.compare.checklist import checklist
 from study.compare.load import read_studies
@@ -19,7 +20,7 @@ from study.records.plan_file import LearningRates
 from study.records.runs import EXPECTED, Expected, ExpectedRun, read_runs
 from study.report.build import as_json, build_report
 from study.report.write import render_terminal, write_report
-from study.sweep.rates import RateError, judged_runs, tuning_runs
+from study.sweep.rates import judged_runs, tuning_runs
 from study.sweep.tuning import choose_rates
 from tests.study.sample_records import a_plan, a_record, edit
 
@@ -204,7 +205,7 @@ def test_a_diverged_tuning_run_makes_its_rate_ineligible(tmp_path: Path) -> None
 def test_another_failure_of_a_tuning_run_defers_the_choice(tmp_path: Path, error: str) -> None:
     study = Tuned(tmp_path, table(), {})
     edit(study.folder, "RALEARN+LR=2e-3.1001", status="failed", error=error or None)
-    with pytest.raises(RateError, match=r"RALEARN\+LR=2e-3.1001 does not count"):
+    with pytest.raises(UserError, match=r"RALEARN\+LR=2e-3.1001 does not count"):
         chosen(study)
 
 
@@ -214,10 +215,10 @@ def test_an_altered_tuning_run_is_no_silent_choice(tmp_path: Path) -> None:
     record = json.loads(path.read_text())
     record["validation"]["loss"] += 1.0
     files.write_json(path, record)
-    with pytest.raises(RateError, match=r"B\+LR=1e-3.1000 does not count"):
+    with pytest.raises(UserError, match=r"B\+LR=1e-3.1000 does not count"):
         chosen(study)
     path.unlink()
-    with pytest.raises(RateError, match=r"B\+LR=1e-3.1000 does not count"):
+    with pytest.raises(UserError, match=r"B\+LR=1e-3.1000 does not count"):
         chosen(study)
 
 
@@ -230,7 +231,7 @@ def test_a_lost_choice_is_restored_and_another_one_is_refused(tmp_path: Path) ->
     assert chosen(study) == CHOSEN
     for seed in (1000, 1001):
         study.write(with_rate("B", "1e-3"), seed, 9.0)
-    with pytest.raises(RateError, match="lost the chosen learning rates"):
+    with pytest.raises(UserError, match="lost the chosen learning rates"):
         chosen(study)
 
 
