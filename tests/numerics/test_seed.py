@@ -1,4 +1,4 @@
-"""seed_all makes runs equal, removes dropout, and says what came too late. Its cases have processes of their own."""
+"""seed_all makes runs equal, removes dropout, and says what came too late. Its cases run in two other processes."""
 
 import os
 import subprocess
@@ -10,6 +10,7 @@ import pytest
 from numerics.seed import process_environment, seed_all
 
 ROOT = Path(__file__).parents[2]
+END = "----"
 
 
 def run(code: str, **environment: str) -> str:
@@ -27,21 +28,14 @@ def run(code: str, **environment: str) -> str:
 DRAWS = """
 import os, random, numpy, torch
 from numerics import seed_all
-late = seed_all(7)
+seed_all(7)
 drawn = [random.random(), numpy.random.rand(), torch.rand(1).item()]
-print(*drawn, len(late))
+print(*drawn)
 random.seed(7), numpy.random.seed(7), torch.manual_seed(7)
 cudnn = torch.backends.cudnn
 print(drawn == [random.random(), numpy.random.rand(), torch.rand(1).item()], os.environ["PYTHONHASHSEED"] == "7",
       not cudnn.enabled, not cudnn.benchmark, cudnn.deterministic)
 """
-
-
-def test_two_processes_draw_the_same_numbers_and_every_switch_of_the_guides_table_is_set() -> None:
-    first, second = run(DRAWS), run(DRAWS)
-    assert first == second
-    assert first.splitlines()[1].split() == ["True"] * 5
-
 
 DROPOUT = """
 import torch
@@ -81,13 +75,6 @@ with Names():
     attention(x, x, x, dropout_p=0.5)
 """
 
-
-def test_dropout_is_removed_also_where_it_was_imported_by_name_and_attention_keeps_its_name() -> None:
-    *found, name = run(DROPOUT).splitlines()
-    assert [line.split() for line in found] == [["False"] * 5] * 2 + [["True"] * 5] * 2
-    assert name == "torch.nn.functional.scaled_dot_product_attention"
-
-
 LATE = """
 import os, torch
 from numerics import seed_all
@@ -99,14 +86,49 @@ print(*late, sep="\\n")
 """
 
 
-def test_what_came_too_late_is_named_and_the_mode_selects_deterministic_algorithms() -> None:
+@pytest.fixture(scope="module")
+def random_hashes() -> list[list[str]]:
+    """Return the lines of DROPOUT, LATE and DRAWS in a process that has none of the variables."""
     unset = dict.fromkeys(("CUBLAS_WORKSPACE_CONFIG", "HCCL_DETERMINISTIC"), "")
-    switches, *late = run(LATE, PYTHONHASHSEED="random", **unset).splitlines()
+    return outputs(DROPOUT, LATE, DRAWS, PYTHONHASHSEED="random", **unset)
+
+
+@pytest.fixture(scope="module")
+def prepared() -> list[list[str]]:
+    """Return the lines of DRAWS and LATE in a process that has the variables of a deterministic one."""
+    return outputs(DRAWS, LATE, **process_environment(seed=7))
+
+
+def outputs(*programs: str, **environment: str) -> list[list[str]]:
+    """Run programs one after the other in one process. Returns the lines of each."""
+    found = run(f"\nprint({END!r})\n".join(programs), **environment)
+    return [part.splitlines() for part in found.split(f"{END}\n")]
+
+
+def test_two_processes_draw_the_same_numbers_and_every_switch_of_the_guides_table_is_set(
+    random_hashes: list[list[str]], prepared: list[list[str]]
+) -> None:
+    assert random_hashes[2][0] == prepared[0][0]
+    assert prepared[0][1].split() == ["True"] * 5
+
+
+def test_dropout_is_removed_also_where_it_was_imported_by_name_and_attention_keeps_its_name(
+    random_hashes: list[list[str]],
+) -> None:
+    *found, name = random_hashes[0]
+    assert [line.split() for line in found] == [["False"] * 5] * 2 + [["True"] * 5] * 2
+    assert name == "torch.nn.functional.scaled_dot_product_attention"
+
+
+def test_what_came_too_late_is_named_and_the_mode_selects_deterministic_algorithms(
+    random_hashes: list[list[str]], prepared: list[list[str]]
+) -> None:
+    switches, *late = random_hashes[1]
     assert switches.split() == ["True", ":4096:8", "true", "True"]
     names = [line.partition(":")[0] for line in late]
     assert names == ["PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG", "HCCL_DETERMINISTIC"]
     assert "fix: start it with PYTHONHASHSEED=7" in late[0]
-    switches, *late = run(LATE, **process_environment(seed=7)).splitlines()
+    switches, *late = prepared[1]
     assert switches.split() == ["True", ":4096:8", "true", "True"]
     assert late == [""]
 
