@@ -104,7 +104,10 @@ def embedded_files() -> list[Path]:
     """List the source files of Python's standard library without its tests: about 12 MB of text."""
     root = Path(sysconfig.get_paths()["stdlib"])
     skipped = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib2to3"}
-    found = [path for path in root.rglob("*.py") if not skipped & set(path.relative_to(root).parts[:-1])]
+    found = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = set(folders) - skipped
+        found += [Path(folder, name) for name in names if name.endswith(".py")]
     if not found:
         raise DataError(
             f"this Python has no standard library as files in {root}; fix: name files in CONFIG_DATASET_FILES"

@@ -156,5 +156,5 @@ def test_the_time_limit_grows_with_the_seconds_of_a_turn(monkeypatch: pytest.Mon
 
 
 def test_a_peak_is_measured_in_a_process_and_grows_with_the_text() -> None:
-    short, long = (runner.exact_peak(Shape(f"{T}", 2, 2, 32, T, ()), "RALEARN", 1) for T in (64, 512))
+    short, long = (runner.exact_peak(Shape(f"{T}", 2, 2, 32, T, ()), "B", 1) for T in (16, 256))
     assert 0 < short < long
