@@ -1,4 +1,4 @@
-"""Measure one run over several processes, runs at once, and the driver: `make bench SCALE=1`.
+"""Measure one run over several processes, and runs at once: `make bench SCALE=1`.
 
 On a CPU the processes of an arrangement divide the cores; on cards each has one.
 """
@@ -62,7 +62,7 @@ def run(session: SuiteSession) -> SuiteResult:
 
 SUITE = Suite(
     "scale",
-    "tokens/s of one run over 1, 2 and more processes, of runs at once, and the cost of the driver",
+    "tokens/s of one run over 1, 2 and more processes, and of runs at once",
     run,
     rounds={"cpu": 6, "card": 6},
     seconds={"cpu": 10.0, "card": 10.0},

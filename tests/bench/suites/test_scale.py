@@ -9,9 +9,10 @@ import pytest
 
 from bench import processes
 from bench.suite import SuiteResult
-from bench.suites import scale
+from bench.suites import executors, scale
 from bench.workers import BenchWorker
 from gpt2.system import ranks
+from study.executors.child_process import Slot
 from tests.bench.sessions import run_small
 
 SMALL = processes.TrainedShape("small", 2, 2, 16, 8, 4, 1)
@@ -83,3 +84,20 @@ def test_a_ratio_is_taken_within_a_round() -> None:
 )
 def test_the_arrangements_use_the_cards_of_the_machine(cards: int, names: list[str]) -> None:
     assert list(scale.arrangements(cards, SMALL)) == names
+
+
+@pytest.mark.usefixtures("workers_here")
+def test_one_and_two_runs_at_once_take_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(executors, "SHAPES", {"cpu": SMALL})
+    monkeypatch.setattr(executors, "local_slots", lambda count, resolved, threads: [Slot("")] * count)
+    found = run_small(executors.SUITE, tmp_path, monkeypatch, rounds=2, seconds=0.01)
+    assert {
+        count: [len(each) for each in speeds] for count, speeds in found["slots"]["tokens_per_second"].items()
+    } == {
+        "1": [1, 1],
+        "2": [2, 2],
+    }
+    assert "runs  tok/s in all" in capsys.readouterr().out
+    processes.prepare.cache_clear()
