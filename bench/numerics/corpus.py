@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +9,9 @@ from typing import Any
 
 import torch
 
-from bench.numerics import msprobe
 from bench.numerics.changes import Parts
 from bench.numerics.faults import CHECKSUMS, MODULES, VALUES, PairSide, PlantedFault
-from bench.numerics.models import MAKERS, PATHS, record
+from bench.numerics.models import MAKERS, OURS, PATHS, record
 from numerics.compare.run import Comparison, compare_records
 
 MODES: Mapping[str, Mapping[str, Any]] = {
@@ -27,9 +25,7 @@ MODES: Mapping[str, Mapping[str, Any]] = {
 class Answer:
     """The answer of the comparison, and whether it is right.
 
-    growth: of a clean pair, the largest error relative to what explains it. msprobe: the first row that msProbe does
-    not pass, "" if all pass; None where it is not installed or wrote no table. msprobe_right: whether that row is the
-    expected part.
+    growth: of a clean pair, the largest error relative to what explains it.
     """
 
     fault: str
@@ -38,9 +34,6 @@ class Answer:
     found: str
     right: bool
     growth: float = 0.0
-    msprobe: str | None = None
-    msprobe_right: bool = False
-    msprobe_refused: bool = False
 
 
 class FaultCorpus:
@@ -52,20 +45,9 @@ class FaultCorpus:
 
     def answer(self, fault: PlantedFault, kind: str, mode: str) -> Answer:
         """Inject one fault, compare and judge."""
-        target, golden = self.paths(fault, kind, mode)
-        comparison = compare_records(target, golden)
-        right = is_right(fault, kind, comparison)
-        answer = Answer(fault.name, kind, mode, found(comparison), right)
-        return with_msprobe(answer, fault, target, golden)
-
-    def compare(self, fault: PlantedFault, kind: str, mode: str) -> Comparison:
-        target, golden = self.paths(fault, kind, mode)
-        return compare_records(target, golden)
-
-    def paths(self, fault: PlantedFault, kind: str, mode: str) -> tuple[Path, Path]:
-        """Record both sides. Returns the folders of target and golden."""
         golden = self.golden(fault.golden, kind, mode)
-        return record_run(self.folder, fault.target, kind, mode), golden
+        comparison = compare_records(record_run(self.folder, fault.target, kind, mode), golden)
+        return Answer(fault.name, kind, mode, found(comparison), is_right(fault, kind, comparison))
 
     def golden(self, run: PairSide, kind: str, mode: str) -> Path:
         """Return the record of a run; it is recorded once."""
@@ -73,18 +55,6 @@ class FaultCorpus:
         if key not in self.goldens:
             self.goldens[key] = record_run(self.folder, run, kind, mode)
         return self.goldens[key]
-
-
-def with_msprobe(answer: Answer, fault: PlantedFault, target: Path, golden: Path) -> Answer:
-    """Add msProbe's answer on the same records, where it is installed."""
-    if msprobe.program() is None:
-        return answer
-    try:
-        flagged = msprobe.first_flagged(target, golden)
-    except msprobe.RefusedError:
-        return dataclasses.replace(answer, msprobe_refused=True)
-    right = msprobe.names(fault, answer.kind, flagged) if flagged else fault.verdict != "diverges"
-    return dataclasses.replace(answer, msprobe=flagged or "", msprobe_right=right)
 
 
 def record_run(folder: Path, run: PairSide, kind: str, mode: str) -> Path:
@@ -135,7 +105,12 @@ def is_right(fault: PlantedFault, kind: str, comparison: Comparison) -> bool:
     return first.module in paths or any(f"{path} shares it" in first.why for path in paths)
 
 
-def cases(faults: Iterable[PlantedFault], modes: Iterable[str]) -> list[tuple[PlantedFault, str, str]]:
-    """Return every fault with each model that it applies to and each mode."""
+def cases(faults: Iterable[Any], modes: Iterable[str]) -> list[tuple[Any, str, str]]:
+    """Return every fault with each model that it applies to (ours by default) and each mode."""
     listed = list(modes)
-    return [(fault, kind, mode) for fault in faults for kind in fault.kinds for mode in listed]
+    return [
+        (fault, kind, mode)
+        for fault in faults
+        for kind in getattr(fault, "kinds", (OURS,))
+        for mode in listed
+    ]

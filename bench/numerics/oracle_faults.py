@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.numerics import changes
 from bench.numerics.corpus import Answer, record_run
-from bench.numerics.faults import CHECKSUMS, VALUES, PairSide
+from bench.numerics.faults import PairSide
 from bench.numerics.models import OURS
 from numerics.compare.run import compare_records
 from numerics.oracle.check import Oracle
@@ -114,8 +114,8 @@ def packed_mask(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 class OracleFault:
     """device: a context with the faulty kernel. expected: the label of the operation, and the direction of its error.
 
-    change: of the model. case: section of the guide with such a case. modes: of recording that can show it. callers:
-    labels of the model's own autograd functions that call the operation: they may be named beside it.
+    change: of the model. case: section of the guide with such a case. callers: labels of the model's own autograd
+    functions that call the operation: they may be named beside it.
     """
 
     name: str
@@ -124,7 +124,6 @@ class OracleFault:
     direction: str = "forward"
     change: Callable[[changes.Parts], None] | None = None
     case: str = ""
-    modes: tuple[str, ...] = (CHECKSUMS, VALUES)
     callers: frozenset[str] = frozenset()
 
     @property
