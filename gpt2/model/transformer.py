@@ -85,7 +85,8 @@ class CausalSelfAttention(nn.Module):
 
         optimizer_settings()   learning-rate multipliers of its parameters (gpt2.train.optimizer)
         learned_scalars()      values recorded at each evaluation
-        begin_step(iteration)  called before each training step
+        begin_step(iteration)  of any module: called before each training step. After a checkpoint is loaded it is
+                               called with the last step
         kind_of_step(iteration)  hashable; steps of different kinds run different operations. Where steps are compiled,
                                the first step of each kind counts on the compile clock
         draw_noise(name, seed, iteration, iterations), clear_noise()   of any module: set its noise before each training
@@ -297,6 +298,14 @@ class GPT2(nn.Module):
         matrices = sum(p.numel() for name, p in self.blocks.named_parameters() if p.dim() == 2)
         calls = sum(getattr(block.attention, "attention_calls", 1) for block in self.blocks)
         return 6 * (matrices + self.vocabulary * width) + 6 * calls * width * self.block_size
+
+
+def restore_step(model: nn.Module, iteration: int) -> None:
+    """Call `begin_step` with the last of `iteration` steps: a loaded model may be evaluated before a further step."""
+    modules: list[Any] = [*model.modules()] if iteration else []
+    for module in modules:
+        if hasattr(module, "begin_step"):
+            module.begin_step(iteration - 1)
 
 
 def learned_scalars(model: GPT2) -> dict[str, list[float]]:

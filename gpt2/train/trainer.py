@@ -28,7 +28,7 @@ from gpt2.eval.evaluator import Evaluator, hellaswag_choices, hellaswag_entry
 from gpt2.eval.held_out import evaluate_sets
 from gpt2.hardware import attention_kernels, mps, resolve
 from gpt2.interop.start import load_start
-from gpt2.model.transformer import GPT2, ModelParts
+from gpt2.model.transformer import GPT2, ModelParts, restore_step
 from gpt2.numerics.fixes import RunFixes
 from gpt2.numerics.monitoring import start_monitor
 from gpt2.system import ranks
@@ -210,6 +210,7 @@ class TrainingRun:
             meta = refuse_another_run(loaded, self.identity(), plan.run, plan.directory, plan.extended != 1)
             self.stepper.load_state(loaded.state)
             self.iteration, self.truncated, self.timed_steps = meta.iteration, meta.cut, meta.timed_steps
+            restore_step(self.stepper.model, self.iteration)
             self.evaluator.restore(to_plain(meta))
             self.log.notes = [*meta.notes, *loaded.skipped]
             self.spikes = SpikeDetector(meta.watch, to_plain(meta.spikes))

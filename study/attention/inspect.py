@@ -21,7 +21,7 @@ from gpt2.artifacts import checkpoint, run_record
 from gpt2.config.config import Config
 from gpt2.config.dotconfig import read_symbols
 from gpt2.data import dataset, tokenizer
-from gpt2.model.transformer import GPT2, learned_scalars
+from gpt2.model.transformer import GPT2, learned_scalars, restore_step
 from gpt2.system.errors import UserError
 from gpt2.system.read_files import DamagedFileError, open_regular
 from gpt2.train.resume import check_fits
@@ -96,6 +96,7 @@ def load_run(run_dir: Path, iterations: int | None = None) -> TrainedRun:
         model = build_model(config.model, chosen.parts, record.seed)
         loaded, notes = _finished_model(run_dir, record, iterations, model)
         model.load_state_dict(loaded.state["model"])
+        restore_step(model, loaded.iteration)
         shares = _shares(name, model, config.model.layers)
     notes = other + notes
     return TrainedRun(record.run, name, record.seed, loaded.iteration, config, model, shares, notes)

@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from gpt2.artifacts import checkpoint, metrics_log, run_record
 from gpt2.artifacts.metrics_log import truncate_metrics
 from gpt2.config.config import Config
 from gpt2.hardware import attention_kernels
+from gpt2.model.transformer import CausalSelfAttention
+from gpt2.system.signals import Stop
 from gpt2.train import trainer
 from gpt2.train.clocks import unevenness
 from gpt2.train.fingerprint import digest, schedule_digest
@@ -54,6 +57,31 @@ def test_a_run_stopped_at_any_check_resumes_to_the_same_bits(
         assert (record.status, record.progress.iterations) == ("interrupted", iteration), check
         assert start(directory, config, name).train() == "finished"
         assert same(outcome(directory), expected)
+
+
+class Fading(CausalSelfAttention):
+    """Its output depends on the step, also in evaluation."""
+
+    amount = 0.0
+
+    def begin_step(self, iteration: int) -> None:
+        self.amount = 1 / (2 + iteration)
+
+    def attend(self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
+        return self.amount * self.fused(q_BHTD, k_BHTD, v_BHTD)
+
+
+def test_an_evaluation_after_resuming_has_the_state_of_the_last_step(tmp_path: Path, texts: Path) -> None:
+    config = configuration(texts)
+
+    def run(name: str, stop: Stop | None = None) -> str:
+        return start(tmp_path / name, config, stop=stop, attention=lambda layer: Fading(16, 2)).train()
+
+    assert run("whole") == "finished"
+    for check in (1, 7, max(STOPS)):
+        assert run(f"stopped{check}", StopAfter(check)) == "interrupted"
+        assert run(f"stopped{check}") == "finished"
+        assert same(outcome(tmp_path / f"stopped{check}"), outcome(tmp_path / "whole")), check
 
 
 def test_runs_with_dropout_have_another_fingerprint_than_those_of_older_masks(
