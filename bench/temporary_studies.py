@@ -1,10 +1,9 @@
-"""Configure and prepare studies in temporary folders, as `make defconfig-NAME` would, without running them."""
+"""Configure studies in temporary folders, as `make defconfig-NAME` would, without running them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from gpt2.data import dataset
 from gpt2.hardware.detect import detected_target_name
 from kconfig import commands, rules
 from study.runner.study import Study
@@ -17,12 +16,3 @@ def configure_study(folder: Path, specification: str, **values: str) -> Study:
     assignments = [f"CONFIG_{name}={value}" for name, value in values.items()]
     symbols = commands.configure(tree, commands.read_layers(specification), assignments)
     return Study(symbols, rules.render(tree))
-
-
-def prepare_study(study: Study) -> None:
-    """Do everything that comes before the first run: data, HellaSwag, the plan."""
-    directory = dataset.prepare(study.config.data, report=lambda line: None)
-    dataset.check_corpus(directory, study.config.model.block_size, report=lambda line: None)
-    study.directory.mkdir(parents=True, exist_ok=True)
-    study.find_hellaswag()
-    study.plan()

@@ -61,7 +61,7 @@ def ours(seed: int = 0) -> nn.Module:
     return model
 
 
-def transformers_gpt2(seed: int = 0, attention: str = "sdpa") -> nn.Module:
+def transformers_gpt2(seed: int = 0) -> nn.Module:
     import transformers
 
     torch.manual_seed(seed)
@@ -75,7 +75,7 @@ def transformers_gpt2(seed: int = 0, attention: str = "sdpa") -> nn.Module:
         embd_pdrop=0.0,
         attn_pdrop=0.0,
         use_cache=False,
-        attn_implementation=attention,
+        attn_implementation="sdpa",
         bos_token_id=0,
         eos_token_id=0,
     )

@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +42,10 @@ class BisectSession:
     symptom: ObservedSymptom
     player: Player
     journal: Journal
-    results: list[Result] = field(default_factory=list)
 
-    def replay(self, words: str = "", phase: str = "", last: int = 0) -> Played:
+    def replay(self, words: str = "", phase: str = "") -> Played:
         """Replay up to the step of the symptom, or take the journal's answer."""
-        last = last or self.symptom.step
+        last = self.symptom.step
         question = json.dumps(["replay", self.player.start, last, words, phase])
         answer = self.journal.ask(
             question, lambda: self.tell(question, self.player.play(last, words, phase)).to_json()
