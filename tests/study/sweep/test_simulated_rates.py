@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from scripts.dev import simulate_rates as tested
 from scripts.dev.simulate_verdicts import Values
 from study.analysis.verdict import BETTER, WORSE, judge
 from study.records.plan_file import LearningRates
 from study.sweep.rates import choose, control_rate
 from study.sweep.verdicts import confirm, moved
+from tests.study.sweep import simulated_rates as tested
 
 RATES = ("1e-3", "2e-3", "4e-3")
 
@@ -66,10 +66,3 @@ def test_a_test_at_the_best_rates_alone_and_the_naive_rule_call_more() -> None:
     assert np.mean(tested.apply_rules(arms).at_best != 0) > 0.15
     flat = tested.draw_arms(draw, 20_000, (1, 2, 5), np.zeros(5))
     assert np.mean(tested.naive(flat, 0) == 1) > 0.06
-
-
-@pytest.mark.parametrize("table", [tested.without_effect, tested.naive_rule, tested.power])
-def test_each_row_of_a_table_has_every_column(table: object) -> None:
-    assert callable(table)
-    head, *rows = table(30)
-    assert {len(row) for row in rows} == {len(head)}
