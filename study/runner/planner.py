@@ -23,7 +23,6 @@ from study.runner.settings import StudySettings
 from study.runner.step_timing import (
     DoesNotFitError,
     TimeSteps,
-    TimeTogether,
     Timing,
     steady_mean,
     step_time_ratios,
@@ -44,13 +43,13 @@ def make_plan(
     variants: Mapping[str, Variant],
     time_steps: TimeSteps,
     existing: BatchPlan | None = None,
-    time_together: TimeTogether | None = None,
+    in_one_process: bool = False,
     copies: int = 1,
 ) -> Plan:
     """Choose the micro-batch, time each cost class and set the counts.
 
     existing: batch of a previous plan; its micro-batch is used, or a smaller one if it does not fit.
-    time_together: times all classes in one process; used if they fit in memory together. copies: processes that time
+    in_one_process: time all classes in one process if they fit in memory together. copies: processes that time
     steps at once and share the device's memory.
     """
     examples: dict[str, str] = {}  # cost class: one of its variants
@@ -61,7 +60,7 @@ def make_plan(
     timings: dict[str, Timing] = {}
     if config.budget.max_time_seconds:
         batch, timings = _time_classes(
-            config, resolved, predictions, variants, examples, batch, time_steps, time_together
+            config, resolved, predictions, variants, examples, batch, time_steps, in_one_process
         )
     seconds = {cost: steady_mean(timing.samples) for cost, timing in timings.items()}
     unpredictable = {
@@ -123,16 +122,14 @@ def _time_classes(
     examples: Mapping[str, str],
     batch: BatchPlan,
     time_steps: TimeSteps,
-    time_together: TimeTogether | None,
+    in_one_process: bool,
 ) -> tuple[BatchPlan, dict[str, Timing]]:
     """Time the classes at the largest micro-batch, from `batch` down, at which none runs out of memory."""
     seconds = min(max(TIMING_SHARE * config.budget.max_time_seconds, TIMING_LEAST), TIMING_MOST)
     while True:
-        together = predictions.fit_together([variants[name] for name in examples.values()], batch.micro)
+        fit = predictions.fit_together([variants[name] for name in examples.values()], batch.micro)
         try:
-            return batch, time_in_turns(
-                examples, batch, seconds, time_steps, time_together if together else None
-            )
+            return batch, time_in_turns(examples, batch, seconds, time_steps, in_one_process and fit)
         except DoesNotFitError as error:
             smaller = next_smaller(batch)
             if smaller is None:

@@ -48,10 +48,9 @@ class Timing:
         return [seconds for block in self.blocks for seconds in block]
 
 
-# (variant, batch, seconds to spend) -> Timing of one block; raises DoesNotFitError
-TimeSteps = Callable[[str, BatchPlan, float], Timing]
-# (variants, batch, seconds to spend on each) -> Timing of each, one block, a step of each in turn in one process
-TimeTogether = Callable[[Sequence[str], BatchPlan, float], dict[str, Timing]]
+# (variants, batch, seconds to spend on each) -> Timing of each, one block, a step of each in turn in one process;
+# raises DoesNotFitError
+TimeSteps = Callable[[Sequence[str], BatchPlan, float], dict[str, Timing]]
 
 
 def time_in_turns(
@@ -59,15 +58,15 @@ def time_in_turns(
     batch: BatchPlan,
     seconds: float,
     time_steps: TimeSteps,
-    time_together: TimeTogether | None = None,
+    together: bool = False,
 ) -> dict[str, Timing]:
     """Time each cost class in turn (A B A B), so that a drift of the machine falls on all alike.
 
-    examples: cost class -> a variant of it. seconds: for each class. With `time_together` a step of each is made in
-    turn; without, each class has ROUNDS processes in turn. A class alone has one process.
+    examples: cost class -> a variant of it. seconds: for each class. together: in one process, a step of each in turn;
+    else each class has ROUNDS processes in turn. A class alone has one process.
     """
-    if time_together and len(examples) > 1:
-        by_name = time_together([*examples.values()], batch, seconds)
+    if together and len(examples) > 1:
+        by_name = time_steps([*examples.values()], batch, seconds)
         return {
             cost: Timing(_split(by_name[name].samples), by_name[name].peak_bytes)
             for cost, name in examples.items()
@@ -76,7 +75,7 @@ def time_in_turns(
     rounds = ROUNDS if len(examples) > 1 else 1
     for _ in range(rounds):
         for cost, name in examples.items():
-            parts[cost].append(time_steps(name, batch, seconds / rounds))
+            parts[cost].append(time_steps([name], batch, seconds / rounds)[name])
     return {
         cost: Timing(
             tuple(tuple(part.samples) for part in timed), max(part.peak_bytes or 0 for part in timed)

@@ -327,7 +327,7 @@ class Study:
             self.variants(),
             self.time_steps,
             existing,
-            self.time_together if self.resolved.device_type == "cpu" else None,
+            self.resolved.device_type == "cpu",
             self.copies(),
         )
 
@@ -336,11 +336,7 @@ class Study:
         alone = self.settings.executor != "local" or self.resolved.device_type != "cpu"
         return 1 if alone else self.executor().slots()
 
-    def time_steps(self, name: str, batch: BatchPlan, seconds: float) -> Timing:
-        """Time steps of one variant in a separate process."""
-        return self.time_together([name], batch, seconds)[name]
-
-    def time_together(self, names: Sequence[str], batch: BatchPlan, seconds: float) -> dict[str, Timing]:
+    def time_steps(self, names: Sequence[str], batch: BatchPlan, seconds: float) -> dict[str, Timing]:
         """Time steps of the variants in turn, in one separate process."""
         first, *others = names
         arguments = [first, "0", "--time", str(seconds), "--micro", str(batch.micro)]

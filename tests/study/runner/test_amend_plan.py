@@ -1,6 +1,7 @@
 """An existing plan: rebuilt with the same learning rates, and amended with variants that were added."""
 
 import dataclasses
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -226,10 +227,10 @@ def test_an_added_variant_that_runs_out_of_memory_while_timed_reduces_the_micro_
     plan = place.make("B")
     micro = plan.batch.micro
 
-    def time_steps(name: str, batch: BatchPlan, seconds: float) -> Timing:
-        if name == "RALEARN" and batch.micro == micro:
+    def time_steps(names: Sequence[str], batch: BatchPlan, seconds: float) -> dict[str, Timing]:
+        if "RALEARN" in names and batch.micro == micro:
             raise DoesNotFitError("out of memory")
-        return timing(SPEEDS[name])
+        return {name: timing(SPEEDS[name]) for name in names}
 
     plan = place.add(plan, "B", "RALEARN", time_steps=time_steps)
     assert plan.batch.micro == micro // 2

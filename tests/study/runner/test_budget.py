@@ -113,7 +113,7 @@ class Study:
         self.resolved = resolve(self.config.target)
 
     def plan(self, machine: Machine, together: bool = False) -> Plan:
-        def time_together(names: Sequence[str], batch: BatchPlan, seconds: float) -> dict[str, Timing]:
+        def time_steps(names: Sequence[str], batch: BatchPlan, seconds: float) -> dict[str, Timing]:
             known: dict[int, str] = {}
             steps, timed_from = [0], []
 
@@ -133,9 +133,6 @@ class Study:
             assert timed_from == [WARM_UP_STEPS * len(names)]
             return {name: Timing((tuple(values),), None) for name, values in found.items()}
 
-        def time_steps(name: str, batch: BatchPlan, seconds: float) -> Timing:
-            return time_together([name], batch, seconds)[name]
-
         settings = StudySettings("s", self.names, 2, self.folder, self.equal_time)
         variants = {name: variant(name, self.config.model, ALTERNATION) for name in self.names}
         return planner.make_plan(
@@ -144,7 +141,7 @@ class Study:
             self.resolved,
             variants,
             time_steps,
-            time_together=time_together if together else None,
+            in_one_process=together,
         )
 
     def run(self, plan: Plan, name: str, machine: Machine, slower: float = 1.0) -> dict[str, Any]:

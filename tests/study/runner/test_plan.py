@@ -60,7 +60,7 @@ def timing(seconds: float, peak_bytes: int | None = 1) -> Timing:
 
 
 def steady(seconds: dict[str, float]) -> Any:
-    return lambda name, batch, budget: timing(seconds[name])
+    return lambda names, batch, budget: {name: timing(seconds[name]) for name in names}
 
 
 def test_all_variants_get_one_exact_batch_of_512_sequences_on_every_gpu(
@@ -82,9 +82,9 @@ def test_a_time_limit_becomes_one_count_or_at_equal_time_one_for_each_class(
 ) -> None:
     timed: list[str] = []
 
-    def time_steps(name: str, batch: BatchPlan, seconds: float) -> Timing:
-        timed.append(name)
-        return timing(2.0 if name == "B" else 2.5)
+    def time_steps(names: Sequence[str], batch: BatchPlan, seconds: float) -> dict[str, Timing]:
+        timed.extend(names)
+        return {name: timing(2.0 if name == "B" else 2.5) for name in names}
 
     plan = make(config, tmp_path, time_steps, equal_time=equal_time)
     counts = {name: row.iterations for name, row in plan.variants.items()}
@@ -126,18 +126,14 @@ def test_with_enough_memory_classes_are_timed_step_by_step_in_one_process(
 ) -> None:
     asked: list[tuple[str, ...]] = []
 
-    def alone(name: str, batch: BatchPlan, seconds: float) -> Timing:
-        asked.append((name,))
-        return timing(2.0)
-
-    def at_once(names: Sequence[str], batch: BatchPlan, seconds: float) -> dict[str, Timing]:
+    def time_steps(names: Sequence[str], batch: BatchPlan, seconds: float) -> dict[str, Timing]:
         asked.append(tuple(names))
         return {name: timing(2.0 if name == "B" else 2.5, None) for name in names}
 
     settings = StudySettings("s", NAMES, 3, tmp_path, False)
     small = dataclasses.replace(config, batch=dataclasses.replace(config.batch, micro=1))
     variants = {name: variant(name, config.model, ALTERNATION) for name in NAMES}
-    plan = planner.make_plan(small, settings, resolved(gib), variants, alone, time_together=at_once)
+    plan = planner.make_plan(small, settings, resolved(gib), variants, time_steps, in_one_process=True)
     assert asked == ([("B", "RALEARN")] if together else [("B",), ("RALEARN",)] * ROUNDS)
     if together:
         assert {row.iterations for row in plan.variants.values()} == {2880 + WARM_UP_STEPS}
@@ -147,9 +143,7 @@ def test_with_enough_memory_classes_are_timed_step_by_step_in_one_process(
 def test_a_single_variant_is_timed_in_a_separate_process(config: Config, tmp_path: Path) -> None:
     settings = StudySettings("s", ("B", "RAALL"), 3, tmp_path, False)
     variants = {name: variant(name, config.model, ALTERNATION) for name in ("B", "RAALL")}
-    plan = planner.make_plan(
-        config, settings, resolved(), variants, steady({"B": 2.0}), time_together=lambda *_: {}
-    )
+    plan = planner.make_plan(config, settings, resolved(), variants, steady({"B": 2.0}), in_one_process=True)
     assert plan.classes["standard"].peak_bytes == 1
 
 
@@ -202,11 +196,12 @@ def test_a_budget_of_less_than_a_few_steps_is_refused() -> None:
 def test_out_of_memory_during_timing_selects_the_next_divisor_for_all(config: Config, tmp_path: Path) -> None:
     tried: list[tuple[str, int]] = []
 
-    def time_steps(name: str, batch: BatchPlan, seconds: float) -> Timing:
+    def time_steps(names: Sequence[str], batch: BatchPlan, seconds: float) -> dict[str, Timing]:
+        (name,) = names
         tried.append((name, batch.micro))
         if name == "RALEARN" and batch.micro > 8:
             raise DoesNotFitError("out of memory")
-        return timing(2.0)
+        return {name: timing(2.0)}
 
     batch = make(config, tmp_path, time_steps).batch
     assert batch.micro == 8
