@@ -266,6 +266,20 @@ def test_validation_curves_are_the_records_means_and_ranges(tmp_path: Path) -> N
         assert (found.low[place], found.high[place]) == (min(losses), max(losses))
 
 
+def test_a_curve_of_seeds_with_other_ends_ends_at_their_mean() -> None:
+    used = []
+    for seed, steps in enumerate((STEPS, STEPS // 2)):
+        value = a_record("B", seed, 4.0 + seed, steps)
+        used.append(runs.Run(value["run"], "B", seed, "finished", True, record=run_record.from_json(value)))
+    (found,) = curves.validation_curves(used)
+    ends = [run.record.validation.history[-1] for run in used]
+    assert found.tokens == sorted(found.tokens)
+    assert found.tokens[-1] == sum(row.tokens for row in ends) / 2
+    assert found.loss[-1] == pytest.approx(sum(row.loss for row in ends) / 2)
+    shared = set.intersection(*({row.tokens for row in run.record.validation.history} for run in used))
+    assert found.tokens[:-1] == [tokens for tokens in sorted(shared) if tokens < found.tokens[-1]]
+
+
 def test_training_curves_are_thinned_means_of_the_steps(tmp_path: Path) -> None:
     study = a_study(tmp_path, seeds=1)
     used = [run for run in build.build_report(study).runs if run.used]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -102,6 +104,23 @@ def test_the_needed_runs_hold_what_each_verdict_compares(table: dict[str, list[f
     assert set(runs) == needed
     assert not set(runs) & set(tuning_runs(names, rates))
     assert len(runs) + len(tuning_runs(names, rates)) <= len(most_runs(names, seeds, rates))
+
+
+@pytest.mark.parametrize("names", [ARMS[:3], ARMS[:4], ARMS, ARMS[2:]])
+@pytest.mark.parametrize("grid", [GRID[:2], GRID])
+def test_the_most_runs_are_those_of_the_choice_that_needs_most(
+    names: tuple[str, ...], grid: tuple[str, ...]
+) -> None:
+    groups = [
+        [name for name in names if is_control_arm(name)],
+        *([n] for n in names if not is_control_arm(n)),
+    ]
+    rates = LearningRates(grid, 1)
+    needed = []
+    for choice in itertools.product(grid, repeat=len(groups)):
+        chosen = {name: rate for group, rate in zip(groups, choice, strict=True) for name in group}
+        needed.append(len(judged_runs(names, 2, replace(rates, chosen=chosen))))
+    assert len(most_runs(names, 2, rates)) == len(tuning_runs(names, rates)) + max(needed)
 
 
 def test_tuning_seeds_are_above_every_judged_seed() -> None:
