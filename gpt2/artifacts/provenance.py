@@ -94,8 +94,10 @@ def loaded_code(root: Path = ROOT) -> dict[str, str]:
     packages = {folder.name for folder in root.iterdir()}
     for name, module in sorted(sys.modules.items()):
         package = name.split(".")[0]
+        if package not in packages:
+            continue
         path = Path(getattr(module, "__file__", None) or "")
-        if package not in packages or path.suffix != ".py" or not path.is_file():
+        if path.suffix != ".py" or not path.is_file():
             continue
         if path.resolve().is_relative_to(root / package):
             found[name] = module_digest(path.read_bytes())

@@ -79,7 +79,7 @@ def test_a_study_runs_writes_its_report_and_a_second_make_runs_nothing(place: Wo
     assert "nothing to run: all 1 runs" in second
     assert (study / "runs/B0/run.json").read_bytes() == before
     # a job that waited in a cluster's queue while the run was finished elsewhere
-    assert place.command("scripts.train", str(study), "B", "0").returncode == 0
+    assert run(place, "scripts.train", str(study), "B", "0", expect=0) == ""
     assert (study / "runs/B0/run.json").read_bytes() == before
     # a further session with another seed and another variant: the finished run is unchanged
     configure(place, SEEDS="2")
