@@ -51,10 +51,9 @@ class EvaluatedShape(Shape):
     items: int = 0
 
 
-TINY = EvaluatedShape("tiny", 1, 1, 8, 64, micro=1, windows=2, items=3)  # for tests
 SHAPES = {
-    "cpu": (EvaluatedShape("124m-t256", 12, 12, 768, 256, micro=2, windows=16, items=100), TINY),
-    "card": (EvaluatedShape("124m-t1024", 12, 12, 768, 1024, micro=32), TINY),
+    "cpu": (EvaluatedShape("124m-t256", 12, 12, 768, 256, micro=2, windows=16, items=100),),
+    "card": (EvaluatedShape("124m-t1024", 12, 12, 768, 1024, micro=32),),
 }
 
 

@@ -45,10 +45,9 @@ class TrainingShape(Sizes):
     learning_rate: float
 
 
-TINY = TrainingShape("tiny", 1, 2, 16, 16, 2, 4, 20, 1e-3)  # for tests
 SHAPES = {
-    "cpu": (TrainingShape("4x128-t128", 4, 4, 128, 128, 4, 8, 150, 1e-3), TINY),
-    "card": (TrainingShape("124m-t1024", 12, 12, 768, 1024, 12, 24, 300, 6e-4), TINY),
+    "cpu": (TrainingShape("4x128-t128", 4, 4, 128, 128, 4, 8, 150, 1e-3),),
+    "card": (TrainingShape("124m-t1024", 12, 12, 768, 1024, 12, 24, 300, 6e-4),),
 }
 
 

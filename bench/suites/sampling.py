@@ -36,14 +36,12 @@ class SampledShape(Sizes):
     new: int = 32
 
 
-TINY = SampledShape("tiny", 1, 1, 8, 64, prompt=3, new=4)  # for tests
 SHAPES = {
     "cpu": (
         SampledShape("6x384-t256", 6, 6, 384, 256, prompt=32, new=96),
         SampledShape("124m-t256", 12, 12, 768, 256, prompt=32, new=96),
-        TINY,
     ),
-    "card": (SampledShape("124m-t1024", 12, 12, 768, 1024, prompt=128, new=512), TINY),
+    "card": (SampledShape("124m-t1024", 12, 12, 768, 1024, prompt=128, new=512),),
 }
 
 

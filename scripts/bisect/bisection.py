@@ -15,19 +15,15 @@ from scripts.bisect.settings import search_settings
 from scripts.bisect.steps import search_steps
 from scripts.bisect.symptoms import NAN, OF_TWO, ROUNDING, ObservedSymptom, find_symptom
 from scripts.bisect.write import write_bisection
-from scripts.diagnose.runs import RunSide, read_run
+from scripts.diagnose.runs import RunSide, read_with
 from scripts.record.replay import RunReplay
-from study.compare.load import labels
 
 SEARCHES = ("settings", "steps", "phases", "modules")
 BIT_SEARCHES = ("settings", "steps")  # of a difference within rounding
 
 
 def bisect_run(given: argparse.Namespace) -> int:
-    paths = [path for path in (given.run, given.against) if path]
-    names = labels(paths) if len(paths) > 1 else [given.run.name]
-    sides = [read_run(path, name) for path, name in zip(paths, names, strict=True)]
-    run, against = sides[0], sides[1] if len(sides) > 1 else None
+    run, against = read_with(given.run, given.against)
     symptom = find_symptom(run, against, given.step, given.symptom)
     folder = given.out or default_folder(given.run, "bisect")
     print(f"{run.label}: {symptom.text}", flush=True)

@@ -117,6 +117,14 @@ def read_runs(paths: Sequence[Path]) -> list[RunSide]:
     return [read_run(path, label) for path, label in zip(paths, labels(paths), strict=True)]
 
 
+def read_with(path: Path, against: Path | None) -> tuple[RunSide, RunSide | None]:
+    """Read a run, and the one that it is compared with."""
+    if against is None:
+        return read_run(path, path.name), None
+    first, second = labels((path, against))
+    return read_run(path, first), read_run(against, second)
+
+
 def read_run(path: Path, label: str) -> RunSide:
     if not (path / "run.json").exists():
         return RunSide(path, label, read_curve(path, label))

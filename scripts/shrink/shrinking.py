@@ -23,8 +23,7 @@ from scripts.bisect.play import Played, RunSettings
 from scripts.bisect.session import default_folder, identity
 from scripts.bisect.settings import SCRATCH
 from scripts.bisect.symptoms import OF_TWO, ObservedSymptom, find_symptom
-from scripts.diagnose.runs import read_run
-from study.compare.load import labels
+from scripts.diagnose.runs import read_with
 
 LEAST_HEAD, LEAST_BLOCK = 8, 16  # channels of a head, for which kernels exist; Kconfig's least sequence
 NAMES = {  # of a size -> its symbol, or its meaning
@@ -38,20 +37,17 @@ NAMES = {  # of a size -> its symbol, or its meaning
 
 def shrink_run(given: argparse.Namespace) -> int:
     """given: run, against, step, symptom and out of the command."""
-    paths = [path for path in (given.run, given.against) if path]
-    names = labels(paths) if len(paths) > 1 else [given.run.name]
-    runs = [read_run(path, name) for path, name in zip(paths, names, strict=True)]
-    against = runs[1] if len(runs) > 1 else None
-    symptom = find_symptom(runs[0], against, given.step, given.symptom).from_start(runs[0], 0)
+    run, against = read_with(given.run, given.against)
+    symptom = find_symptom(run, against, given.step, given.symptom).from_start(run, 0)
     folder = given.out or default_folder(given.run, "shrink")
-    sides = [side for side in runs if side is runs[0] or symptom.kind in OF_TWO]
+    sides = [run, *([against] if against and symptom.kind in OF_TWO else [])]
     records = [side.record for side in sides if side.record]
     settings = [
         RunSettings.of_run(side.path, record, read_symbols(side.path / "config").entries)
         for side, record in zip(sides, records, strict=True)
     ]
     start = sizes_of(settings[0])
-    print(f"{runs[0].label}: {symptom.text}")
+    print(f"{run.label}: {symptom.text}")
     of = " of both runs" if len(sides) > 1 else ""
     print(
         f"trials: up to {symptom.step} steps{of} from the initial weights; at first {_text(start)}",

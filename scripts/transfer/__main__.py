@@ -23,19 +23,7 @@ from pages.page import render_html
 from study.runner.settings import StudySettings
 
 CONFIG = Path(".config")
-PLATFORMS = (
-    "bf16",
-    "int8",
-    "int4",
-    "int4:row",
-    "int3",
-    "int3:row",
-    "int2",
-    "foreign:1e-2",
-    "foreign:3e-2",
-    "foreign:1e-1",
-    "foreign:3e-1",
-)
+PLATFORMS = "bf16 int8 int4 int4:row int3 int3:row int2 foreign:1e-2 foreign:3e-2 foreign:1e-1 foreign:3e-1"
 
 
 def configured_study() -> Path:
@@ -55,7 +43,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--machine", default="")
     arguments = parser.parse_args(command_arguments(("PLATFORMS", "OUT", "MACHINE"), paths="STUDIES"))
-    studies, names = list(dict.fromkeys(arguments.studies)), arguments.platforms.split() or list(PLATFORMS)
+    studies, names = list(dict.fromkeys(arguments.studies)), (arguments.platforms or PLATFORMS).split()
     if arguments.machine:
         machine_name(arguments.machine)
     studies = studies or [configured_study()]

@@ -24,6 +24,8 @@ from tests.hellaswag_items import FIXTURE, real_items
 REAL_TOKENS = 3_143_781  # that the model is asked for in the real items, by encode_pair
 WHOLE = Whole(1000, 10_000, 50, 2000)
 
+TINY = evaluation.EvaluatedShape("tiny", 1, 1, 8, 64, micro=1, windows=2, items=3)
+
 
 @pytest.fixture(scope="module")
 def synthetic() -> list[Item]:
@@ -133,7 +135,7 @@ def test_the_scorer_gets_every_item_once_and_validation_every_window(
     resolved = resolve.resolve(TargetConfig("cpu", "auto", False, 1, "cpu", False))
     monkeypatch.setattr(attention_kernels, "prepare_device", lambda config, model: resolved)
     items = hellaswag.load_items(FIXTURE, 0)
-    found = evaluate_once(evaluation.TINY, "RALEARN", 70, items)
+    found = evaluate_once(TINY, "RALEARN", 70, items)
     assert Counter(asked) == Counter(items)
     assert windows == [(64, 65), (70, 65)]  # one batch of 4,096 tokens to warm up, then all
     assert (found.items, found.validation_tokens) == (len(items), 70 * 64)
@@ -150,7 +152,8 @@ def test_costs_are_those_of_the_main_study_on_the_card_of_the_goal(tmp_path: Pat
 def test_the_suite_measures_prints_and_saves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = run_small(evaluation.SUITE, tmp_path, monkeypatch, shape="tiny", rounds=1, seconds=0)
+    monkeypatch.setattr(evaluation, "SHAPES", {"cpu": (TINY,)})
+    found = run_small(evaluation.SUITE, tmp_path, monkeypatch, rounds=1, seconds=0)
     shown = capsys.readouterr().out
     assert "1 rounds, median [95 % interval; below 6 rounds the range]" in shown
     assert "EXTRAPOLATED by tokens from 3 items to all 10,042" in shown

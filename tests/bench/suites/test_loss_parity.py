@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from bench.suites import loss_parity
-from bench.suites.loss_parity import TINY, compare, final_loss, row_of, train_both, verdict
+from bench.suites.loss_parity import TrainingShape, compare, final_loss, row_of, train_both, verdict
 from gpt2.system.errors import UserError
 from tests.bench.sessions import run_small
 
 LOSSES = st.lists(st.floats(0.5, 12, width=32), min_size=20, max_size=20)
+
+TINY = TrainingShape("tiny", 1, 2, 16, 16, 2, 4, 20, 1e-3)
 
 
 def rows_of(ours: list[float], plain: list[float]) -> list[dict[str, Any]]:
@@ -106,7 +108,8 @@ def test_batches_are_windows_of_the_text_and_differ_between_steps() -> None:
 def test_the_suite_saves_the_curves_and_their_comparison(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = run_small(loss_parity.SUITE, tmp_path, monkeypatch, shape="tiny", rounds=2)
+    monkeypatch.setattr(loss_parity, "SHAPES", {"cpu": (TINY,)})
+    found = run_small(loss_parity.SUITE, tmp_path, monkeypatch, rounds=2)
     assert found["complete"] is True
     assert [curve["seed"] for curve in found["curves"]] == [0, 1]
     assert found["curves"][0]["ours"] != found["curves"][1]["ours"]

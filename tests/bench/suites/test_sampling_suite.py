@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.suites.sampling import SUITE, rows_of, table
+from bench.suites import sampling
+from bench.suites.sampling import SUITE, SampledShape, rows_of, table
 from tests.bench.sessions import run_small
 
 
@@ -40,7 +41,9 @@ def test_ratios_are_taken_within_a_round_and_other_tokens_are_named() -> None:
 def test_the_suite_draws_equal_tokens_with_and_without_a_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = run_small(SUITE, tmp_path, monkeypatch, shape="tiny", rounds=1)
+    tiny = SampledShape("tiny", 1, 1, 8, 64, prompt=3, new=4)
+    monkeypatch.setattr(sampling, "SHAPES", {"cpu": (tiny,)})
+    data = run_small(SUITE, tmp_path, monkeypatch, rounds=1)
     (result,) = data["shapes"]
     rows = rows_of(result["turns"])
     assert [(row["case"], row["texts"]) for row in rows] == [
