@@ -42,6 +42,7 @@ READS.verify := STUDY
 export override MAKE_GOALS := $(or $(MAKECMDGOALS),all)
 ARGUMENTS := $(foreach list,$(filter READS.%,$(.VARIABLES)),$($(list)))
 unexport $(ARGUMENTS) $(filter CONFIG_%,$(.VARIABLES))  # make would expand them: a$b to a
+unexport PYTHONDONTWRITEBYTECODE  # every process would compile torch again
 ifdef PYTHON
 export override PYTHON := $(value PYTHON)
 # A path with spaces is one word; otherwise words may follow the interpreter, such as -X dev.

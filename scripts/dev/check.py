@@ -25,7 +25,6 @@ MYPY = ["-m", "mypy"]  # one process of a minute, beside the other checks
 def main() -> int:
     # one thread per process; more threads than cores would slow all of them down
     environment = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"} | os.environ
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes would compile the project
     environment.pop("MAKE_GOALS", None)  # tests give the commands variables that `make check` does not read
     failed = []
     with (

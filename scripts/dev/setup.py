@@ -88,7 +88,7 @@ def python() -> str:
 def pip(*arguments: str, quiet_failure: bool = False) -> bool:
     """Run pip in the virtual environment; return whether it succeeded. A failure prints its last lines.
 
-    compile_modules compiles on all cores. pip uses one, in half of the installation's time.
+    It compiles no modules, which takes half of its time: Python compiles those that are imported.
     """
     options = ["--quiet", "--disable-pip-version-check", "--no-compile"]
     command = [python(), "-m", "pip", "install", *options, *arguments]
@@ -96,14 +96,6 @@ def pip(*arguments: str, quiet_failure: bool = False) -> bool:
     if done.returncode and not quiet_failure:
         print("\n".join(done.stderr.strip().splitlines()[-8:]), file=sys.stderr)
     return done.returncode == 0
-
-
-def compile_modules() -> None:
-    """Compile the installed modules: with PYTHONDONTWRITEBYTECODE each process would compile them once more.
-
-    A package may contain files of another version of Python, which do not compile.
-    """
-    subprocess.run([python(), "-m", "compileall", "-j", "0", "-qq", str(VENV / "lib")], capture_output=True)
 
 
 def works(code: str) -> bool:
@@ -194,7 +186,6 @@ def install(kind: str) -> None:
         raise UserError(
             "some packages could not be installed; pip's last lines are above; fix: make (it tries again)"
         )
-    compile_modules()
     stamp.touch()
 
 

@@ -35,7 +35,7 @@ HOSTILE = "a b 'q' \"d\" \\ \\\\ $x $$y $(shell touch made) $(touch made) `touch
 # Records how it was started, in place of the interpreter.
 RECORDER = f"""#!{sys.executable} -S
 import json, os, sys
-names = ("MAKEFLAGS", "DEFCONFIG")
+names = ("MAKEFLAGS", "DEFCONFIG", "PYTHONDONTWRITEBYTECODE")
 with open("calls", "a") as file:
     seen = dict(argv=sys.argv, **{{name: os.environ.get(name) for name in names}})
     seen["exported"] = sorted(name for name in os.environ if name in {sorted(sum(VARIABLES.values(), ()))!r})
@@ -55,7 +55,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def calls(checkout: Path, *typed: str, python: str = "./it's a $python") -> list[dict[str, Any]]:
     """Run make with a recorder as interpreter. Returns its calls; no other file may appear."""
     before = sorted(path.name for path in checkout.iterdir())
-    environment = {name: os.environ[name] for name in ("PATH",)}
+    environment = {"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
         ["make", f"PYTHON={python}", *typed], cwd=checkout, env=environment, capture_output=True, text=True
     )
@@ -112,6 +112,10 @@ def test_words_may_follow_the_interpreter(checkout: Path) -> None:
         "-m",
         "scripts.report",
     ]
+
+
+def test_the_processes_of_make_may_compile_modules_once(checkout: Path) -> None:
+    assert {call["PYTHONDONTWRITEBYTECODE"] for call in calls(checkout, "check")} == {None}
 
 
 def test_no_recipe_expands_anything_but_the_interpreter_and_the_kind_of_setup() -> None:

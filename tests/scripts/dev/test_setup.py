@@ -54,13 +54,12 @@ class Machine:
         (self.root / ".config").write_text("".join(line + "\n" for line in lines))
 
     def calls(self) -> list[str]:
-        """Return the calls since the last time, without pip's constant arguments and those that compile."""
+        """Return the calls since the last time, without pip's constant arguments."""
         text = self.calls_file.read_text() if self.calls_file.exists() else ""
         self.calls_file.unlink(missing_ok=True)
         return [
             line.replace("--quiet --disable-pip-version-check --no-compile ", "")
             for line in text.splitlines()
-            if not line.startswith("-m compileall ")
         ]
 
 
@@ -99,15 +98,6 @@ def test_without_a_gpu_the_cpu_build_is_installed(machine: Machine) -> None:
         f"-m pip install {setup.TORCH_ON_CPU}",
         "-m pip install numpy>=2.0,<3 kconfiglib>=14.1,<15",
     ]
-
-
-def test_the_installed_modules_are_compiled_once_after_the_last_package(machine: Machine) -> None:
-    setup.main(["main"])
-    setup.main(["main"])
-    lines = machine.calls_file.read_text().splitlines()
-    assert lines[-1] == f"-m compileall -j 0 -qq {setup.VENV / 'lib'}"
-    assert lines[-2].startswith("-m pip install ")
-    assert sum("compileall" in line for line in lines) == 1
 
 
 def test_without_a_gpu_the_cuda_build_is_installed_only_on_request(machine: Machine) -> None:
