@@ -14,7 +14,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -41,14 +40,11 @@ def task_to_json(task: Task) -> dict[str, Any]:
     }
 
 
-def task_from_json(content: Mapping[str, Any]) -> Task:
-    return Task(content["name"], tuple(content["arguments"]), Path(content["folder"]), Path(content["log"]))
-
-
 def read_task(tasks: str, index: int) -> Task:
     """Return the task of a JSON list, given as text or as a file."""
     text = tasks if tasks.startswith("[") else Path(tasks).read_text()
-    return task_from_json(json.loads(text)[index])
+    task = json.loads(text)[index]
+    return Task(task["name"], tuple(task["arguments"]), Path(task["folder"]), Path(task["log"]))
 
 
 class Requeue:

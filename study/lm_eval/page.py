@@ -99,7 +99,7 @@ def downstream_section(study_dir: Path, used: Sequence[Run], variants: Sequence[
             value.metric,
             _value(value),
             f"{value.items:,}",
-            _seeds(value),
+            str(len(value.seeds)),
         ]
         for value in found.values
     ]
@@ -174,7 +174,7 @@ def _differences(found: TaskComparison, variants: Sequence[str] | None) -> list[
             _number(one.difference, one, sign=True),
             _number(one.stderr_items, one),
             _number(one.stderr_seeds, one),
-            _seeds(one),
+            str(len(one.seeds)),
         ]
         for one in found.differences
     ]
@@ -183,10 +183,6 @@ def _differences(found: TaskComparison, variants: Sequence[str] | None) -> list[
     single = any(one.stderr_seeds is None for one in found.differences)
     about = ABOUT_DIFFERENCES.format(baseline=baseline)
     return [Table(headings, rows, (1, 2)), Note(f"{about} {ONE_SEED}" if single else about)]
-
-
-def _seeds(one: ArmValue | ArmDifference) -> str:
-    return str(len(one.seeds))
 
 
 def _value(value: ArmValue) -> str:

@@ -18,6 +18,7 @@ from gpt2.system.errors import UserError
 from ra.variants import Variant
 from study.memory.micro_batch import Predictions
 from study.records.plan_file import CostClass, Plan, PlanBudget
+from study.records.runs import BASELINE
 from study.runner.plan import iteration_counts, planned_row
 from study.runner.settings import StudySettings
 from study.runner.step_timing import (
@@ -30,7 +31,6 @@ from study.runner.step_timing import (
 )
 
 TIMING_SHARE, TIMING_LEAST, TIMING_MOST = 0.05, 15.0, 60.0  # seconds of timing per class, from the time limit
-BASELINE = "B"
 TIMED_AT_ONCE = (
     "step times were measured in {} processes at once, each on its share of the cores, as the runs train"
 )
