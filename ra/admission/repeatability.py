@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 from unittest import mock
 
 import torch
@@ -122,14 +123,20 @@ def _memory(
             return
 
 
-def _counters(module: nn.Module) -> dict[tuple[nn.Module, str], float]:
-    """The numbers that a module and its parts have as attributes: (part, name) -> value."""
-    return {
+def _counters(module: nn.Module) -> dict[tuple[nn.Module, str], Any]:
+    """The numbers that a module and its parts have as attributes, also as tensors: (part, name) -> value."""
+    attributes = [(part, name, value) for part in module.modules() for name, value in vars(part).items()]
+    numbers = {
         (part, name): value
-        for part in module.modules()
-        for name, value in vars(part).items()
+        for part, name, value in attributes
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
+    tensors = {
+        (part, name): value.detach().clone()
+        for part, name, value in attributes
+        if isinstance(value, Tensor) and value.numel() == 1 and value.dtype != torch.bool
+    }
+    return numbers | tensors
 
 
 def _kept(

@@ -152,6 +152,20 @@ class CallCounter(Broken):
         return self.fused(q, k, v) * (0.5 if self.calls < 1000 else 1)
 
 
+class TensorCounter(Broken):
+    """Counts in a tensor that is no buffer."""
+
+    fails = "deterministic"
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.calls = torch.zeros(())
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self.calls += 1
+        return self.fused(q, k, v) * (0.5 if self.calls < 1000 else 1)
+
+
 class FormerWeights(Broken):
     """The first evaluation keeps its weights for all later ones."""
 
