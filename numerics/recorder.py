@@ -209,6 +209,8 @@ class Recorder:
 
     def recording(self) -> bool:
         """Return whether a call is recorded now: not the recorder's, and no recomputation during backward."""
+        if self._active and passes.in_reentrant_checkpoint():
+            self.note(passes.WITHIN_CHECKPOINT)
         return self._active and not self.busy and passes.counts()
 
     def open_call(

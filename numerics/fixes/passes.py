@@ -14,6 +14,11 @@ from typing import Any
 
 import torch
 
+WITHIN_CHECKPOINT = (
+    "the gradients of calls within torch.utils.checkpoint with use_reentrant=True are not recorded; a difference that "
+    "arises in their backward is named at the next recorded gradient; fix: use_reentrant=False"
+)
+UNSEEN = "it is in torch.utils.checkpoint with use_reentrant=True; fix: use_reentrant=False"
 FIRST, DISCARDED, REPLAYED = "first", "discarded", "replayed"
 Listener = Callable[[Any, Sequence[Any], Mapping[str, Any]], None]
 LISTENERS: list[
@@ -41,6 +46,12 @@ def running(name: str) -> Iterator[None]:
 def counts() -> bool:
     """Whether a forward that runs now counts: it is not discarded, and backward does not recompute it."""
     return torch._C._current_graph_task_id() == -1 and _current.name != DISCARDED
+
+
+def in_reentrant_checkpoint() -> bool:
+    """Whether backward recomputes a checkpoint with use_reentrant=True: its gradients pass in a backward of its own."""
+    node = torch._C._current_autograd_node()
+    return node is not None and node.name() == "CheckpointFunctionBackward"
 
 
 def first() -> bool:

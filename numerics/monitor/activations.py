@@ -75,6 +75,8 @@ class ActivationWatch:
             if passes.counts():
                 self.within.append(path)
                 self.calls[path] = 0
+            elif passes.in_reentrant_checkpoint() and self.wanted("actv_grad", f"{path}.input_grad.0"):
+                self.pending.fail(("actv_grad", path), RuntimeError(passes.UNSEEN))
             if passes.counts() or passes.replayed():
                 self._observe(path, "input", tensors_in([list(args), kwargs]))
 

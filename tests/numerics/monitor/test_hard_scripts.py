@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from numerics import TrainerMon
@@ -50,6 +51,21 @@ def statistic(tensor: Tensor) -> dict[str, float]:
     moments, _ = pending.take()
     assert not pending.problems
     return {name: moments["actv", "x"].statistic(name) for name in STATISTICS}
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradients_within_a_reentrant_checkpoint_have_a_line(
+    reentrant: bool, tmp_path: Path, output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    watch(tmp_path, model, optimizer)
+    x = torch.ones(3, 4, requires_grad=True)
+    torch.utils.checkpoint.checkpoint(model, x, use_reentrant=reentrant).sum().backward()
+    optimizer.step()
+    printed = "".join(capsys.readouterr())
+    assert (" has no actv_grad: " in printed) is reentrant
+    assert ("use_reentrant=True" in printed) is reentrant
 
 
 @pytest.mark.parametrize("host", [True, False])
