@@ -186,11 +186,9 @@ def _compare(resolved: ResolvedTarget, what: str, found: list[Tensor], exact: li
 @contextmanager
 def observe_kernels(observed: set[str]) -> Iterator[None]:
     """Add the attention kernels that torch's profiler sees in the block to `observed`."""
-    from torch.profiler import ProfilerActivity, profile
+    from torch.autograd.profiler import profile  # torch.profiler would load torch._dynamo
 
-    with profile(
-        activities=[ProfilerActivity.CPU], acc_events=True
-    ) as profiler:  # each operation has a CPU event
+    with profile(acc_events=True) as profiler:  # each operation has a CPU event
         yield
     observed |= kernels_of(event.key for event in profiler.key_averages())
 
