@@ -116,7 +116,7 @@ PASSING = "retried from the checkpoint, ends at the undisturbed numbers, recorde
 @fault("a loss that is NaN once", PASSING, quick=True)
 def nan_once(bench: Bench) -> str:
     place = bench.workplace()
-    done = place.make({"place": "loss", "only": 28, "action": "nan", "times": 1})
+    done = bench.make(place, {"place": "loss", "only": 28, "action": "nan", "times": 1})
     record = place.record()
     same = place.numbers() == bench.undisturbed()
     reported = "transient fault" in (place.study / "report.md").read_text()

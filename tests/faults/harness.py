@@ -58,7 +58,7 @@ def outcome(good: bool, expected: str, otherwise: str) -> str:
 class Bench:
     """New workplaces, and undisturbed studies that are run once each.
 
-    in_process: a `make` after the fault trains in this process.
+    in_process: a `make` after the fault trains in this process, and so does one whose loss is NaN.
     """
 
     long = {"GPT2_MAX_ITERS": "500", "EVAL_INTERVAL_TOKENS": "3200"}  # noqa: RUF012
@@ -106,9 +106,9 @@ class Bench:
         shutil.copytree(study.folder / "results", place.folder / "results")
         return place
 
-    def make(self, place: Workplace) -> subprocess.CompletedProcess[str]:
-        """Run `make` after the fault. Returns its status and its output."""
-        return train(place) if self.in_process else place.make()
+    def make(self, place: Workplace, fault: dict[str, Any] | None = None) -> subprocess.CompletedProcess[str]:
+        """Run `make` after the fault, or with one that sends no signal. Returns its status and its output."""
+        return train(place, fault) if self.in_process else place.make(fault)
 
     def kill_all(self, place: Workplace, process: subprocess.Popen[str]) -> None:
         """Send SIGKILL to the study and to its processes."""

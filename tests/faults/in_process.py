@@ -8,14 +8,28 @@ import contextlib
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
+from gpt2.artifacts import checkpoint
+from gpt2.eval import evaluator
 from gpt2.system.signals import Stop
+from gpt2.train import nan_debug, step
 from study.executors.executor import Ended, Message, Started, Task
 from study.runner import worker
 from study.runner.study import Study
+from tests.faults.inject.sitecustomize import Fault, install
 from tests.faults.workplace import Workplace, wait_for
+
+PATCHED = (
+    (step.Stepper, "step"),
+    (step, "linear_cross_entropy"),
+    (nan_debug, "linear_cross_entropy"),
+    (checkpoint, "_flush"),
+    (evaluator.validation, "perplexity"),
+    (evaluator.hellaswag, "score"),
+)  # by `install`
 
 
 class InProcessExecutor:
@@ -50,10 +64,18 @@ class InProcessExecutor:
         return ""
 
 
-def train(place: Workplace) -> subprocess.CompletedProcess[str]:
-    """Run `make` in a workplace without examining its variants. Returns its status and its output."""
+def train(place: Workplace, fault: dict[str, Any] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run `make` in a workplace without examining its variants. Returns its status and its output.
+
+    fault: injected into the training; no signal.
+    """
     wait_for(place.unlocked)  # processes of an earlier study may end a moment later
     with pytest.MonkeyPatch.context() as patch:
+        if fault:
+            patch.setattr(sys, "path", list(sys.path))
+            for owner, name in PATCHED:  # restored at the end
+                patch.setattr(owner, name, getattr(owner, name))
+            install(Fault(fault), slower=0.0)
         patch.setattr(Study, "admit", lambda study: None)
         patch.setattr(Study, "executor", lambda study: InProcessExecutor())
         return place.here("scripts.study")

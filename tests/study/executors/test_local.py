@@ -22,6 +22,7 @@ from study.executors.local import LocalExecutor
 from study.runner.status_text import beside_note
 from study.runner.study import Study
 from study.runner.worker import run_plan
+from tests.faults.in_process import InProcessExecutor
 from tests.faults.workplace import Workplace, injected, write_stories
 from tests.small_runs import ALTERNATION
 
@@ -72,11 +73,11 @@ def train_alone(study_dir: Path, name: str, config: Config) -> None:
 def test_two_slots_have_the_numbers_of_one_to_the_bit(
     two: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The study with two slots is interrupted while both train. Both save, and the next `make` continues them."""
+    """The study with two slots is interrupted while both train. Both save, and the next `make` continues them here."""
     seen: list[str] = []
 
     def interrupt() -> None:
-        if not seen and min(map(two.steps, RUNS)) > 2:
+        if not seen and min(map(two.steps, RUNS)) > 8:
             seen.extend(status_text(two.study).splitlines())
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -90,6 +91,8 @@ def test_two_slots_have_the_numbers_of_one_to_the_bit(
     assert not two.orphans()
     assert [two.status(name) for name in RUNS] == ["interrupted"] * 2
     assert capfd.readouterr().out.count("stopped, saved") == 2
+    monkeypatch.setattr(InProcessExecutor, "slots", lambda executor: 2)
+    monkeypatch.setattr(Study, "executor", lambda study: InProcessExecutor())
     assert make(monkeypatch) == 0
     assert "2 of 2 runs pending, 2 at once" in capfd.readouterr().out
     assert "all runs are finished" in status_text(two.study)
