@@ -46,15 +46,25 @@ def _limited_threads() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _no_optimizer_hooks_remain() -> Iterator[None]:
-    """Fail after a file that leaves a recorder on: its hooks would copy the optimizer steps of later files."""
+def _no_setting_of_torch_remains() -> Iterator[None]:
+    """Fail after a file that leaves a recorder on or attention kernels off, which would change later files.
+
+    A recorder's hooks copy every optimizer step of the process.
+    """
     yield
     optimizers = sys.modules.get("torch.optim.optimizer")
-    if optimizers:
-        left = list(optimizers._global_optimizer_pre_hooks.values())
-        optimizers._global_optimizer_pre_hooks.clear()
-        optimizers._global_optimizer_post_hooks.clear()
-        assert not left
+    if not optimizers:
+        return
+    from torch.backends import cuda
+
+    hooks = list(optimizers._global_optimizer_pre_hooks.values())
+    optimizers._global_optimizer_pre_hooks.clear()
+    optimizers._global_optimizer_post_hooks.clear()
+    kernels = (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled())
+    cuda.enable_flash_sdp(True)
+    cuda.enable_mem_efficient_sdp(True)
+    cuda.enable_math_sdp(True)
+    assert (hooks, kernels) == ([], (True, True, True))
 
 
 @pytest.fixture
