@@ -32,13 +32,17 @@ REPLAY = 8.0  # units of rounding
 
 @dataclass
 class Judgement:
-    """verdict: equal, rounding or diverges. first_difference: the first call that ended with an unequal result."""
+    """verdict: equal, rounding or diverges. first_difference: the first call that ended with an unequal result.
+
+    undecided: arguments that differ where rounding of the inputs may hide their effect.
+    """
 
     verdict: str
     divergence: Divergence | None
     first_difference: CallRow | None
     findings: list[str] = field(default_factory=list)
     growths: list[tuple[float, str]] = field(default_factory=list)  # error / explained error, by row
+    undecided: list[str] = field(default_factory=list)
 
 
 def judge(
@@ -79,7 +83,7 @@ def judge(
             explained = error <= GROWTH * (row.epsilon + limit) and not row.gaps
             row.grade = ROUNDING if explained else BEYOND
     first = scan.first_unequal or next(iter(unequal), None)
-    return Judgement(verdict, scan.found, first, _findings(rows, scan.found), scan.growths)
+    return Judgement(verdict, scan.found, first, _findings(rows, scan.found), scan.growths, scan.undecided)
 
 
 class _Scan:
@@ -96,6 +100,7 @@ class _Scan:
         self.coarsest = 0.0  # the largest epsilon of unequal results so far
         self.found: Divergence | None = None
         self.growths: list[tuple[float, str]] = []
+        self.undecided: list[str] = []
         self.unequal_inputs = False
         self.first_unequal: CallRow | None = None  # the first call that ended with an unequal result
         self.hidden: dict[str, float] = {}  # errors of parameters that statistics hide, by row
@@ -237,6 +242,8 @@ class _Scan:
             wrong = wrong and _is_large_update(row, bound)
         weak = bool(changed) and row.equal("input") and not row.pair.call.backward and not row.inner
         if not wrong and not weak:
+            if row.replayed is None and not (row.equal("input") or row.pair.call.is_module):
+                self.undecided += [f"{row.name}: {text}" for text in changed if text.startswith("argument")]
             return None
         if trusted and wrong and (changed_row := self.causes.changed_within(row)):
             return self.causes.parameters(changed_row)

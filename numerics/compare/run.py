@@ -68,18 +68,27 @@ class Comparison:
         return list(found)
 
     @property
+    def undecided(self) -> list[str]:
+        """Return the arguments that differ where rounding of the inputs may hide their effect."""
+        return [text for step in self.steps for text in step.judgement.undecided]
+
+    @property
     def reservation(self) -> str:
-        """Say how many tensors could not be compared; "" where all were."""
-        found = self.uncompared
-        if not found:
-            return ""
-        more = "; ..." if len(found) > MOST_LISTED else ""
-        return f"{len(found)} tensors could not be compared: {'; '.join(found[:MOST_LISTED])}{more}"
+        """Say what could not be compared or judged; "" where all was."""
+        said = []
+        if self.uncompared:
+            said.append(f"{len(self.uncompared)} tensors could not be compared: {_some(self.uncompared)}")
+        if self.undecided and self.verdict != "diverges":
+            said.append(
+                f"{len(self.undecided)} arguments differ where the inputs differ by rounding: {_some(self.undecided)}: "
+                'without values their effect cannot be judged; fix: record both sides with "task": "tensor"'
+            )
+        return "; ".join(said)
 
     @property
     def verdict_text(self) -> str:
         """Return the verdict, with a reservation where it is "equal" or "rounding" and not all was compared."""
-        limited = self.verdict != "diverges" and self.uncompared
+        limited = self.verdict != "diverges" and (self.uncompared or self.undecided)
         return self.verdict + (" in what could be compared" if limited else "")
 
     @property
@@ -146,6 +155,10 @@ def compare_records(
         steps.append(StepComparison(place, here, there, rows, judgement))
     _check_map(names or {}, known)
     return Comparison(target, golden, steps, list(dict.fromkeys(notes)))
+
+
+def _some(texts: list[str]) -> str:
+    return "; ".join([*texts[:MOST_LISTED], *(["..."] if len(texts) > MOST_LISTED else [])])
 
 
 def _step_of(folder: Path) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -88,6 +89,13 @@ class Causes(CallIndex):
             caller = self.outer(missing[0]) if self.is_repeated(missing[0]) else None
             return self.divergence(caller or missing[0], "missing", [*row.settings, *what], units, why)
         before = self._last_before(row, stack)
+        if before is not None and module is None and self._is_unrecorded(row, cells):
+            why = (
+                f"{before.name} agrees, and no recorded call computes the gradient that {row.name} receives: the "
+                "backward of what lies between, such as a custom autograd.Function, or the code there"
+            )
+            found = self.divergence(row, "between", what, units, why)
+            return replace(found, name=f"between {before.name} and {row.name}")
         if before is not None and self._overwritten(row, before, cells):
             why = f"{before.name} agrees, and its result has changed before {row.name} reads it: memory is overwritten"
             return self.divergence(row, "overwritten", what, units, why)
@@ -114,6 +122,15 @@ class Causes(CallIndex):
             )
         return self.divergence(row, "between", what, units, "no recorded call computes this input")
 
+    def _is_unrecorded(self, row: CallRow, cells: Sequence[Cell]) -> bool:
+        """Return whether a function's backward receives gradients that no recorded call returned."""
+        if not row.pair.call.backward or row.pair.call.is_module:
+            return False
+        earlier = [other.pair.golden for other in self.rows[: self.position[id(row)]] if other.pair.golden]
+        results = {key(value) for call in earlier for value in call.outputs.values()}
+        given = [cell.golden for cell in cells if cell.golden is not None]
+        return any(value.count > 1 and key(value) not in results for value in given)
+
     def gradients(self, wrong: Sequence[CallRow], count: int) -> Divergence:
         """Name the cause of gradients of parameters that no gradient in backward explains. count: of all rows."""
         row = next((other for other in wrong if not self._agrees_within(other)), wrong[0])
@@ -129,7 +146,15 @@ class Causes(CallIndex):
             side = "golden" if alone.pair.golden else "target"
             why = f"{alone.name} is in the {side} record alone, and gradients of parameters differ: a call was dropped"
             return self.divergence(alone, "missing", what, units, why)
-        if count > 3 and 2 * len(wrong) > count:
+        most = count > 3 and 2 * len(wrong) > count
+        dropped = [other for other in self.rows if any(gap.startswith("gradient ") for gap in other.gaps)]
+        if most and dropped:
+            why = f"it is on one side alone, and gradients of {len(wrong)} of {count} modules differ: clipping lacks it"
+            return self.divergence(dropped[0], "missing", dropped[0].gaps, math.inf, why)
+        if most and (factor := _common_factor(wrong)):
+            why += f": each is {factor:.6g} times the golden one: their scale, average or clipping"
+            cause = "reduction"
+        elif most:
             cause, why = "reduction", f"{why}: their sum over micro-batches or devices, or their dtype"
         elif sharing := [other.pair.call.path for other in wrong if other is not row and _shared(other, row)]:
             why += f"; {', '.join(sharing)} shares it"
@@ -247,6 +272,25 @@ def _shared(one: CallRow, other: CallRow) -> bool:
         {key(cell.golden) for cell in row.cells if cell.side == "gradient"} for row in (one, other)
     )
     return bool(mine & others)
+
+
+def _common_factor(rows: Sequence[CallRow]) -> float:
+    """Return the common factor of all gradients of matrices; 0 where there is none, or one within 1 % of 1."""
+    pairs = [
+        (cell.target.norm or 0.0, cell.golden.norm)
+        for row in rows
+        for cell in row.cells
+        if cell.side == "gradient"
+        and cell.target
+        and cell.golden
+        and len(cell.golden.shape) > 1
+        and cell.golden.norm
+    ]
+    factors = sorted(mine / other for mine, other in pairs)
+    alike = (
+        bool(factors) and factors[-1] - factors[0] <= LIKE * max(row.epsilon for row in rows) * factors[-1]
+    )
+    return factors[0] if alike and abs(factors[0] - 1) > 0.01 else 0.0
 
 
 def _ratio_words(cell: Cell) -> str:
