@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from configuration import commands, rules
 from gpt2.hardware.detect import detected_target_name
-from kconfig import commands, rules
 from study.runner.study import Study
 
 

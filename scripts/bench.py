@@ -7,9 +7,9 @@ import sys
 
 from bench.suite import run_suite
 from bench.suites import NAMES, load_suite
+from configuration.arguments import command_arguments, make_variables
 from gpt2.hardware.resolve import export_environment
 from gpt2.system.errors import run_command
-from kconfig.arguments import command_arguments, make_variables
 
 
 def describe_suites() -> str:

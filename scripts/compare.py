@@ -11,8 +11,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from configuration.arguments import command_arguments
 from gpt2.system.errors import UserError, run_command
-from kconfig.arguments import command_arguments
 from pages.document import render_terminal
 from study.compare import build, write
 from study.compare.load import LoadedStudy

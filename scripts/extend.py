@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import argparse
 
+from configuration.arguments import command_arguments
 from gpt2.config.dotconfig import read_text
 from gpt2.system.errors import UserError, run_command
-from kconfig.arguments import command_arguments
 from scripts.study import CONFIG, load
 from study.runner.settings import symbol_of
 

@@ -1,9 +1,9 @@
-"""Write, edit and check .config: see `kconfig.commands`."""
+"""Write, edit and check .config: see `configuration.commands`."""
 
 import sys
 
+from configuration.commands import main
 from gpt2.system.errors import run_command
-from kconfig.commands import main
 
 if __name__ == "__main__":
     run_command(lambda: main(sys.argv[1:]))

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from configuration.arguments import command_arguments, refuse_assignments
 from gpt2.config.dotconfig import read_symbols
 from gpt2.system.errors import UserError, run_command
-from kconfig.arguments import command_arguments, refuse_assignments
 from study.records.lengths import shown_length
 from study.report import write
 from study.report.build import Report

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from configuration.arguments import refuse_assignments
+from configuration.files import load_strictly
 from gpt2.config.config import Config, TargetConfig
 from gpt2.config.dotconfig import Symbols, read_symbols, read_text
 from gpt2.hardware.gpu_specs import TARGETS
 from gpt2.system.errors import UserError, run_command
-from kconfig.arguments import refuse_assignments
-from kconfig.files import load_strictly
 from study.report.sentences import seeds_text
 from study.runner.settings import StudySettings
 from study.sizes.configuration import size_studies

@@ -10,7 +10,7 @@ PARTS = (
     "ra",
     "rl",
     "study",
-    "kconfig",
+    "configuration",
     "pages",
     "numerics",
     "scripts",

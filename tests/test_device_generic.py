@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("aqn", "bench", "gpt2", "kconfig", "numerics", "pages", "ra", "rl", "scripts", "study")
+PACKAGES = ("aqn", "bench", "gpt2", "configuration", "numerics", "pages", "ra", "rl", "scripts", "study")
 # file -> lines that mean CUDA or an NVIDIA or AMD card, and why
 ALLOWED = {
     "aqn/apply.py": (1, "TF32 is a number format of NVIDIA cards"),

@@ -20,7 +20,7 @@ FLOORS: list[set[str]] = [
     {"ra"},
     {"study"},
     {"rl"},
-    {"kconfig"},
+    {"configuration"},
     {"bench"},
     {"scripts"},
 ]
@@ -35,7 +35,7 @@ LEAVES = {
     "train/optimizer.py": set(),
 }
 NO_TORCH = (
-    "kconfig.commands",
+    "configuration.commands",
     "gpt2.config.config",
     "pages.page",
     "scripts.report",

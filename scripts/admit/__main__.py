@@ -9,12 +9,12 @@ import argparse
 import time
 from pathlib import Path
 
+from configuration.arguments import command_arguments
 from gpt2.config.config import Config
 from gpt2.config.dotconfig import read_symbols
 from gpt2.hardware import resolve
 from gpt2.system import files
 from gpt2.system.errors import UserError, run_command
-from kconfig.arguments import command_arguments
 from pages.document import render_terminal
 from pages.page import render_html
 from ra.admission.process import examine_variants

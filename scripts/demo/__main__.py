@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from configuration import rules
+from configuration.arguments import refuse_assignments
+from configuration.commands import configure, read_layers
 from gpt2.config.config import Config
 from gpt2.hardware.detect import detected_target_name
 from gpt2.system.errors import run_command
-from kconfig import rules
-from kconfig.arguments import refuse_assignments
-from kconfig.commands import configure, read_layers
 from study.analysis.verdict import BETTER, CANNOT_TELL, EQUIVALENT, WORSE
 from study.executors.slots import cores
 from study.report.build import build_report

@@ -20,11 +20,11 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from configuration.arguments import make_variables, refuse_unknown_variables
 from gpt2.config.dotconfig import split_words
 from gpt2.data.manifest import read_manifest
 from gpt2.system.errors import UserError, run_command
 from gpt2.system.read_files import DamagedFileError, open_regular
-from kconfig.arguments import make_variables, refuse_unknown_variables
 
 CACHES = {"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis"}
 SOURCES = (
@@ -32,7 +32,7 @@ SOURCES = (
     "defconfigs",
     "docs",
     "gpt2",
-    "kconfig",
+    "configuration",
     "numerics",
     "pages",
     "aqn",

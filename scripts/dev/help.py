@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from configuration.arguments import refuse_unknown_variables
+from configuration.commands import listing
 from gpt2.system.errors import run_command
-from kconfig.arguments import refuse_unknown_variables
-from kconfig.commands import listing
 from ra.arms import overview
 
 NOTES = (

@@ -20,8 +20,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from configuration.arguments import refuse_unknown_variables
 from gpt2.system.errors import UserError, run_command
-from kconfig.arguments import refuse_unknown_variables
 
 ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv"

@@ -11,8 +11,8 @@ import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from configuration.arguments import command_arguments
 from gpt2.system.errors import UserError, run_command
-from kconfig.arguments import command_arguments
 from numerics.diagnose.flow import Situation, walk
 from numerics.diagnose.pair import pair_curves
 from numerics.diagnose.rules import diagnose

@@ -11,9 +11,9 @@ import argparse
 from pathlib import Path
 
 from aqn.platforms import GRAMMAR, local_platforms, machine_name
+from configuration.arguments import command_arguments
 from gpt2.hardware.resolve import export_environment
 from gpt2.system.errors import UserError, run_command
-from kconfig.arguments import command_arguments
 from pages.document import render_terminal
 
 

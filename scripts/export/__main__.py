@@ -8,9 +8,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from configuration.arguments import command_arguments
 from gpt2.hardware.resolve import export_environment
 from gpt2.system.errors import UserError, run_command
-from kconfig.arguments import command_arguments
 
 
 def main() -> int:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from configuration.arguments import refuse_assignments
+from configuration.files import load_strictly
 from gpt2.config.dotconfig import read_symbols, read_text
 from gpt2.system.errors import UserError, run_command
 from gpt2.system.files import write_json, write_text
-from kconfig.arguments import refuse_assignments
-from kconfig.files import load_strictly
 from pages.document import Document, render_markdown, render_terminal
 from pages.page import render_html
 from rl.page import grpo_document

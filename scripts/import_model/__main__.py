@@ -11,6 +11,9 @@ import argparse
 import shlex
 from pathlib import Path
 
+from configuration import commands, rules
+from configuration.arguments import command_arguments, make_variables
+from configuration.targets import STUDY
 from gpt2.artifacts.run_record import RunRecord
 from gpt2.config.config import Config
 from gpt2.config.dotconfig import Symbols, parse_lines, quote
@@ -18,9 +21,6 @@ from gpt2.hardware.detect import detected_target_name
 from gpt2.hardware.resolve import export_environment
 from gpt2.interop.pretrained import Pretrained, find_pretrained
 from gpt2.system.errors import UserError, run_command
-from kconfig import commands, rules
-from kconfig.arguments import command_arguments, make_variables
-from kconfig.targets import STUDY
 from ra.settings import AlternationSettings
 
 OUT = Path("results/imported")

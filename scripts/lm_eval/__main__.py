@@ -11,11 +11,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from configuration.arguments import command_arguments
 from gpt2.artifacts import run_record
 from gpt2.hardware.resolve import export_environment
 from gpt2.system.errors import UserError, run_command
 from gpt2.system.progress import LiveLine
-from kconfig.arguments import command_arguments
 from pages.document import render_terminal
 
 USUAL = "hellaswag lambada_openai piqa arc_easy winogrande"

@@ -10,12 +10,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from configuration.arguments import command_arguments
 from gpt2.artifacts import run_record
 from gpt2.config.config import Config
 from gpt2.config.dotconfig import read_symbols
 from gpt2.hardware.resolve import export_environment
 from gpt2.system.errors import UserError, run_command
-from kconfig.arguments import command_arguments
 from numerics.checklist.hyperparameters import add
 from numerics.checklist.snapshot import Snapshot, Table, write_snapshot
 from study.compare.load import read_settings

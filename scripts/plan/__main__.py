@@ -8,9 +8,9 @@ from __future__ import annotations
 import argparse
 import math
 
+from configuration.arguments import command_arguments
 from gpt2.config.dotconfig import NUMBER, read_text
 from gpt2.system.errors import UserError, run_command
-from kconfig.arguments import command_arguments
 from pages.document import render_terminal
 from scripts.study import CONFIG, first_line, load
 from study.sizes.configuration import size_studies

@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from configuration.arguments import command_arguments
 from gpt2.system.errors import UserError
-from kconfig.arguments import command_arguments
 
 
 def run_arguments(

@@ -10,10 +10,10 @@ import argparse
 import math
 from pathlib import Path
 
+from configuration.arguments import command_arguments
 from gpt2.hardware.resolve import export_environment
 from gpt2.system import files
 from gpt2.system.errors import UserError, run_command
-from kconfig.arguments import command_arguments
 from pages.document import render_terminal
 from pages.page import render_html
 from study.sampling.data import SamplingSettings, as_json

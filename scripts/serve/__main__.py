@@ -5,8 +5,8 @@ python -m scripts.serve [STUDY_DIR] --port N
 
 from __future__ import annotations
 
+from configuration.arguments import make_variables
 from gpt2.system.errors import UserError, run_command
-from kconfig.arguments import make_variables
 from scripts.report import study_directory
 from scripts.serve.server import StudyServer
 

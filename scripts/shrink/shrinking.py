@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from configuration import rules
+from configuration.files import load_leniently
 from gpt2.artifacts.run_record import RunRecord
 from gpt2.config.config import CUSTOM_MODEL, MODELS, Config
 from gpt2.config.dotconfig import Entry, Symbols, read_symbols
 from gpt2.hardware.gpu_specs import TargetError
 from gpt2.system import files
 from gpt2.system.errors import UserError
-from kconfig import rules
-from kconfig.files import load_leniently
 from numerics.bisect.journal import Journal
 from numerics.bisect.search import smallest_sizes
 from pages.markup import counted

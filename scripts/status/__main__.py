@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from configuration.arguments import command_arguments
 from gpt2.config.dotconfig import read_symbols
 from gpt2.system.errors import run_command
-from kconfig.arguments import command_arguments
 from scripts.report import study_directory
 from scripts.status.table import status_text
 from study.records.runs import read_expected

@@ -9,11 +9,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from configuration.arguments import command_arguments
 from gpt2.config.dotconfig import read_symbols
 from gpt2.hardware.resolve import export_environment
 from gpt2.system.errors import UserError, run_command
 from gpt2.system.progress import LiveLine, duration
-from kconfig.arguments import command_arguments
 
 USAGE = "make stress MINUTES=10"
 

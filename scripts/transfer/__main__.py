@@ -13,11 +13,11 @@ import argparse
 from pathlib import Path
 
 from aqn.platforms import machine_name, parse_platform
+from configuration.arguments import command_arguments
 from gpt2.config.dotconfig import read_symbols
 from gpt2.hardware.resolve import export_environment
 from gpt2.system.errors import UserError, run_command
 from gpt2.system.files import write_json, write_text
-from kconfig.arguments import command_arguments
 from pages.document import render_markdown, render_terminal
 from pages.page import render_html
 from study.runner.settings import StudySettings

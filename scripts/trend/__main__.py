@@ -9,8 +9,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from configuration.arguments import command_arguments
 from gpt2.system.errors import UserError, run_command
-from kconfig.arguments import command_arguments
 from numerics.trend.command import read_runs, show
 from numerics.trend.tables import has_monitor
 from scripts.diagnose.__main__ import default_folder, record_step, refuse_results, watch_more

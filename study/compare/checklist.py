@@ -31,7 +31,7 @@ from study.compare import checklist_rows
 from study.records.integrity import FinishedRecord
 from study.records.runs import Run
 
-PLANNING = ("study.", "scripts.", "kconfig.", "pages.", "bench.")
+PLANNING = ("study.", "scripts.", "configuration.", "pages.", "bench.")
 
 
 class Recorded(Protocol):

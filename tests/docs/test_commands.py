@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kconfig import commands
-from kconfig.arguments import variables_by_target
+from configuration import commands
+from configuration.arguments import variables_by_target
 from ra import names
 from tests.checkout import link_project
 
@@ -45,10 +45,10 @@ RUN_BY = {
     "lm-eval": "tests/scripts/lm_eval/test_lm_eval_command.py",
     "logp-diff": "tests/scripts/logp_diff/test_logp_diff_command.py",
     "memory": "tests/scripts/test_memory.py",
-    "menuconfig": "tests/kconfig/test_commands.py",
+    "menuconfig": "tests/configuration/test_commands.py",
     "mrproper": "tests/scripts/dev/test_clean.py",
     "monitor": "tests/scripts/monitor/test_monitor_command.py",
-    "olddefconfig": "tests/kconfig/test_commands.py",
+    "olddefconfig": "tests/configuration/test_commands.py",
     "oracle": "tests/scripts/oracle/test_oracle_command.py",
     "pack-run": "tests/scripts/pack_run/test_pack_run_command.py",
     "plan": "tests/scripts/plan/test_plan_command.py",
@@ -56,7 +56,7 @@ RUN_BY = {
     "repeat": "tests/scripts/repeat/test_repeat_command.py",
     "report": "tests/study/report/test_build.py",
     "sample": "tests/scripts/sample/test_sample_command.py",
-    "savedefconfig": "tests/kconfig/test_commands.py",
+    "savedefconfig": "tests/configuration/test_commands.py",
     "serve": "tests/scripts/serve/test_serve_command.py",
     "status": "tests/scripts/status/test_status_table.py",
     "sync": "tests/scripts/sync/test_sync_command.py",

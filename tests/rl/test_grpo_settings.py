@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from configuration import commands
 from gpt2.config.dotconfig import ConfigError, read_symbols
-from kconfig import commands
 from rl.settings import GrpoSettings, noise_of, run_name
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from bench import case_step, workers
 from bench.cases import SHAPES
+from configuration import commands
 from gpt2.config.dotconfig import read_symbols
 from gpt2.hardware import attention_kernels, resolve
 from gpt2.hardware.gpu_specs import AOTRITON, TargetError
-from kconfig import commands
 from scripts import control, memory
 from study.memory import peaks
 from tests.bench import worker_calls

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kconfig import commands
+from configuration import commands
 from scripts import study
 from scripts.dev import setup
 from tests.checkout import link_project

@@ -14,8 +14,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from gpt2.system.errors import UserError
-from kconfig.arguments import (
+from configuration.arguments import (
     command_arguments,
     make_variables,
     refuse_assignments,
@@ -23,6 +22,7 @@ from kconfig.arguments import (
     split_paths,
     variables_by_target,
 )
+from gpt2.system.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text()

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from configuration import commands
+from configuration.targets import symbols_for_target
 from gpt2.config.config import Config
 from gpt2.config.dotconfig import read_symbols
 from gpt2.memory.allocation_tracker import Allocation, Timeline
 from gpt2.memory.prediction import Prediction
 from gpt2.system.errors import UserError
-from kconfig import commands
-from kconfig.targets import symbols_for_target
 from pages.page import render_html
 from scripts import memory
 from study.memory.micro_batch import Predictions

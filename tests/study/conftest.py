@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from configuration import commands
 from gpt2.config.config import Config, load_config
-from kconfig import commands
 from tests.checkout import link_project
 from tests.study.compared import a_study
 from tests.study.extended import Place, configuration

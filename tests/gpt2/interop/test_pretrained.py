@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from configuration import commands, rules
 from gpt2.config.config import ModelConfig
 from gpt2.config.dotconfig import parse_lines
 from gpt2.config.vocabulary import BYTES, GPT2
@@ -19,7 +20,6 @@ from gpt2.interop.pretrained import PretrainedError, find_pretrained
 from gpt2.interop.start import load_start, standard_weights, start_from, started_from
 from gpt2.interop.weights import PREFIX
 from gpt2.train.step import build_model
-from kconfig import commands, rules
 from tests.imported_model import SHAPE, a_model, write_model
 
 CONFIG = ModelConfig(*SHAPE, 24, 0.0, BYTES.size, BYTES.padded)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from configuration import commands
 from gpt2.system.errors import UserError
-from kconfig import commands
 from ra import names
 from scripts.admit import __main__ as command
 from tests.checkout import link_project

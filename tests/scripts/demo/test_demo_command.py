@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from configuration import commands
 from gpt2.config.dotconfig import parse_lines
-from kconfig import commands
 from ra.names import is_control_arm
 from scripts.demo import __main__ as demo
 from study.report import summary

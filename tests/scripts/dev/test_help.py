@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from configuration.commands import DEFCONFIGS
 from gpt2.artifacts.run_record import run_name
-from kconfig.commands import DEFCONFIGS
 from ra.arms import parse_arm
 from ra.names import PATTERNS, published_variants
 from scripts.dev import help as makehelp

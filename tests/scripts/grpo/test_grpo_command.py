@@ -16,10 +16,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from configuration import commands
 from gpt2.config.dotconfig import read_symbols
 from gpt2.system.errors import UserError
 from gpt2.system.signals import Stop
-from kconfig import commands
 from rl import records, study
 from rl.settings import GrpoSettings
 from scripts.grpo.__main__ import main

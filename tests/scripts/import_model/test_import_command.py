@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from configuration import commands, rules
+from configuration.targets import symbols_for_target
 from gpt2.artifacts import run_record
 from gpt2.config.config import ModelConfig, load_config
 from gpt2.config.vocabulary import BYTES
 from gpt2.interop.files import model_config
 from gpt2.interop.pretrained import find_pretrained
 from gpt2.system.errors import UserError
-from kconfig import commands, rules
-from kconfig.targets import symbols_for_target
 from scripts.import_model import __main__ as importing
 from study.attention.inspect import load_run
 from study.export.export import export_run

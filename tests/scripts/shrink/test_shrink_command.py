@@ -14,11 +14,11 @@ from unittest import mock
 
 import pytest
 
+from configuration import commands
 from gpt2.artifacts import run_record
 from gpt2.config.config import load_config
 from gpt2.config.dotconfig import read_symbols
 from gpt2.system.errors import UserError
-from kconfig import commands
 from scripts import study as study_command
 from scripts.bisect import play
 from scripts.shrink import __main__ as command

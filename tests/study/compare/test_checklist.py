@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from configuration.rules import load_kconfig
 from gpt2.config.config import Config
 from gpt2.train.fingerprint import schedule_digest
-from kconfig.rules import load_kconfig
 from study.compare import build
 from study.compare.checklist_rows import (
     CHANGES_TRAINING,

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from configuration import commands, rules
 from gpt2.artifacts import checkpoint, run_record
 from gpt2.config.batch import plan_batch
 from gpt2.config.config import load_config
@@ -17,7 +18,6 @@ from gpt2.interop.pretrained import PretrainedError
 from gpt2.system.errors import UserError
 from gpt2.system.signals import Interrupted
 from gpt2.train.trainer import TrainingRun
-from kconfig import commands, rules
 from ra.settings import AlternationSettings
 from ra.variants import variant
 from scripts.record.replay import RunReplay

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from configuration.targets import symbols_for_target
 from gpt2.config.config import Config
 from gpt2.hardware import resolve
 from gpt2.memory.prediction import predict
 from gpt2.model.transformer import ModelParts
-from kconfig.targets import symbols_for_target
 from ra.settings import AlternationSettings
 from ra.variants import variant
 from study.memory.micro_batch import Predictions

@@ -91,7 +91,7 @@ def study(tmp_path_factory: pytest.TempPathFactory, smoke_config: str) -> Path:
 
 @pytest.fixture(scope="module")
 def smoke_config() -> str:
-    from kconfig import commands, rules
+    from configuration import commands, rules
 
     tree = rules.load_kconfig("cpu")
     commands.configure(tree, commands.read_layers("gpt2-ra-ablation-smoke+cpu"), [])

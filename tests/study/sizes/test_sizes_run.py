@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from configuration.files import load_strictly
 from gpt2.config.dotconfig import ConfigError, read_text
 from gpt2.system.errors import UserError
-from kconfig.files import load_strictly
 from scripts import extend, study
 from study.runner.preconditions import refuse_another_configuration
 from study.sizes import run as sizes_run

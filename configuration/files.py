@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from configuration import rules
 from gpt2.config.config import Config, detected
 from gpt2.config.dotconfig import ConfigError, Entry, Symbols, parse_lines
 from gpt2.config.vocabulary import TOKENIZERS
 from gpt2.system.files import write_bytes
 from gpt2.system.read_files import DamagedFileError, read_bytes
 from gpt2.system.resource_errors import disk_full
-from kconfig import rules
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from configuration import commands, rules
 from gpt2.config.config import load_config
 from gpt2.config.dotconfig import ConfigError, read_symbols
-from kconfig import commands, rules
 from tests.kconfig_commands import BASES, FRAGMENTS, STUDY, defconfig, own_defconfigs, refusal, run
 
 pytestmark = pytest.mark.usefixtures("elsewhere")

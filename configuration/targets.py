@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from configuration import commands, files, rules
+from configuration.arguments import make_variables
 from gpt2.config.dotconfig import Entry, Symbols, parse_lines, read_text
 from gpt2.system.errors import UserError
-from kconfig import commands, files, rules
-from kconfig.arguments import make_variables
 
 STUDY = "gpt2-ra-ablation"
 

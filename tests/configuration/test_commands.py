@@ -13,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from configuration import commands, rules
+from configuration.arguments import make_variables
 from gpt2.config.config import load_config
 from gpt2.config.dotconfig import read_symbols
 from gpt2.system.errors import UserError
-from kconfig import commands, rules
-from kconfig.arguments import make_variables
 from tests.kconfig_commands import BASES, FRAGMENTS, STUDY, defconfig, refusal, run
 
 pytestmark = pytest.mark.usefixtures("elsewhere")

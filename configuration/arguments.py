@@ -12,9 +12,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from configuration.rules import Kconfig, type_name
 from gpt2.config.dotconfig import ConfigError, Entry, parse_value, quote
 from gpt2.system.errors import UserError
-from kconfig.rules import Kconfig, type_name
 
 COMMAND_LINE = "command line"
 ROOT = Path(__file__).resolve().parents[1]

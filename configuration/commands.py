@@ -20,18 +20,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpt2.config.config import Config
-from gpt2.config.dotconfig import ConfigError, Entry, Symbols, parse_lines, read_text
-from gpt2.data.eval_files import check_files
-from gpt2.hardware.detect import detected_target_name
-from kconfig import rules
-from kconfig.arguments import (
+from configuration import rules
+from configuration.arguments import (
     make_assignments,
     parse_assignments,
     refuse_assignments,
     refuse_unknown_variables,
 )
-from kconfig.files import back_up, load_leniently, load_strictly, replace_file
+from configuration.files import back_up, load_leniently, load_strictly, replace_file
+from gpt2.config.config import Config
+from gpt2.config.dotconfig import ConfigError, Entry, Symbols, parse_lines, read_text
+from gpt2.data.eval_files import check_files
+from gpt2.hardware.detect import detected_target_name
 
 CONFIG = Path(".config")
 DEFCONFIGS = rules.ROOT / "defconfigs"
