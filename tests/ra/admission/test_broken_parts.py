@@ -13,6 +13,7 @@ from ra import names
 from ra.admission.examine import examine
 from ra.admission.probe import Probe
 from ra.settings import AlternationSettings
+from tests.pins.admission import hold_to_pin
 from tests.ra.admission.broken_parts import BROKEN_PARTS
 from tests.ra.admission.first_checks import checks_to
 
@@ -38,6 +39,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     patch.undo()
 
 
+def arm_of(name: str, attention: str) -> str:
+    """Return the arm of a broken part: with this attention, or alone."""
+    part = BROKEN_PARTS[name].part  # type: ignore[attr-defined]
+    return f"{attention}+{part.upper()}={name.lower()}" if attention and part != "attention" else name
+
+
 @pytest.mark.parametrize("attention", ["", "RALEARN"])
 @pytest.mark.parametrize("name", BROKEN_PARTS)
 def test_a_broken_part_is_refused_for_its_reason(
@@ -45,9 +52,8 @@ def test_a_broken_part_is_refused_for_its_reason(
 ) -> None:
     kind: Any = BROKEN_PARTS[name]
     monkeypatch.setattr("ra.admission.examine.CHECKS", checks_to(kind.fails))
-    attention = "" if kind.part == "attention" else attention
-    arm = f"{attention}+{kind.part.upper()}={name.lower()}" if attention else name
-    found = examine(Probe(arm, STUDY, ALTERNATION))
+    found = examine(Probe(arm_of(name, attention), STUDY, ALTERNATION))
+    hold_to_pin(found)
     assert found.violations, "admitted"
     first = found.violations[0]
     assert first.check == kind.fails, str(first)
@@ -61,8 +67,10 @@ def test_an_attention_that_forgets_the_rotation_is_refused_with_rotary_positions
         "from tests.ra.admission.broken_parts import UnrotatedAttention\n\n\n"
         "def attention(layer, spec):\n    return UnrotatedAttention(spec)\n"
     )
-    assert not examine(Probe("UNROTATED", STUDY, ALTERNATION)).violations
-    (found,) = examine(Probe("UNROTATED+POSITION=rotary", STUDY, ALTERNATION)).violations
+    hold_to_pin(examine(Probe("UNROTATED", STUDY, ALTERNATION)))
+    rotary = examine(Probe("UNROTATED+POSITION=rotary", STUDY, ALTERNATION))
+    hold_to_pin(rotary)
+    (found,) = rotary.violations
     assert (found.check, found.layer) == ("length", 0)
     assert "does not rotate its queries and keys" in found.message
     assert "self.positioned(q, k)" in found.fix

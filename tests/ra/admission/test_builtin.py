@@ -12,6 +12,7 @@ from ra.admission.examine import CHECKS, examine
 from ra.admission.probe import Probe, inputs, row_rounding
 from ra.names import LEARNED, PATTERNS, published_variants
 from ra.settings import AlternationSettings
+from tests.pins.admission import hold_to_pin
 
 STUDY = ModelConfig("test", 3, 2, 32, 160, 0.0)
 SHALLOW = ModelConfig(
@@ -51,6 +52,7 @@ def nothing_compiled() -> Iterator[None]:
 def test_a_built_in_variant_is_admitted(name: str, mix: str) -> None:
     study = STUDY if name.startswith("RA") and name != LEARNED else SHALLOW
     found = examine(Probe(name, study, MIXES[mix], autocast=True))
+    hold_to_pin(found)
     assert found.violations == ()
     assert [outcome.check for outcome in found.outcomes] == list(CHECKS)
     assert {outcome.result for outcome in found.outcomes} == {"passed"}

@@ -11,6 +11,7 @@ from ra.admission.examine import examine
 from ra.admission.probe import Probe
 from ra.admission.process import examine_variants
 from ra.settings import AlternationSettings
+from tests.pins.admission import hold_to_pin
 from tests.ra.admission import broken, correct
 from tests.ra.admission.conditional import CONDITIONAL, UNUSUAL
 from tests.ra.admission.first_checks import checks_to
@@ -60,6 +61,7 @@ def test_a_broken_attention_is_refused_for_its_reason(
     if name not in WHOLE:
         monkeypatch.setattr("ra.admission.examine.CHECKS", checks_to(BROKEN[name].fails))
     found = examine(probe_of(name, BROKEN[name], STUDY))
+    hold_to_pin(found)
     assert found.violations, "admitted"
     first = found.violations[0]
     assert first.check == BROKEN[name].fails, str(first)
@@ -72,12 +74,15 @@ def test_a_broken_attention_is_refused_for_its_reason(
 @pytest.mark.parametrize("name", CORRECT)
 def test_a_correct_attention_is_admitted(folder: Path, name: str) -> None:
     found = examine(probe_of(name, CORRECT[name], SHALLOW))
+    hold_to_pin(found)
     assert found.violations == ()
     assert {outcome.result for outcome in found.outcomes} == {"passed"}
 
 
 def test_a_difference_between_two_processes_is_found(folder: Path) -> None:
     found = examine_variants([SEPARATE, "LEARNEDTEMPERATURE"], STUDY, ALTERNATION)
+    hold_to_pin(found[SEPARATE])
+    hold_to_pin(found["LEARNEDTEMPERATURE"])
     assert [violation.check for violation in found[SEPARATE].violations] == ["process"]
     assert "scale" in found[SEPARATE].violations[0].message
     assert found["LEARNEDTEMPERATURE"].violations == ()

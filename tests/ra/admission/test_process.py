@@ -8,9 +8,11 @@ from gpt2.config.config import ModelConfig
 from ra import names
 from ra.admission.process import examine_variants
 from ra.settings import AlternationSettings
+from tests.pins.admission import hold_to_pin
 
 STUDY = ModelConfig("test", 2, 2, 16, 16, 0.0)
 ALTERNATION = AlternationSettings("output", 0.5, 100.0)
+REFUSED = ("CRASHES", "EXITS")
 ATTENTION = """
 import os, sys, time
 from gpt2.model.transformer import CausalSelfAttention
@@ -36,6 +38,8 @@ def test_a_crash_and_a_hang_are_named_and_the_others_are_still_examined(folder: 
     (folder / "exits.py").write_text(ATTENTION.format(line="os._exit(7)"))
     (folder / "fine.py").write_text(ATTENTION.format(line="print('output of the user')"))
     found = examine_variants(["CRASHES", "FINE", "EXITS"], STUDY, ALTERNATION)
+    for examination in found.values():
+        hold_to_pin(examination)
     assert "killed by SIGABRT" in found["CRASHES"].violations[0].message
     assert "ended with status 7" in found["EXITS"].violations[0].message
     assert found["FINE"].violations == ()
