@@ -31,7 +31,6 @@ READS.record := RUN STEP LEVEL TASK OUT
 READS.repeat := RUN STEP TIMES OUT
 READS.report := STUDY FORMAT
 READS.sample := RUN PROMPT TOKENS COUNT TEMPERATURE TOP_K TOP_P SEED OUT
-READS.serve := STUDY PORT
 READS.shrink := RUN AGAINST STEP SYMPTOM OUT
 READS.status := STUDY
 READS.stress := MINUTES OUT
@@ -56,7 +55,7 @@ override SETUP := python3 -m scripts.dev.setup
 endif
 
 .PHONY: all help setup-base setup-core setup-main setup-exchange setup-lm-eval setup-dev menuconfig savedefconfig \
-        olddefconfig demo data run plan extend report status serve verify sync compare diagnose monitor trend record \
+        olddefconfig demo data run plan extend report status verify sync compare diagnose monitor trend record \
         bisect shrink stress repeat compare-records check-config pack-run logp-diff oracle attention sample export \
         import lm-eval evaluate transfer grpo admit control memory bench card check faults clean mrproper
 .DEFAULT_GOAL := all
@@ -100,9 +99,6 @@ report: setup-core  ## Rebuild the report [STUDY=results/x, else that of .config
 
 status: setup-core  ## State, progress and host of every run, also while they run [STUDY=results/x]
 	@$(INTERPRETER) -m scripts.status
-
-serve: setup-core  ## Watch a study in a browser on this machine: curves, time left [STUDY=results/x] [PORT=8765]
-	@$(INTERPRETER) -m scripts.serve
 
 verify: setup-core  ## Check records, side files and checkpoints against their checksums [STUDY=results/x]
 	@$(INTERPRETER) -m scripts.verify

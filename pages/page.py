@@ -72,14 +72,11 @@ def render_html(document: Document) -> str:
     return html_file(document.title, body, scripts)
 
 
-def html_file(title: str, body: str, scripts: str = "", style: str = "", policy: str = POLICY) -> str:
-    """An HTML file with the style of all pages. body, scripts, style: as they are, after escaping.
-
-    policy: what the browser may load (Content-Security-Policy).
-    """
+def html_file(title: str, body: str, scripts: str = "", style: str = "") -> str:
+    """An HTML file with the style of all pages. body, scripts, style: as they are, after escaping."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{html.escape(policy)}">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{html.escape(POLICY)}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape_html(title)}</title>\n<style>\n{asset('page.css')}{style}</style>\n</head>\n"
         f"<body>\n<main>\n{body}\n</main>\n{scripts}</body>\n</html>\n"

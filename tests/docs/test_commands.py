@@ -57,7 +57,6 @@ RUN_BY = {
     "report": "tests/study/report/test_build.py",
     "sample": "tests/scripts/sample/test_sample_command.py",
     "savedefconfig": "tests/configuration/test_commands.py",
-    "serve": "tests/scripts/serve/test_serve_command.py",
     "status": "tests/scripts/status/test_status_table.py",
     "sync": "tests/scripts/sync/test_sync_command.py",
     "trend": "tests/scripts/trend/test_trend_command.py",
