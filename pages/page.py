@@ -52,8 +52,8 @@ def script_json(value: Any) -> str:
     return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def render_html(document: Document) -> str:
-    """The document as an HTML file."""
+def render_html(document: Document, refresh_seconds: int = 0) -> str:
+    """The document as an HTML file. refresh_seconds: after which the browser loads it again; 0: never."""
     subtitle = f"<p>{to_html(document.subtitle)}</p>" if document.subtitle else ""
     header = f"<header><h1>{escape_html(document.title)}</h1>{subtitle}</header>"
     place = BlockPlace()
@@ -69,15 +69,17 @@ def render_html(document: Document) -> str:
         )
     if tools(document.blocks):
         scripts += f"<script>{asset('tables.js')}</script>\n"
-    return html_file(document.title, body, scripts)
+    refresh = f'<meta http-equiv="refresh" content="{refresh_seconds}">\n' if refresh_seconds else ""
+    return html_file(document.title, body, scripts, head=refresh)
 
 
-def html_file(title: str, body: str, scripts: str = "", style: str = "") -> str:
-    """An HTML file with the style of all pages. body, scripts, style: as they are, after escaping."""
+def html_file(title: str, body: str, scripts: str = "", style: str = "", head: str = "") -> str:
+    """An HTML file with the style of all pages. body, scripts, style, head: as they are, after escaping."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{html.escape(POLICY)}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"{head}"
         f"<title>{escape_html(title)}</title>\n<style>\n{asset('page.css')}{style}</style>\n</head>\n"
         f"<body>\n<main>\n{body}\n</main>\n{scripts}</body>\n</html>\n"
     )

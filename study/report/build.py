@@ -142,6 +142,12 @@ class Report:
         return [run for run in self.runs if not run.used and run.status not in PENDING]
 
     @property
+    def pending(self) -> int:
+        """The number of runs that the study still has to finish, tuning runs among them."""
+        judged = sum(run.status in PENDING for run in self.runs)
+        return judged + (len(self.rates.pending) if self.rates else 0)
+
+    @property
     def variants(self) -> list[str]:
         """The variants that have such a run, in the order of the rows."""
         return [row.variant for row in self.rows]

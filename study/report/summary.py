@@ -18,7 +18,7 @@ from study.analysis.verdict import (
     WORSE,
     Verdict,
 )
-from study.records.runs import BASELINE, DIVERGED, PENDING
+from study.records.runs import BASELINE, DIVERGED
 from study.report.build import Report, Row
 from study.report.detectable import seeds_needed
 from study.report.sentences import (
@@ -248,18 +248,18 @@ def next_step(report: Report) -> Text:
     """The next step: finish the runs, add seeds, or ask another question."""
     demo = report.study == DEMO and {run.variant for run in report.runs} == DEMO_ARMS
     make = Code("make demo") if demo else MAKE
-    pending = sum(run.status in PENDING for run in report.runs)
     unstable = [run.name for run in report.runs if run.cause == DIVERGED]
     failed = [run.name for run in report.runs if run.status == "failed" and run.name not in unstable]
     runs, before = len(report.runs), ""
     if rates := report.rates:
-        pending, runs = pending + len(rates.pending), runs + len(rates.tuning) + len(rates.others)
+        runs += len(rates.tuning) + len(rates.others)
         failed += [
             run.run for run in (*rates.tuning, *rates.others) if run.status == "failed" and not run.final
         ]
         before = "" if rates.chosen else "tuning "
-    if pending:
-        pending_runs = f"{pending} of {runs} {before}runs {'is' if pending == 1 else 'are'} pending"
+    if report.pending:
+        verb = "is" if report.pending == 1 else "are"
+        pending_runs = f"{report.pending} of {runs} {before}runs {verb} pending"
         return (f"Next: {pending_runs}. If the study is stopped, continue it: ", make, ".")
     if failed:
         names = f"{len(failed)} of {runs} runs failed ({some(failed)})"

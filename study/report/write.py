@@ -15,6 +15,7 @@ from study.lm_eval.page import downstream_json
 from study.report.build import Report, as_json, build_report
 from study.report.document import report_document, terminal_document
 
+REFRESH_SECONDS = 60  # of an open page, while runs of the study are unfinished
 RUN_INPUTS = ("run", "metrics", "hellaswag", "validation_windows", "eval_sets", "lm_eval")
 INPUTS = ("plan*.json", "expected.json", data.FILE, *(f"runs/*/{name}*.json*" for name in RUN_INPUTS))
 
@@ -24,7 +25,7 @@ def write_report(study_dir: Path) -> Report:
     inputs = _inputs(study_dir)
     report = build_report(study_dir)
     document = report_document(report, study_dir)
-    write_text(study_dir / "report.html", render_html(document))
+    write_text(study_dir / "report.html", render_html(document, REFRESH_SECONDS if report.pending else 0))
     write_text(study_dir / "report.md", render_markdown(document))
     content = as_json(report) | downstream_json(study_dir, report.used)
     write_json(study_dir / "report.json", content | {"inputs": inputs})  # last: it marks the end

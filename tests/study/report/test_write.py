@@ -35,6 +35,15 @@ def test_a_report_is_current_until_a_file_that_it_reads_changes(tmp_path: Path) 
         assert write.is_current(tmp_path), path
 
 
+def test_the_page_refreshes_itself_only_while_runs_are_unfinished(tmp_path: Path) -> None:
+    a_study(tmp_path, seeds=1, variants=("B", "RAALL"))
+    refresh = 'http-equiv="refresh"'
+    files.write_json(tmp_path / "expected.json", {"variants": ["B", "RAALL"], "seeds": 2})
+    assert refresh in rendered.page(tmp_path)
+    files.write_json(tmp_path / "expected.json", {"variants": ["B", "RAALL"], "seeds": 1})
+    assert refresh not in rendered.page(tmp_path)
+
+
 def test_files_that_a_part_of_the_report_needs_are_named_where_they_are_missing_or_damaged(
     tmp_path: Path,
 ) -> None:
