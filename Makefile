@@ -34,7 +34,6 @@ READS.sample := RUN PROMPT TOKENS COUNT TEMPERATURE TOP_K TOP_P SEED OUT
 READS.shrink := RUN AGAINST STEP SYMPTOM OUT
 READS.status := STUDY
 READS.stress := MINUTES OUT
-READS.sync := STUDY
 READS.transfer := STUDIES PLATFORMS MACHINE OUT
 READS.trend := RUNS OUT
 READS.verify := STUDY
@@ -55,7 +54,7 @@ override SETUP := python3 -m scripts.dev.setup
 endif
 
 .PHONY: all help setup-base setup-core setup-main setup-exchange setup-lm-eval setup-dev menuconfig savedefconfig \
-        olddefconfig demo data run plan extend report status verify sync compare diagnose monitor trend record \
+        olddefconfig demo data run plan extend report status verify compare diagnose monitor trend record \
         bisect shrink stress repeat compare-records check-config pack-run logp-diff oracle attention sample export \
         import lm-eval evaluate transfer grpo admit control memory bench card check faults clean mrproper
 .DEFAULT_GOAL := all
@@ -102,9 +101,6 @@ status: setup-core  ## State, progress and host of every run, also while they ru
 
 verify: setup-core  ## Check records, side files and checkpoints against their checksums [STUDY=results/x]
 	@$(INTERPRETER) -m scripts.verify
-
-sync: setup-core  ## [STUDY=results/x]: send what W&B, trackio or TensorBoard does not have yet
-	@$(INTERPRETER) -m scripts.sync
 
 compare: setup-core  ## STUDIES="results/a results/b" [OUT=folder]: two or more studies side by side
 	@$(INTERPRETER) -m scripts.compare

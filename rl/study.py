@@ -22,7 +22,7 @@ PACKAGES = ("torch", "transformers", "trl", "accelerate", "datasets")
 
 def check(settings: GrpoSettings) -> str:
     """Return the identity of the study. UserError where a run would fail: packages, problems, model, earlier runs."""
-    trackers = [name for name in ("wandb", "trackio", "tensorboard") if getattr(settings.tracking, name)]
+    trackers = [name for name in ("wandb", "tensorboard") if getattr(settings.tracking, name)]
     missing = [name for name in (*PACKAGES, *trackers) if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(

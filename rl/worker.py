@@ -218,7 +218,7 @@ class GrpoRun:
             os.environ.setdefault("WANDB_DIR", str(self.run_dir))
         if tracking.tensorboard:
             os.environ["TENSORBOARD_LOGGING_DIR"] = str(self.run_dir / "tensorboard")
-        report_to = [name for name in ("wandb", "trackio", "tensorboard") if getattr(tracking, name)]
+        report_to = [name for name in ("wandb", "tensorboard") if getattr(tracking, name)]
         arguments = GRPOConfig(
             output_dir=str(self.run_dir / CHECKPOINTS),
             run_name=self.record.run,

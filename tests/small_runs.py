@@ -60,7 +60,7 @@ def configuration(
         data=DataConfig("files", (str(texts / "*.txt"),), 0, texts.parent / "prepared", 1, ids.name),
         evaluation=EvaluationConfig(64, 128, False, None, 0),
         target=TargetConfig("cpu", "auto", False, 1, "cpu", True),
-        tracking=TrackingConfig(False, "off", "", False),
+        tracking=TrackingConfig(False, "off", ""),
         checkpoint_seconds=10**6,
         sha256="0" * 64,
     )

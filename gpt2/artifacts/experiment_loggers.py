@@ -1,4 +1,4 @@
-"""Forward runs to Weights & Biases, trackio and TensorBoard without slowing training.
+"""Forward runs to Weights & Biases and TensorBoard without slowing training.
 
 Each logger is a process beside the training process: `python -m gpt2.artifacts.experiment_loggers RUN_DIR LOGGER MODE
 PROJECT STUDY_PID`. It follows metrics.jsonl and run.json and forwards them. Training neither imports a logger nor waits
@@ -16,21 +16,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from gpt2.artifacts import run_record
 from gpt2.artifacts.run_record import RecordError, RunRecord
-from gpt2.artifacts.tracker_clients import (
-    Opening,
-    connect,
-    message_digest,
-    offline_folders,
-    opened,
-    write_tracked,
-)
+from gpt2.artifacts.tracker_clients import Opening, connect, offline_folders
 from gpt2.config.config import TrackingConfig
 from gpt2.config.dotconfig import ConfigError, read_symbols
 from gpt2.system.read_files import DamagedFileError, open_regular, parse_json
@@ -93,7 +85,6 @@ def wanted_loggers(tracking: TrackingConfig) -> list[tuple[str, str, str]]:
     project = tracking.wandb_project or "gpt2-ra-ablation"
     chosen = [
         (tracking.tensorboard, "tensorboard", "local"),
-        (tracking.trackio, "trackio", "local"),
         (tracking.wandb, "wandb", tracking.wandb_mode),
     ]
     return [(name, mode, project) for wanted, name, mode in chosen if wanted]
@@ -208,23 +199,6 @@ def settings(run_dir: Path) -> dict[str, str]:
     return {f"CONFIG_{entry.name}": entry.value for entry in entries if entry.quoted or entry.value != "n"}
 
 
-def messages(
-    lines: Iterable[dict[str, Any]], record: RunRecord | None
-) -> Iterator[tuple[dict[str, float], int]]:
-    """Yield the values and steps of a run's lines, then the summary of its record."""
-    for line in lines:
-        values = metric_names(line)
-        if values:
-            yield values, int(line["iteration"])
-    if record and record.progress:
-        yield summary(record.to_json()), record.progress.iterations
-
-
-def recorded_digest(run_dir: Path, record: RunRecord) -> str:
-    """Return the digest that the note of a completely tracked run has."""
-    return message_digest(messages(new_lines(run_dir / "metrics.jsonl", 0)[0], record))
-
-
 def main(arguments: list[str]) -> None:
     """Forward one run to one logger."""
     folder, logger, mode, project, study = arguments
@@ -242,13 +216,12 @@ def beside(parent: int, work: Callable[[], None]) -> None:
 
 
 def forward(run_dir: Path, parent: int, logger: str, mode: str, project: str) -> None:
-    """Follow the run to its end or the study's end, and note what the tracker has of a run that ended."""
-    note, first = opened(run_dir, logger), _record(run_dir)
+    """Follow the run to its end or the study's end."""
+    first = _record(run_dir)
     client = connect(
         logger,
         Opening(
             folder=run_dir,
-            run_id=note.run_id,
             project=project,
             name=run_dir.name,
             group=run_dir.absolute().parent.parent.name,  # the study
@@ -257,17 +230,13 @@ def forward(run_dir: Path, parent: int, logger: str, mode: str, project: str) ->
             mode=mode,
         ),
     )
-    sent: list[tuple[dict[str, float], int]] = []
-    for values, step in messages(follow(run_dir, parent), None):
-        client.log(values, step)
-        sent.append((values, step))
+    for line in follow(run_dir, parent):
+        if values := metric_names(line):
+            client.log(values, int(line["iteration"]))
     record = _record(run_dir)
-    for values, step in messages((), record):
-        client.summarize(values, step)
-        sent.append((values, step))
+    if record and record.progress:
+        client.summarize(summary(record.to_json()), record.progress.iterations)
     client.finish(failed=not record or record.status != "finished")
-    if record and record.status != "running":
-        write_tracked(run_dir, logger, replace(note, digest=message_digest(sent), sent=mode != "offline"))
 
 
 if __name__ == "__main__":

@@ -1,26 +1,21 @@
-"""One interface to Weights & Biases, trackio and TensorBoard, and the note of what each of them has.
-
-A client takes numbers at steps and a summary at the end, under the same names in all three. tracked_LOGGER.json beside
-the metrics holds the run's fixed id and the digest of what the tracker has, so that nothing is sent twice.
-"""
+"""One interface to Weights & Biases and TensorBoard: numbers at steps and a summary, under the same names."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib
-import json
 import os
+import re
 import uuid
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from gpt2.artifacts.typed_json import InvalidJsonError, JsonObject, parse
 from gpt2.system import files
-from gpt2.system.read_files import DamagedFileError, read_json
+from gpt2.system.read_files import DamagedFileError, read_text
 
+ID_FILE = "wandb_id"
 Value = float | str
 
 
@@ -39,10 +34,9 @@ class Client(Protocol):
 
 @dataclass(frozen=True)
 class Opening:
-    """The description of a run. folder: of the run; run_id: fixed; mode: of W&B, online or offline."""
+    """The description of a run. folder: of the run; mode: of W&B, online or offline."""
 
     folder: Path
-    run_id: str
     project: str
     name: str
     group: str
@@ -66,7 +60,7 @@ class WandbClient:
             tags=list(opening.tags),
             job_type=opening.job_type,
             config=dict(opening.config),
-            id=opening.run_id,
+            id=fixed_id(opening.folder),
             mode=opening.mode,
             dir=str(opening.folder),
             **resume,
@@ -80,32 +74,6 @@ class WandbClient:
 
     def finish(self, failed: bool) -> None:
         self.module.finish(**({"exit_code": 1} if failed else {}))
-
-
-class TrackioClient:
-    """A trackio run. trackio has neither ids nor tags, so both are in the config; a run of the same id is replaced."""
-
-    def __init__(self, opening: Opening) -> None:
-        self.module: Any = importlib.import_module("trackio")
-        with contextlib.suppress(ValueError):  # no such project yet
-            for run in self.module.Api().runs(opening.project):
-                if (run.config or {}).get("run_id") == opening.run_id:
-                    run.delete()
-        about = {"run_id": opening.run_id, "tags": list(opening.tags), "job_type": opening.job_type}
-        self.module.init(
-            project=opening.project,
-            name=opening.name,
-            group=opening.group,
-            config={**opening.config, **about},
-        )
-
-    def log(self, values: Mapping[str, Value], step: int) -> None:
-        self.module.log(dict(values), step=step)
-
-    summarize = log
-
-    def finish(self, failed: bool) -> None:
-        self.module.finish()
 
 
 class TensorBoardClient:
@@ -134,7 +102,6 @@ class TensorBoardClient:
 
 CLIENTS: dict[str, Callable[[Opening], Client]] = {
     "wandb": WandbClient,
-    "trackio": TrackioClient,
     "tensorboard": TensorBoardClient,
 }
 
@@ -144,47 +111,15 @@ def connect(logger: str, opening: Opening) -> Client:
     return CLIENTS[logger](opening)
 
 
-# -- what a tracker has --------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Tracked(JsonObject):
-    """A run at a tracker. digest: of the complete run, else ""; sent: False while it is only on this disk."""
-
-    run_id: str
-    digest: str = ""
-    sent: bool = False
-
-
-def _path(folder: Path, logger: str) -> Path:
-    return folder / f"tracked_{logger}.json"
-
-
-def tracked(folder: Path, logger: str) -> Tracked:
-    """Read the note of a run; a run without one gets a random id. A damaged note counts as none."""
-    with contextlib.suppress(FileNotFoundError, DamagedFileError, InvalidJsonError):
-        return parse(Tracked, read_json(_path(folder, logger)), "tracked")
-    return Tracked(uuid.uuid4().hex[:16])
-
-
-def write_tracked(folder: Path, logger: str, note: Tracked) -> None:
-    """Write the note of a run."""
-    files.write_json(_path(folder, logger), note.to_json())
-
-
-def opened(folder: Path, logger: str) -> Tracked:
-    """Note that a tracker starts with this run, and return the note."""
-    note = replace(tracked(folder, logger), digest="", sent=False)
-    write_tracked(folder, logger, note)
-    return note
-
-
-def message_digest(messages: Iterable[tuple[Mapping[str, Value], int]]) -> str:
-    """Return the SHA-256 of values and steps."""
-    digest = hashlib.sha256()
-    for values, step in messages:
-        digest.update(json.dumps([values, step], sort_keys=True).encode())
-    return digest.hexdigest()
+def fixed_id(folder: Path) -> str:
+    """Return the W&B id of the run in a folder: a resumed run continues it. A damaged file gets a new id."""
+    path = folder / ID_FILE
+    with contextlib.suppress(FileNotFoundError, DamagedFileError):
+        if re.fullmatch(r"[0-9a-f]{16}", text := read_text(path)):
+            return text
+    run_id = uuid.uuid4().hex[:16]
+    files.write_text(path, run_id)
+    return run_id
 
 
 def offline_folders(folder: Path) -> list[Path]:

@@ -315,7 +315,6 @@ class TrackingConfig:
     wandb: bool
     wandb_mode: str
     wandb_project: str
-    trackio: bool
     tensorboard: bool = False
 
     @classmethod
@@ -330,7 +329,7 @@ class TrackingConfig:
                     "WANDB_PROJECT", "is not a project name; fix: use letters, digits, . _ and -"
                 )
         board = symbols.flag("TENSORBOARD", absent=False)
-        return cls(wandb, mode, project, symbols.flag("TRACKIO"), board)
+        return cls(wandb, mode, project, board)
 
 
 @dataclass(frozen=True)

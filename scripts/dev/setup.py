@@ -33,7 +33,6 @@ EXTRAS = {  # lines of .config that need an extra
     "exchange": r'CONFIG_INIT_FROM="[^"]',
     "rl": r"CONFIG_GRPO=y",
     "wandb": r"CONFIG_WANDB=y",
-    "trackio": r"CONFIG_TRACKIO=y",
     "tensorboard": r"CONFIG_TENSORBOARD=y",
     "ray": r"CONFIG_EXECUTOR_RAY=y",
 }

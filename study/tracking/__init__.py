@@ -1,1 +1,1 @@
-"""The verdict in experiment trackers, and `make sync`."""
+"""The verdict in experiment trackers."""

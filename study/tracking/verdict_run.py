@@ -7,20 +7,11 @@ loggers of runs: it ends after a limited time and leaves its errors in the study
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gpt2.artifacts.experiment_loggers import FINISH_SECONDS, ExperimentLoggers, beside, settings
-from gpt2.artifacts.tracker_clients import (
-    Opening,
-    Value,
-    connect,
-    message_digest,
-    opened,
-    tracked,
-    write_tracked,
-)
+from gpt2.artifacts.tracker_clients import Opening, Value, connect
 from gpt2.config.config import TrackingConfig
 from gpt2.system.read_files import DamagedFileError, read_json
 from study.stats.statistics import perplexity_percent
@@ -34,7 +25,7 @@ def track_verdict(study_dir: Path, tracking: TrackingConfig) -> None:
     try:
         note = ExperimentLoggers(study_dir, tracking, MODULE).finish(FINISH_SECONDS)
     except OSError as error:
-        note = f"the verdict was not tracked: {error.strerror or error}; fix: make sync STUDY={study_dir}"
+        note = f"the verdict was not tracked: {error.strerror or error}; {study_dir / 'report.json'} has it"
     if note:
         print(note)
 
@@ -61,24 +52,15 @@ def verdict_values(study_dir: Path) -> dict[str, Value]:
     return found
 
 
-def recorded_digest(study_dir: Path) -> str:
-    """Return the digest that the note of tracked verdicts has; "" without verdicts."""
-    values = verdict_values(study_dir)
-    return message_digest([(values, 0)]) if values else ""
-
-
 def forward(study_dir: Path, logger: str, mode: str, project: str) -> None:
-    """Send the verdicts to one tracker, unless it has them."""
-    values, digest = verdict_values(study_dir), recorded_digest(study_dir)
-    known = tracked(study_dir, logger)
-    if not values or (known.digest == digest and (known.sent or mode == "offline")):
+    """Send the verdicts to one tracker."""
+    values = verdict_values(study_dir)
+    if not values:
         return
-    note = opened(study_dir, logger)
     client = connect(
         logger,
         Opening(
             folder=study_dir,
-            run_id=note.run_id,
             project=project,
             name=NAME,
             group=study_dir.absolute().name,
@@ -90,7 +72,6 @@ def forward(study_dir: Path, logger: str, mode: str, project: str) -> None:
     )
     client.summarize(values, 0)
     client.finish(failed=False)
-    write_tracked(study_dir, logger, replace(note, digest=digest, sent=mode != "offline"))
 
 
 def main(arguments: list[str]) -> None:

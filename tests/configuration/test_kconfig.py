@@ -261,7 +261,9 @@ def test_command_line_assignments_have_the_same_checks(line, assignment, right):
 )
 def test_a_malformed_line_is_named(line, tmp_path, monkeypatch):
     defconfig()
-    own_defconfigs(monkeypatch, tmp_path.parent / f"{tmp_path.name}-d", mine=f"CONFIG_TRACKIO=y\n{line}\n")
+    own_defconfigs(
+        monkeypatch, tmp_path.parent / f"{tmp_path.name}-d", mine=f"CONFIG_TENSORBOARD=y\n{line}\n"
+    )
     message = refusal("defconfig", "mine")
     assert "mine:2: " in message
     assert line.strip() in message

@@ -58,7 +58,6 @@ RUN_BY = {
     "sample": "tests/scripts/sample/test_sample_command.py",
     "savedefconfig": "tests/configuration/test_commands.py",
     "status": "tests/scripts/status/test_status_table.py",
-    "sync": "tests/scripts/sync/test_sync_command.py",
     "trend": "tests/scripts/trend/test_trend_command.py",
     "stress": "tests/scripts/stress/test_stress_command.py",
     "verify": "tests/study/records/test_integrity.py",

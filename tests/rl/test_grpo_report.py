@@ -27,7 +27,7 @@ SETTINGS = GrpoSettings(
     name="study", results_dir=Path(), seeds=3, arms=("baseline", "mild", "qerl", "strong"), model="m", train_file="a",
     test_file="b", epochs=2, max_steps=0, prompts=128, group=8, micro_batch=16, response_tokens=512,
     learning_rate=1e-6, evaluate_steps=20, evaluate_limit=0, evaluate_batch=128, checkpoint_steps=10, margin=1.0,
-    cpu_threads=0, tracking=TrackingConfig(False, "off", "", False),
+    cpu_threads=0, tracking=TrackingConfig(False, "off", ""),
 )  # fmt: skip
 
 

@@ -64,7 +64,7 @@ def start(kind: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Experime
     (fakes / "wandb.py").write_text(FAKES[kind])
     monkeypatch.setenv("PYTHONPATH", str(fakes))
     monkeypatch.setenv("SEEN", str(run_dir / "seen"))
-    return ExperimentLoggers(run_dir, TrackingConfig(True, "offline", "my-project", False))
+    return ExperimentLoggers(run_dir, TrackingConfig(True, "offline", "my-project"))
 
 
 def test_every_metric_is_logged_under_its_stable_name(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +203,7 @@ def test_a_hanging_logger_is_reported(run_dir: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_without_tracking_no_process_is_started(run_dir: Path) -> None:
-    trackers = ExperimentLoggers(run_dir, TrackingConfig(False, "off", "", False))
+    trackers = ExperimentLoggers(run_dir, TrackingConfig(False, "off", ""))
     assert trackers.processes == []
     assert trackers.finish() is None
 

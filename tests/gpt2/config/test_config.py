@@ -51,7 +51,6 @@ VALUES = {
     "HELLASWAG_LIMIT": "200",
     "CHECKPOINT_SECONDS": "30",
     "WANDB": "n",
-    "TRACKIO": "n",
 }
 
 
@@ -97,7 +96,7 @@ def test_a_config_fills_every_field():
         600,
         False,
     )
-    assert dataclasses.astuple(config.tracking) == (False, "off", "", False, False)
+    assert dataclasses.astuple(config.tracking) == (False, "off", "", False)
     assert config.checkpoint_seconds == 30
 
 
@@ -282,7 +281,6 @@ def test_tracking_is_online_or_offline():
         True,
         "offline",
         "p",
-        False,
         False,
     )
     assert Config.from_symbols(symbols(**on, TENSORBOARD="y")).tracking.tensorboard

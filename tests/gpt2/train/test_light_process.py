@@ -12,7 +12,6 @@ HEAVY = {
     "wandb",
     "transformers",
     "plotly",
-    "trackio",
     "pyarrow",
     "torch._dynamo",
     "sympy",

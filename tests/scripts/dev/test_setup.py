@@ -28,7 +28,6 @@ dependencies = ["torch>=2.11,<2.16", "numpy>=2.0,<3"]
 trainer = ["kconfiglib>=14.1,<15"]
 hub = ["datasets>=4.0,<6"]
 wandb = ["wandb>=0.20,<1"]
-trackio = ["trackio>=0.20,<1"]
 tensorboard = ["tensorboard>=2.18,<3"]
 dev = ["pytest>=8.3,<10"]
 """
@@ -207,7 +206,6 @@ def test_a_second_call_does_nothing(machine: Machine, capsys: pytest.CaptureFixt
     ("line", "requirement"),
     [
         ("CONFIG_WANDB=y", "wandb"),
-        ("CONFIG_TRACKIO=y", "trackio"),
         ("CONFIG_TENSORBOARD=y", "tensorboard"),
         ("CONFIG_DATASET_FINEWEB_EDU=y", "datasets"),
         ('CONFIG_DATASET_FILES="texts/*.parquet"', "datasets"),
@@ -378,4 +376,4 @@ def test_the_extras_that_a_configuration_needs_exist(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(setup, "ROOT", ROOT)
     monkeypatch.setattr(setup, "configured_extras", lambda: [*setup.EXTRAS])
     packages = {setup.package(line) for line in setup.requirements_of("main")}
-    assert {"datasets", "pyarrow", "wandb", "trackio"} <= packages
+    assert {"datasets", "pyarrow", "wandb", "tensorboard"} <= packages

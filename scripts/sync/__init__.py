@@ -1,1 +1,0 @@
-"""Send a study to its trackers."""
