@@ -93,7 +93,7 @@ plan: setup-core  ## [SPREAD=0.5]: hours, disk space, memory and detectable diff
 extend: setup-main  ## FACTOR=2: plan the finished runs that much longer (CONFIG_SCHEDULE_WSD); UNDO=1: restore them
 	@$(INTERPRETER) -m scripts.extend
 
-report: setup-core  ## Rebuild the report [STUDY=results/x, else that of .config] [FORMAT=latex: table and figures]
+report: setup-core  ## Rebuild the report [STUDY=results/x, else that of .config] [FORMAT=latex: table for a paper]
 	@$(INTERPRETER) -m scripts.report
 
 status: setup-core  ## State, progress and host of every run, also while they run [STUDY=results/x]

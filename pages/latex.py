@@ -74,13 +74,11 @@ def render_latex(table: Table, caption: Text = "", label: str = "") -> str:
     if not pieces(caption):
         return "\n".join([NEEDS, *lines])
     head = ["\\begin{table}", "\\centering", "\\small", "\\setlength{\\tabcolsep}{4pt}"]
-    return "\n".join([NEEDS, *head, *caption_lines(caption, label), "\\medskip", *lines, "\\end{table}"])
+    return "\n".join([NEEDS, *head, *_caption_lines(caption, label), "\\medskip", *lines, "\\end{table}"])
 
 
-def caption_lines(caption: Text, label: str = "") -> list[str]:
-    """The caption of a float and its label, none for an empty caption."""
-    if not pieces(caption):
-        return []
+def _caption_lines(caption: Text, label: str) -> list[str]:
+    """The caption of a float and its label."""
     return [f"\\caption{{{to_latex(caption)}}}", *([f"\\label{{{label}}}"] if label else [])]
 
 

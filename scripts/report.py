@@ -1,7 +1,7 @@
 """`make report [STUDY=results/x] [FORMAT=latex]`: rebuild a study's report from its records and print the table.
 
 python -m scripts.report [--format=latex] [STUDY_DIR]    without STUDY_DIR: the study of .config
-FORMAT=latex also writes the main table and the figures for a paper.
+FORMAT=latex also writes the main table for a paper.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from gpt2.system.errors import UserError, run_command
 from study.records.lengths import shown_length
 from study.report import write
 from study.report.build import Report
-from study.report.latex.write import write_latex
-from study.report.write import render_terminal
+from study.report.write import render_terminal, write_latex
 from study.runner.settings import StudySettings
 from study.sizes.build import read_sizes, study_folder
 from study.sizes.write import write_sizes
@@ -43,8 +42,7 @@ def report_formats() -> list[str]:
 def write_formats(report: Report, directory: Path, formats: Sequence[str]) -> None:
     """Write the other formats and name their files."""
     if "latex" in formats:
-        paths = write_latex(report, directory)
-        print(f"LaTeX: {paths[0].parent}: {', '.join(path.name for path in paths)}")
+        print(f"LaTeX: {write_latex(report, directory)}")
 
 
 def named_study(target: str) -> tuple[Path, tuple[str, ...]]:

@@ -1,20 +1,28 @@
-"""Write report.json, report.md and report.html, and render the terminal's summary."""
+"""Write report.json, report.md, report.html and table.tex, and render the terminal's summary."""
 
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 
+from gpt2.system.errors import UserError
 from gpt2.system.files import write_json, write_text
 from gpt2.system.read_files import DamagedFileError, read_json
 from pages.document import render_markdown
 from pages.document import render_terminal as render_document
+from pages.latex import render_latex
+from pages.markup import Inline, Text, pieces
 from pages.page import render_html
 from study.attention import data
 from study.lm_eval.page import downstream_json
 from study.report.build import Report, as_json, build_report
 from study.report.document import report_document, terminal_document
+from study.report.sections import ABOUT_LOOKS, ABOUT_RESULTS, results_table
+from study.report.sentences import seeds_text, uncounted
+from study.report.summary import findings, no_verdict
 
+LATEX_FILE = "table.tex"
 REFRESH_SECONDS = 60  # of an open page, while runs of the study are unfinished
 RUN_INPUTS = ("run", "metrics", "hellaswag", "validation_windows", "eval_sets", "lm_eval")
 INPUTS = ("plan*.json", "expected.json", data.FILE, *(f"runs/*/{name}*.json*" for name in RUN_INPUTS))
@@ -35,6 +43,29 @@ def write_report(study_dir: Path) -> Report:
 def render_terminal(report: Report) -> str:
     """The report in lines of at most 100 columns."""
     return render_document(terminal_document(report))
+
+
+def write_latex(report: Report, study_dir: Path) -> Path:
+    """Write table.tex and return its path. UserError if no run counts."""
+    if not report.rows:
+        raise UserError(f"{study_dir} has no finished run, so no table; fix: run `make`")
+    label = re.sub(r"[^a-z0-9]+", "-", report.study.lower()).strip("-") or "study"
+    path = study_dir / LATEX_FILE
+    write_text(path, f"{render_latex(results_table(report), latex_caption(report), f'tab:{label}')}\n")
+    return path
+
+
+def latex_caption(report: Report) -> Text:
+    """The caption: the content of the table, the sentence of each verdict, and the runs that are not counted."""
+    seeds = seeds_text(len({run.seed for run in report.used}))
+    parts: list[Inline] = [f"{report.study}, {seeds}: perplexity per {report.unit} {ABOUT_RESULTS}"]
+    sentences: list[Text] = [finding.sentence for finding in findings(report)]
+    sentences += [ABOUT_LOOKS] if report.verdicts else []
+    why = pieces(no_verdict(report))
+    sentences += [why[0] if why else "", uncounted(report), *report.damaged, *report.marks]
+    for sentence in sentences:
+        parts += [" ", *pieces(sentence)] if pieces(sentence) else []
+    return tuple(parts)
 
 
 def is_current(study_dir: Path) -> bool:

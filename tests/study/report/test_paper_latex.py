@@ -1,7 +1,6 @@
-"""`make report FORMAT=latex`: the numbers of report.json, the sentence of the verdict, and files that LaTeX reads."""
+"""`make report FORMAT=latex`: the numbers of report.json, the sentence of the verdict, and a table that LaTeX reads."""
 
 import json
-import math
 import re
 import shutil
 import subprocess
@@ -16,19 +15,23 @@ from pages.document import Table
 from pages.latex import render_latex
 from pages.markup import Code, Strong
 from scripts import report as command
-from study.report.latex.write import write_latex
-from study.report.write import write_report
-from tests.study.browser import percent, printed
+from study.report.write import LATEX_FILE, write_latex, write_report
+from tests.study.browser import printed
 from tests.study.sample_records import VARIANTS, a_study, edit
 
-FILES = ["differences.tex", "main.tex", "table.tex", "validation.tex"]
+MAIN = r"""\documentclass{article}
+\usepackage[margin=1in]{geometry}
+\usepackage{booktabs}
+\begin{document}
+\input{table}
+\end{document}
+"""
 
 
-def written(study: Path) -> tuple[dict[str, str], dict[str, Any]]:
-    """The LaTeX files of a study by name, and its report.json."""
-    write_latex(write_report(study), study)
-    texts = {path.name: path.read_text() for path in (study / "latex").iterdir()}
-    return texts, json.loads((study / "report.json").read_text())
+def written(study: Path) -> tuple[str, dict[str, Any]]:
+    """The LaTeX table of a study, and its report.json."""
+    path = write_latex(write_report(study), study)
+    return path.read_text(), json.loads((study / "report.json").read_text())
 
 
 def plain(cell: str) -> str:
@@ -54,9 +57,8 @@ def rows_of(table: str) -> list[list[str]]:
 
 def test_every_interval_of_the_table_is_that_of_report_json(tmp_path: Path) -> None:
     study = a_study(tmp_path / "a_study", effect=-0.02)
-    texts, report = written(study)
-    assert sorted(texts) == FILES
-    heads = re.search(r"\\toprule\n(.*) \\\\", texts["table.tex"])
+    table, report = written(study)
+    heads = re.search(r"\\toprule\n(.*) \\\\", table)
     assert heads
     assert heads[1].split(" & ")[:5] == [
         "variant",
@@ -65,7 +67,7 @@ def test_every_interval_of_the_table_is_that_of_report_json(tmp_path: Path) -> N
         "best perplexity",
         "final against B",
     ]
-    rows = {row[0]: row for row in rows_of(texts["table.tex"])}
+    rows = {row[0]: row for row in rows_of(table)}
     assert list(rows) == list(VARIANTS)
     for row in report["rows"]:
         cells = rows[row["variant"]]
@@ -81,8 +83,8 @@ def test_every_interval_of_the_table_is_that_of_report_json(tmp_path: Path) -> N
 def test_the_caption_has_the_sentence_of_the_verdict_and_the_runs_that_do_not_count(tmp_path: Path) -> None:
     study = a_study(tmp_path / "a_study", effect=-0.02)
     edit(study, "RAALL1", status="failed", error="NotFiniteError: loss nan")
-    texts, report = written(study)
-    found = re.search(r"\\caption\{(.*)\}\n\\label\{tab:a-study\}", texts["table.tex"])
+    table, report = written(study)
+    found = re.search(r"\\caption\{(.*)\}\n\\label\{tab:a-study\}", table)
     assert found
     said = plain(found[1])
     assert said.startswith("a_study, 3 seeds: perplexity per GPT-2 token")
@@ -93,44 +95,11 @@ def test_the_caption_has_the_sentence_of_the_verdict_and_the_runs_that_do_not_co
     assert "it holds at all looks at the study together" in said  # so it differs from that of the table
 
 
-def test_the_points_of_the_figures_are_those_of_report_json(tmp_path: Path) -> None:
-    texts, report = written(a_study(tmp_path / "a_study", effect=-0.02))
-    number = r"(-?[\d.e+]+)"
-    found = re.findall(rf"\({number},(-?\d)\) \+= \({number},0\) -= \({number},0\)", texts["differences.tex"])
-    expected = [report["verdicts"][0]["test"]["difference"]]
-    real = sorted(report["rows"], key=lambda row: row["control"])
-    expected += [row["against_baseline"] for row in real if row["against_baseline"]]
-    assert len(found) == len(expected) == 5
-    for place, ((middle, at, up, down), interval) in enumerate(zip(found, expected, strict=True)):
-        assert int(at) == -place
-        ends = [float(middle), float(middle) - float(down), float(middle) + float(up)]
-        assert ends == pytest.approx([percent(interval[part]) for part in ("mean", "low", "high")], rel=1e-6)
-    plots = re.findall(
-        r"line width.*?coordinates \{(.*?)\n\};\n\\addlegendentry\{(\w+)\}",
-        texts["validation.tex"],
-        re.DOTALL,
-    )
-    last = {name: re.findall(rf"\({number},{number}\)", points)[-1] for points, name in plots}
-    assert list(last) == list(VARIANTS)
-    for row in report["rows"]:
-        point = [float(value) for value in last[row["variant"]]]
-        assert point == pytest.approx([row["tokens"], row["final_loss"]["mean"]], rel=1e-5)
-        assert math.exp(point[1]) == pytest.approx(row["final_perplexity"]["mean"], rel=1e-4)
-
-
-def test_a_study_without_a_verdict_says_so_and_main_is_kept(tmp_path: Path) -> None:
-    study = a_study(tmp_path / "50 %_x", seeds=1, variants=("B",))
-    texts, _ = written(study)
-    assert sorted(texts) == ["main.tex", "table.tex", "validation.tex"]
-    assert r"50~\%\_x, one seed" in texts["table.tex"]
-    assert "No verdict: B is the only variant" in texts["table.tex"]
-    assert "looks" not in texts["table.tex"]
-    assert re.findall(r"\\input\{(\w+)\}", texts["main.tex"]) == ["table", "validation"]
-    (study / "latex" / "main.tex").write_text("mine")
-    (study / "latex" / "differences.tex").write_text("of an earlier report")
-    texts, _ = written(study)
-    assert texts["main.tex"] == "mine"
-    assert "differences.tex" not in texts
+def test_a_study_without_a_verdict_says_so(tmp_path: Path) -> None:
+    table, _ = written(a_study(tmp_path / "50 %_x", seeds=1, variants=("B",)))
+    assert r"50~\%\_x, one seed" in table
+    assert "No verdict: B is the only variant" in table
+    assert "looks" not in table
 
 
 def test_a_study_without_a_finished_run_is_refused(tmp_path: Path) -> None:
@@ -138,7 +107,7 @@ def test_a_study_without_a_finished_run_is_refused(tmp_path: Path) -> None:
     edit(study, "B0", status="failed", error="x")
     with pytest.raises(UserError, match="no finished run, so no table; fix: run `make`"):
         written(study)
-    assert not (study / "latex").exists()
+    assert not (study / LATEX_FILE).exists()
 
 
 def run_command(monkeypatch: pytest.MonkeyPatch, flags: str) -> int:
@@ -152,13 +121,9 @@ def test_the_command_writes_the_files_and_refuses_another_format(
 ) -> None:
     study = a_study(tmp_path / "s", seeds=1)
     assert run_command(monkeypatch, f" -- STUDY={study}") == 0
-    assert not (study / "latex").exists()
+    assert not (study / LATEX_FILE).exists()
     assert run_command(monkeypatch, f" -- STUDY={study} FORMAT=latex") == 0
-    assert sorted(path.name for path in (study / "latex").iterdir()) == FILES
-    assert (
-        f"LaTeX: {study / 'latex'}: table.tex, differences.tex, validation.tex, main.tex"
-        in capsys.readouterr().out
-    )
+    assert f"LaTeX: {study / LATEX_FILE}" in capsys.readouterr().out
     message = r"^FORMAT is pdf; a report has the format latex; fix: make report FORMAT=latex$"
     with pytest.raises(UserError, match=message):
         run_command(monkeypatch, f" -- STUDY={study} FORMAT=pdf")
@@ -171,21 +136,20 @@ def test_the_command_writes_the_files_and_refuses_another_format(
 def test_pdflatex_compiles_the_files_and_every_sign(tmp_path: Path) -> None:
     study = a_study(tmp_path / "50 %_x#&~^{}é", effect=-0.02)
     written(study)
-    folder = study / "latex"
     signs = [*map(chr, [*range(32, 127), *range(161, 256)]), "→", "中", "σ", "≤", "…", "---", "''", "*[x]"]
     cells = [["*", "[1]"], *([sign, (Code(sign * 2), " ", Strong(sign), sign)] for sign in signs)]
     tables = [
         render_latex(Table(["*", "[x]"], cells[place : place + 40])) for place in range(0, len(cells), 40)
     ]
-    (folder / "signs.tex").write_text("\n\n\\newpage ".join(tables))
-    main = (folder / "main.tex").read_text()
-    (folder / "both.tex").write_text(main.replace("\\end{document}", "\\input{signs}\n\\end{document}"))
+    (study / "signs.tex").write_text("\n\n\\newpage ".join(tables))
+    (study / "main.tex").write_text(MAIN)
+    (study / "both.tex").write_text(MAIN.replace("\\end{document}", "\\input{signs}\n\\end{document}"))
     for name in ("main", "both"):
         done = subprocess.run(
             ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", name],
-            cwd=folder, capture_output=True, timeout=300,
+            cwd=study, capture_output=True, timeout=300,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout[-2000:]
-        assert (folder / f"{name}.pdf").read_bytes().startswith(b"%PDF")
-    log = (folder / "main.log").read_text(errors="replace")
+        assert (study / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+    log = (study / "main.log").read_text(errors="replace")
     assert "Overfull" not in log
