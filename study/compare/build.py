@@ -14,6 +14,8 @@ from study.compare.alignment import Alignment, align
 from study.compare.checklist import checklist
 from study.compare.load import LoadedStudy, read_studies
 from study.compare.ranking import Across, Ranking, across, rank
+from study.compare.sizes import SizeComparison, compare_sizes
+from study.compare.sizes import as_json as sizes_json
 from study.records.runs import BASELINE, losses, variant_order
 from study.stats.statistics import Interval, mean, mean_interval
 
@@ -56,6 +58,7 @@ class StudyComparison:
     alignments: list[Alignment]
     rankings: list[Ranking]
     across: list[Across]
+    sizes: SizeComparison | None = None  # where the studies differ in model size
 
     def pairs(self) -> dict[str, list[Alignment]]:
         """The runs of the first study and each other one, by the names of both."""
@@ -92,6 +95,7 @@ def build_comparison(paths: Sequence[Path]) -> StudyComparison:
         alignments=[line for other in studies[1:] for line in align(studies[0], other)],
         rankings=[rank(study) for study in studies],
         across=across(studies),
+        sizes=compare_sizes(studies),
     )
 
 
@@ -164,4 +168,6 @@ def as_json(comparison: StudyComparison) -> dict[str, Any]:
         value[part] = [dataclasses.asdict(row) for row in getattr(comparison, part)]
     for row, line in zip(value["alignments"], comparison.alignments, strict=True):
         row |= {"within_tolerance": line.within_tolerance, "within_envelope": line.within_envelope}
+    if comparison.sizes:
+        value["sizes"] = sizes_json(comparison.sizes)
     return value

@@ -29,6 +29,7 @@ from study.compare import figures
 from study.compare.alignment import TOLERANCE, Alignment
 from study.compare.build import StudyComparison
 from study.compare.sentences import error, order_note, ranking_note, sentences, table_introduction
+from study.compare.size_sections import sizes_section
 from study.eval_sets.section import compared_section
 from study.lm_eval.page import across_section
 from study.records.runs import BASELINE, variant_order
@@ -59,6 +60,7 @@ def comparison_document(comparison: StudyComparison) -> Document:
     if comparison.checks:
         blocks += [
             _main_section(comparison),
+            *([sizes_section(comparison.sizes)] if comparison.sizes else []),
             _bits_section(comparison),
             compared_section(
                 {study.label: study.report.eval_sets for study in comparison.studies}, _units(comparison)

@@ -1,0 +1,112 @@
+"""Compared studies of several model sizes: the trend of each effect, its figure, and what keeps it from a trend."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from gpt2.artifacts.run_record import run_name
+from study.analysis.trend import CANNOT_TELL, HOLDS, SHRINKS
+from study.compare.build import as_json, build_comparison
+from study.compare.size_sections import effects_figure
+from study.compare.sizes import SizeComparison
+from study.report.build import build_report
+from tests.study.compared import terminal
+from tests.study.sample_records import a_study, edit
+from tests.study.sweep.test_tuned_report import CHOSEN, Tuned, table
+
+PARAMETERS = {"tiny": 150_000, "mini": 900_000, "small": 10_900_000}
+
+
+def several(folder: Path, effects: dict[str, float], seeds: int = 5) -> list[Path]:
+    """Studies of sizes in which RALEARN differs by these effects (nats)."""
+    studies = []
+    for size, effect in effects.items():
+        study = a_study(folder / size, seeds, effect, ("B", "RAALL", "RALEARN"), hellaswag=False)
+        for run in (study / "runs").iterdir():
+            edit(study, run.name, parameters=PARAMETERS[size])
+        studies.append(study)
+    return studies
+
+
+def sizes_of(studies: list[Path]) -> SizeComparison:
+    found = build_comparison(studies).sizes
+    assert found
+    return found
+
+
+def test_the_effects_are_the_verdicts_of_the_reports_and_hold_from_the_smallest_model_on(
+    tmp_path: Path,
+) -> None:
+    studies = several(tmp_path, {"tiny": -0.05, "mini": -0.05, "small": -0.05})
+    found = sizes_of(studies[::-1])
+    (trend,) = found.trends
+    assert (trend.arm, trend.word, found.problems) == ("RALEARN", HOLDS, [])
+    assert trend.effects == [build_report(study).verdicts[0] for study in studies]
+    tokens = 300 * 512 * 1024
+    assert [(row.study, row.parameters, row.tokens, row.flops) for row in found.rows] == [
+        (size, count, tokens, 6.0 * count * tokens) for size, count in PARAMETERS.items()
+    ]
+    figure = effects_figure(found)
+    assert figure
+    (drawn,) = figure["data"]
+    assert drawn["x"] == list(PARAMETERS.values())
+    assert drawn["y"] == [
+        pytest.approx(100 * math.expm1(one.test.difference.mean)) for one in trend.effects if one
+    ]
+    assert figure["layout"]["xaxis"]["type"] == "log"
+
+
+def test_an_effect_that_goes_to_zero_shrinks_on_the_page_and_in_json(tmp_path: Path) -> None:
+    comparison = build_comparison(several(tmp_path, {"tiny": -0.08, "mini": -0.04, "small": 0.0}))
+    text = terminal(comparison)
+    assert "shrinks. Better in tiny, better in mini" in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 100
+    value = json.loads(json.dumps(as_json(comparison)))["sizes"]
+    assert value["trends"][0]["word"] == SHRINKS
+    assert value["rows"][2]["flops"] == pytest.approx(6 * PARAMETERS["small"] * 300 * 512 * 1024)
+
+
+def test_few_seeds_give_no_trend_and_an_unfinished_study_is_named(tmp_path: Path) -> None:
+    studies = several(tmp_path, {"tiny": -0.05}) + several(tmp_path, {"mini": -0.05}, seeds=2)
+    (trend,) = sizes_of(studies).trends
+    assert (trend.word, trend.contrast) == (CANNOT_TELL, None)
+    edit(studies[1], "B0", status="failed", error="x")
+    (problem,) = sizes_of(studies).problems
+    assert problem.startswith("mini: 5 of 6 runs")
+
+
+def test_sizes_of_other_text_are_not_compared(tmp_path: Path) -> None:
+    studies = several(tmp_path, {"tiny": -0.05, "mini": -0.05})
+    for run in (studies[1] / "runs").iterdir():
+        edit(studies[1], run.name, fingerprint={"data": "f" * 64})
+    found = sizes_of(studies)
+    assert (found.trends, effects_figure(found)) == ([], None)
+    assert "data" in found.problems[0]
+
+
+@pytest.mark.parametrize("change", [{"parameters": 150_000}, {"fingerprint": {"tokenizer": "bytes"}}])
+def test_studies_of_one_size_or_of_several_tokenizers_have_no_trend(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
+    studies = several(tmp_path, {"tiny": -0.05, "mini": -0.05})
+    for run in (studies[1] / "runs").iterdir():
+        edit(studies[1], run.name, **change)
+    assert build_comparison(studies).sizes is None
+
+
+def test_tuned_studies_give_the_effects_at_the_best_rates(tmp_path: Path) -> None:
+    studies = []
+    for size, effect in (("tiny", -0.1), ("mini", -0.04)):
+        tuned = Tuned(tmp_path / size, table(effect=effect, same=effect), CHOSEN)
+        for name, seed in tuned.runs:
+            edit(tuned.folder, run_name(name, seed), parameters=PARAMETERS[size])
+        studies.append(tuned.folder)
+    found = sizes_of(studies)
+    (trend,) = found.trends
+    assert (trend.arm, trend.role, trend.word, found.problems) == ("RALEARN", "exploratory", SHRINKS, [])
+    assert [one.test.difference.mean for one in trend.effects if one] == [
+        pytest.approx(-0.1, abs=0.01), pytest.approx(-0.04, abs=0.01),
+    ]  # fmt: skip
+    assert [row.counted for row in found.rows] == [12, 12]
