@@ -12,7 +12,6 @@ from configuration.arguments import command_arguments
 from gpt2.config.dotconfig import read_text
 from gpt2.system.errors import UserError, run_command
 from scripts.study import CONFIG, load
-from study.runner.settings import symbol_of
 
 
 def main() -> int:
@@ -26,12 +25,6 @@ def main() -> int:
             "`make extend UNDO=1` restores the runs of before the last extension"
         )
     _, config, settings = load()
-    if settings.sizes:
-        size = settings.sizes[0]
-        raise UserError(
-            f"make extend extends the study of one size; fix: make defconfig-NAME with CONFIG_STUDY_NAME="
-            f"{settings.name}-{size} CONFIG_{symbol_of(size)}=y and without CONFIG_SIZES, then make extend"
-        )
     from study.report.write import write_report
     from study.runner.extend import extend, parse_factor, undo
 

@@ -15,17 +15,15 @@ from gpt2.hardware.gpu_specs import TARGETS
 from gpt2.system.errors import UserError, run_command
 from study.report.sentences import seeds_text
 from study.runner.settings import StudySettings
-from study.sizes.configuration import size_studies
 
 CONFIG = Path(".config")
 
 
 def first_line(config: Config, settings: StudySettings) -> str:
     """Describe the study in one line."""
-    scale = f"GPT-2 {', '.join(settings.sizes) or config.model.size}"
+    scale = f"GPT-2 {config.model.size}"
     if config.target.scale_cpu:
-        model = f"models {', '.join(settings.sizes)}" if settings.sizes else f"{config.model.size} model"
-        scale = f"CPU study ({why_cpu(config.target)}): {model}"
+        scale = f"CPU study ({why_cpu(config.target)}): {config.model.size} model"
     rates = settings.rates
     tuned = f"{len(rates.rates)} learning rates x {rates.tuning_seeds} tuning seeds, " if rates else ""
     return (
@@ -58,12 +56,6 @@ def load() -> tuple[Symbols, Config, StudySettings]:
 
 def main() -> int:
     symbols, config, settings = load()
-    if settings.sizes:
-        text = read_text(CONFIG)
-        studies = size_studies(text, str(CONFIG), settings)  # before torch: all sizes are right, or none runs
-        from study.sizes.run import run_sizes
-
-        return run_sizes(studies, settings, lambda one: first_line(one.config, one.settings))
     print(first_line(config, settings), flush=True)
     from study.runner.study import Study
 

@@ -46,7 +46,6 @@ NO_TORCH = (
     "study.analysis.verdict",
     "study.report.build",
     "study.report.write",
-    "study.sizes.write",
     "study.compare.build",
     "rl.page",
     "rl.study",

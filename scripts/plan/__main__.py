@@ -9,11 +9,10 @@ import argparse
 import math
 
 from configuration.arguments import command_arguments
-from gpt2.config.dotconfig import NUMBER, read_text
+from gpt2.config.dotconfig import NUMBER
 from gpt2.system.errors import UserError, run_command
 from pages.document import render_terminal
-from scripts.study import CONFIG, first_line, load
-from study.sizes.configuration import size_studies
+from scripts.study import first_line, load
 
 
 def spread(text: str) -> float | None:
@@ -37,14 +36,11 @@ def main() -> None:
     from study.planning.past import find_past_studies
     from study.planning.power import study_sight
 
-    studies = size_studies(read_text(CONFIG), str(CONFIG), settings) if settings.sizes else []
-    forecasts, sights = [], []
-    for each in [one.symbols for one in studies] or [symbols]:
-        values = {name: entry.value for name, entry in each.entries.items()}
-        past = find_past_studies(settings.results_dir, values)
-        forecasts.append(forecast(each, past))
-        sights.append(study_sight(forecasts[-1].settings, past, given, forecasts[-1].looks))
-    print(render_terminal(plan_document(forecasts, sights)))
+    values = {name: entry.value for name, entry in symbols.entries.items()}
+    past = find_past_studies(settings.results_dir, values)
+    found = forecast(symbols, past)
+    sight = study_sight(found.settings, past, given, found.looks)
+    print(render_terminal(plan_document(found, sight)))
 
 
 if __name__ == "__main__":

@@ -205,7 +205,7 @@ def defconfig(settings: RunSettings, sizes: Mapping[str, int], run: str, study: 
         "GPT2_MAX_TOKENS": number("GPT2_MAX_TOKENS", 0),
         "HELLASWAG": Entry("HELLASWAG", "n", False, "shrink"),
     }
-    for name in ("SIZES", "LEARNING_RATES", "PRIMARY"):
+    for name in ("LEARNING_RATES", "PRIMARY"):
         entries.pop(name, None)
     lines = "".join(f"{entry}\n" for entry in entries.values())
     loaded = load_leniently(lines, "the smallest configuration", entries["DETECTED"].value)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from gpt2.hardware.gpu_specs import GIB
 from gpt2.system.resource_errors import free_bytes, gib
 from pages.document import Block, BulletList, Document, Paragraph, Section, Table
@@ -17,28 +15,19 @@ from study.stats.statistics import perplexity_percent
 NOTHING_RUNS = "This command trains nothing and times nothing."
 
 
-def plan_document(forecasts: Sequence[Forecast], sights: Sequence[StudySight]) -> Document:
-    """The plan of a study, one forecast for each size, and what each detects."""
-    several = len(forecasts) > 1
+def plan_document(forecast: Forecast, sight: StudySight) -> Document:
+    """The plan of a study, and what it detects."""
     blocks: list[Block] = [
-        runs_table(forecasts),
-        BulletList(
-            [*tuning(forecasts[0]), *sources(forecasts), *disk(forecasts), *memory(forecasts), NOTHING_RUNS]
-        ),
-        *(
-            Section(
-                f"What the study{f' of size {one.config.model.size}' if several else ''} will be able to detect",
-                sight_blocks(one, sight),
-            )
-            for one, sight in zip(forecasts, sights, strict=True)
-        ),
-        BulletList(list(dict.fromkeys(text for sight in sights for text in _remarks(sight)))),
+        runs_table(forecast),
+        BulletList([*tuning(forecast), source(forecast), disk(forecast), memory(forecast), NOTHING_RUNS]),
+        Section("What the study will be able to detect", sight_blocks(forecast, sight)),
+        BulletList(_remarks(sight)),
     ]
     return Document("", blocks)
 
 
-def runs_table(forecasts: Sequence[Forecast]) -> Table:
-    """Runs, hours, disk space and memory of each size."""
+def runs_table(forecast: Forecast) -> Table:
+    """Runs, hours, disk space and memory."""
     columns = {
         "size": lambda one: one.config.model.size,
         "arms": lambda one: str(len(one.settings.variants)),
@@ -51,26 +40,11 @@ def runs_table(forecasts: Sequence[Forecast]) -> Table:
         "micro-batch": lambda one: f"{one.memory.micro} x {one.memory.accumulation}",
         "peak memory": lambda one: gib(one.memory.peak) if one.memory.peak is not None else "unknown",
     }
-    table = Table.of(forecasts, columns)
-    if len(forecasts) == 1:
-        return table
-    hours = [one.hours.of(one.pending) for one in forecasts]
-    seed = [one.hours.of(one.one_seed) for one in forecasts]
-    total = [
-        "in all", "", "", _range_of(sum(one.fewest for one in forecasts), sum(len(one.runs) for one in forecasts)),
-        str(sum(len(one.pending) for one in forecasts)), _time(_sum(hours)), _time(_sum(seed)),
-        gib(sum(one.disk_bytes for one in forecasts)), "", "",
-    ]  # fmt: skip
-    return Table(table.headings, [*table.rows, total])
+    return Table.of([forecast], columns)
 
 
 def _range_of(fewest: int, most: int) -> str:
     return str(most) if fewest == most else f"{fewest} to {most}"
-
-
-def _sum(hours: Sequence[float | None]) -> float | None:
-    known = [one for one in hours if one is not None]
-    return sum(known) if len(known) == len(hours) else None
 
 
 def _time(hours: float | None) -> str:
@@ -93,34 +67,28 @@ def tuning(forecast: Forecast) -> list[str]:
     return [text]
 
 
-def sources(forecasts: Sequence[Forecast]) -> list[str]:
-    """The sources of the hours, each once."""
-    return list(
-        dict.fromkeys(f"Time: {one.hours.train_source}; {one.hours.other_source}." for one in forecasts)
-    )
+def source(forecast: Forecast) -> str:
+    """The sources of the hours."""
+    return f"Time: {forecast.hours.train_source}; {forecast.hours.other_source}."
 
 
-def disk(forecasts: Sequence[Forecast]) -> list[str]:
-    """The disk space that pending runs need, beside the free space."""
-    folder = forecasts[0].settings.results_dir
-    needed, free = sum(one.disk_bytes for one in forecasts), free_bytes(folder)
+def disk(forecast: Forecast) -> str:
+    """The disk space that pending runs need, and the free space."""
+    folder = forecast.settings.results_dir
+    needed, free = forecast.disk_bytes, free_bytes(folder)
     fits = "" if needed <= free else "; fix: free disk space, or set CONFIG_RESULTS_DIR to another disk"
-    return [f"Disk: {gib(needed)} needed at most, {gib(free)} free in {folder}{fits}."]
+    return f"Disk: {gib(needed)} needed at most, {gib(free)} free in {folder}{fits}."
 
 
-def memory(forecasts: Sequence[Forecast]) -> list[str]:
-    """The variant that needs most at each size beside the memory of the target."""
-    found = []
-    for one in forecasts:
-        peak = one.memory
-        if peak.peak is None:
-            found.append(f"Memory ({one.config.model.size}): {peak.problem}.")
-        else:
-            found.append(
-                f"Memory ({one.config.model.size}): {peak.variant} needs most, {gib(peak.peak)} of "
-                f"{peak.usable / GIB:.1f} GiB usable on {peak.target}, predicted."
-            )
-    return found
+def memory(forecast: Forecast) -> str:
+    """The variant that needs most, and the memory of the target."""
+    peak, size_name = forecast.memory, forecast.config.model.size
+    if peak.peak is None:
+        return f"Memory ({size_name}): {peak.problem}."
+    return (
+        f"Memory ({size_name}): {peak.variant} needs most, {gib(peak.peak)} of {peak.usable / GIB:.1f} GiB usable on "
+        f"{peak.target}, predicted."
+    )
 
 
 # ---- power

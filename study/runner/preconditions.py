@@ -34,7 +34,6 @@ FREE_SYMBOLS = {
     "SCHEDULE_COSINE",  # SCHEDULE_WSD decides; studies of older versions have neither
     "RANKS", "RANKS_TREE", "RANKS_TIMEOUT", "SHARDED",  # the same sequences, however they are shared out
     "MONITOR", "MONITOR_TARGETS", "MONITOR_INTERVAL", "MONITOR_TRIGGERS", "MONITOR_FULL_STEPS", "MONITOR_REFERENCES",
-    "SIZES",  # the study of one size has none; studies of older versions lack it
     "TOKENIZER_GPT2",  # TOKENIZER_BYTES decides; studies of older versions have neither
 }  # fmt: skip
 LATER_SYMBOLS = {

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpt2.config.config import MODELS, BudgetConfig, ModelConfig
+from gpt2.config.config import BudgetConfig, ModelConfig
 from gpt2.config.dotconfig import Symbols
 from ra.arms import refuse_equal_arms
 from ra.names import VariantError, is_control_arm, refuse_misnamed_files
@@ -27,7 +27,7 @@ class StudySettings:
     equal_time: iterations in proportion to speed; else the same number for all. equivalence_margin: in nats.
     primary: the variant of the primary comparison; empty in a study of control arms alone.
     admission_ignore: variant -> checks that it may fail. rates: to tune; None: CONFIG_LEARNING_RATE for all.
-    sizes: of models, ascending; each has a study of its own. slots: runs at once; 0: as many as fit.
+    slots: runs at once; 0: as many as fit.
     executor: "local", "slurm" or "ray".
     """
 
@@ -40,7 +40,6 @@ class StudySettings:
     primary: str = ""
     admission_ignore: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     rates: LearningRates | None = None
-    sizes: tuple[str, ...] = ()
     slots: int = 1
     executor: str = "local"
     slurm_options: str = ""
@@ -69,7 +68,6 @@ class StudySettings:
             admission_ignore=ignored_checks(symbols, variants),
             primary=_primary(symbols, variants),
             rates=read_rates(symbols, variants),
-            sizes=_sizes(symbols),
             slots=symbols.integer("SLOTS", absent=1),
             executor=_executor(symbols),
             slurm_options=_slurm_options(symbols),
@@ -121,29 +119,3 @@ def _slurm_options(symbols: Symbols) -> str:
         reason = f"{error}".lower()
         raise symbols.error("SLURM_OPTIONS", f"has {reason}; fix: quote it as on a command line") from None
     return options
-
-
-def _sizes(symbols: Symbols) -> tuple[str, ...]:
-    """Return the model sizes, the smallest first; empty where the study has one. Older configurations lack them."""
-    known = [size for size, *_ in MODELS.values()]
-    names = [name.lower() for name in symbols.text("SIZES", absent="").split()]
-    for position, name in enumerate(names):
-        if name not in known:
-            raise symbols.error("SIZES", f"has {name}, which is not a size; fix: use {', '.join(known)}")
-        if name in names[:position]:
-            raise symbols.error("SIZES", f"names {name} twice; fix: remove one")
-    if names and symbols.text("INIT_FROM", absent=""):
-        raise symbols.error(
-            "SIZES", "and CONFIG_INIT_FROM exclude each other: weights have one size; fix: remove one"
-        )
-    if len(names) == 1:
-        raise symbols.error(
-            "SIZES",
-            f'names one size; fix: name two or more, or CONFIG_SIZES="" and CONFIG_{symbol_of(names[0])}=y',
-        )
-    return tuple(sorted(names, key=known.index))
-
-
-def symbol_of(size: str) -> str:
-    """Return the symbol that chooses a model size."""
-    return next(symbol for symbol, (name, *_) in MODELS.items() if name == size)

@@ -128,7 +128,6 @@ def test_no_recipe_expands_anything_but_the_interpreter_and_the_kind_of_setup() 
 
 ALWAYS_READ = {  # function -> the variables that it reads
     "study_directory": {"STUDY"},
-    "named_study": {"STUDY"},
     "run_arguments": {"RUN"},
     "symptom_arguments": {"RUN", "AGAINST", "STEP", "SYMPTOM", "OUT"},
 }

@@ -12,7 +12,6 @@ from configuration import commands, rules
 from gpt2.artifacts import checkpoint, run_record
 from gpt2.config.batch import plan_batch
 from gpt2.config.config import load_config
-from gpt2.config.dotconfig import ConfigError
 from gpt2.data.prefetch import BatchPrefetcher
 from gpt2.interop.pretrained import PretrainedError
 from gpt2.system.errors import UserError
@@ -282,12 +281,6 @@ def test_another_shape_is_refused_with_the_lines_that_fit(finished: Workplace) -
         PretrainedError, match=r"width 16, 24 positions and 257 tokens; .config has 3, .*GPT2_LAYERS=2"
     ):
         check_weights(deeper, finished.study)
-
-
-def test_several_sizes_and_imported_weights_exclude_each_other() -> None:
-    tree, layers = rules.load_kconfig("cpu"), commands.read_layers("gpt2-ra-ablation")
-    with pytest.raises(ConfigError, match=r"CONFIG_INIT_FROM exclude each other: .*; fix: remove one"):
-        commands.configure(tree, layers, ["CONFIG_SIZES=tiny mini", "CONFIG_INIT_FROM=gpt2"])
 
 
 @pytest.mark.parametrize(("mix", "share"), [("OUTPUT", "0.001"), ("SCORE", "0.001"), ("HARD", "0.4")])

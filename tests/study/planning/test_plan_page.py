@@ -53,7 +53,7 @@ def shown(symbols: Symbols, given: float | None = None) -> str:
     settings = StudySettings.from_symbols(symbols)
     past = find_past_studies(settings.results_dir, settings_of(symbols))
     found = forecast(symbols, past)
-    text = render_terminal(plan_document([found], [study_sight(settings, past, given, found.looks)]))
+    text = render_terminal(plan_document(found, study_sight(settings, past, given, found.looks)))
     assert max(map(len, text.splitlines())) <= 100
     return text
 
