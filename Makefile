@@ -18,7 +18,6 @@ READS.diagnose := RUNS OUT
 READS.evaluate := RUN PLATFORM MACHINE
 READS.export := RUN OUT
 READS.extend := FACTOR UNDO
-READS.import := MODEL OUT
 READS.lm-eval := RUN TASKS TASK_DATA
 READS.logp-diff := RUN THRESHOLD OUT
 READS.memory := TARGET FROM VARIANTS
@@ -56,7 +55,7 @@ endif
 .PHONY: all help setup-base setup-core setup-main setup-exchange setup-lm-eval setup-dev menuconfig savedefconfig \
         olddefconfig demo data run plan extend report status verify compare diagnose monitor trend record \
         bisect shrink stress repeat compare-records check-config pack-run logp-diff oracle attention sample export \
-        import lm-eval evaluate transfer grpo admit control memory bench card check faults clean mrproper
+        lm-eval evaluate transfer grpo admit control memory bench card check faults clean mrproper
 .DEFAULT_GOAL := all
 
 all: setup-main  ## Install missing packages, run or resume the study's runs, write the report
@@ -150,7 +149,7 @@ logp-diff: setup-core  ## RUN=results/x/runs/B0 [THRESHOLD=0.01] [OUT=]: sample 
 oracle: setup-core  ## [RECORD=results/x/records/B0/step40] [OTHER=oracle.json] [OUT=]: operations against float64
 	@$(INTERPRETER) -m scripts.oracle
 
-evaluate: setup-core  ## RUN=results/x/runs/B0 PLATFORM="bf16 int4" [MACHINE=w7900]: loss on other arithmetic
+evaluate: setup-core  ## RUN=results/x/runs/B0 PLATFORM="bf16 int4" [MACHINE=w7900]: other arithmetic; RUN=models/gpt2
 	@$(INTERPRETER) -m scripts.evaluate
 
 transfer: setup-core  ## [STUDIES=results/a] [PLATFORMS="int4 bf16"] [MACHINE=w7900] [OUT=]: does noise help elsewhere
@@ -170,9 +169,6 @@ export: setup-exchange  ## RUN=results/x/runs/B0 [OUT=folder]: a folder that tra
 
 lm-eval: setup-lm-eval  ## RUN="results/x/runs/B0 ..." TASKS="hellaswag piqa" [TASK_DATA=folder]: lm-evaluation-harness
 	@$(INTERPRETER) -m scripts.lm_eval
-
-import: setup-exchange  ## MODEL=gpt2 [OUT=results/imported]: GPT-2 weights of transformers (folder or hub) as a run
-	@$(INTERPRETER) -m scripts.import_model
 
 admit: setup-core  ## VARIANT=MINE: examine one attention for leaks and other faults (seconds)
 	@$(INTERPRETER) -m scripts.admit

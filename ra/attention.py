@@ -28,10 +28,6 @@ class ReciprocalAttention(CausalSelfAttention):
     def attend(self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
         return self.fused(k_BHTD, q_BHTD, v_BHTD)
 
-    def start_at_identity(self) -> None:
-        """Exchange W_Q and W_K: the function of standard attention with the weights as they were."""
-        exchange_query_and_key(self)
-
 
 @torch.no_grad()
 def exchange_query_and_key(attention: CausalSelfAttention) -> None:
@@ -75,9 +71,6 @@ class LearnedAttention(CausalSelfAttention):
         logit = math.log(initial_probability) - math.log1p(-initial_probability)
         self.alternation_logit = nn.Parameter(torch.tensor(logit))
         self.learning_rate_multiplier = learning_rate_multiplier
-
-    def start_at_identity(self) -> None:
-        """Keep p: CONFIG_ALTERNATION_INIT is small with CONFIG_INIT_FROM. A sigmoid has no exact 0."""
 
     def probability(self) -> Tensor:
         """Return the share p of the reciprocal path, a scalar in (0, 1)."""

@@ -267,19 +267,10 @@ class Spike(NamedTuple):
 
 
 @dataclass(frozen=True)
-class StartedFrom(JsonObject):
-    """Weights of transformers that a run starts from: a folder or a name of the hub, and the SHA-256 of its files."""
-
-    source: Text
-    sha256: Text
-
-
-@dataclass(frozen=True)
 class RunRecord(JsonObject):
     """The content of run.json. A part is None until it is known. seal: older records have none.
 
     fixes: the computations that CONFIG_NUMERICS_FIX replaced, in words. eval_sets: by name, those of the run's end.
-    started_from: None for weights of the seed.
     """
 
     schema: Literal[1]
@@ -311,18 +302,12 @@ class RunRecord(JsonObject):
     scalars: Missing[tuple[ScalarPoint, ...]] = None
     fixes: Missing[tuple[Text, ...]] = None
     eval_sets: Missing[Mapping[str, EvalSetEntry]] = None
-    started_from: Missing[StartedFrom] = None
     seal: Missing[Seal] = None
 
     @property
     def planned_iterations(self) -> int | None:
         """The iterations of the schedule."""
         return self.schedule.iterations if self.schedule else None
-
-    @property
-    def imported(self) -> bool:
-        """Whether `make import` wrote the run: its weights were not trained here."""
-        return self.started_from is not None and self.planned_iterations == 0
 
     @property
     def truncated(self) -> bool:

@@ -336,7 +336,7 @@ class TrackingConfig:
 class Config:
     """The settings of a run. checkpoint_seconds: between checkpoints. sha256: of the symbols' values.
 
-    numerics_fix: words of numerics.fix. init_from: the weights that all runs start from; "": those of their seeds.
+    numerics_fix: words of numerics.fix.
     """
 
     model: ModelConfig
@@ -351,7 +351,6 @@ class Config:
     sha256: str
     numerics_fix: str = ""
     monitor: MonitorSettings = NOT_MONITORED
-    init_from: str = ""
 
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> Config:
@@ -368,7 +367,6 @@ class Config:
             sha256=symbols.sha256,
             numerics_fix=numerics_fix(symbols),
             monitor=MonitorSettings.from_symbols(symbols),
-            init_from=symbols.text("INIT_FROM", absent="").strip(),
         )
 
 

@@ -91,8 +91,6 @@ class CausalSelfAttention(nn.Module):
                                the first step of each kind counts on the compile clock
         draw_noise(name, seed, iteration, iterations), clear_noise()   of any module: set its noise before each training
                                step, and remove it. name: of the module
-        start_at_identity()    of any module: called when the parameters shared with GPT-2 have imported weights
-                               (CONFIG_INIT_FROM); sets the others so that the model computes what GPT-2 does
         stochastic = True      its training passes draw random numbers; the seed of a run seeds them
         mixes_first_values = True  its `forward` also takes a FirstValues, which the first layer fills
 

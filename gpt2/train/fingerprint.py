@@ -51,9 +51,7 @@ def initial_record(
             tokenizer=tokenizer.load(config.data.tokenizer).fingerprint,
             batch=digest([plan.batch.effective, plan.batch.block_size, *masks]),
             schedule=schedule_digest(config, plan.extended),
-            initial_weights=plan.started_from.sha256
-            if plan.started_from
-            else weights_digest(
+            initial_weights=weights_digest(
                 stepper.model,
                 stepper.seed,
                 standard_shapes(model.layers, model.width, model.block_size, model.padded_vocabulary),
@@ -65,7 +63,6 @@ def initial_record(
         environment=provenance.environment_record(),
         batch=run_record.Batch(**dataclasses.asdict(plan.batch)),
         parameters=sum(p.numel() for p in stepper.model.parameters()),
-        started_from=plan.started_from,
     )
 
 

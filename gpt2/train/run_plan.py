@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpt2.artifacts.run_record import StartedFrom
 from gpt2.config.batch import BatchPlan
 
 WARM_UP_STEPS = 2  # of each process: kernels, allocator and caches settle; on the compile clock
@@ -25,4 +24,3 @@ class RunPlan:
     hellaswag: Path | str = "not asked for"  # file of the items, or the reason why there are none
     warmup_iterations: int | None = None  # of "wsd"; None: a fraction of the iterations
     extended: float = 1.0  # the budget over that of the configuration
-    started_from: StartedFrom | None = None  # None: weights of the seed

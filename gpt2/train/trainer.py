@@ -27,7 +27,6 @@ from gpt2.data.prefetch import BatchPrefetcher
 from gpt2.eval.evaluator import Evaluator, hellaswag_choices, hellaswag_entry
 from gpt2.eval.held_out import evaluate_sets
 from gpt2.hardware import attention_kernels, mps, resolve
-from gpt2.interop.start import load_start
 from gpt2.model.transformer import GPT2, ModelParts, restore_step
 from gpt2.numerics.fixes import RunFixes
 from gpt2.numerics.monitoring import start_monitor
@@ -90,9 +89,6 @@ class TrainingRun:
             warmup=plan.warmup_iterations,
             tree=config.target.ranks_tree,
         )
-        folders = [plan.directory / name for name in ("checkpoint", "stable")]
-        if plan.started_from and not any(map(checkpoint.complete, folders)):
-            load_start(self.stepper.model, plan.started_from)
         wsd = config.optimizer.schedule == "wsd"
         self.decay_start = self.stepper.decay_start(plan.iterations) if wsd else 0  # 0: no checkpoint there
         self.warmup = {"warmup_iterations": self.stepper.warmup_iterations(plan.iterations)} if wsd else {}

@@ -24,13 +24,6 @@ class GatedAttention(CausalSelfAttention):
         super().__init__(width, heads, dropout)
         self.gate = UnsetLinear(width, width)
 
-    @torch.no_grad()
-    def start_at_identity(self) -> None:
-        """Set every gate to exactly 1/2 and double W_O, so that the gates can move in both directions."""
-        self.gate.weight.zero_()
-        self.gate.bias.zero_()
-        self.proj.weight.mul_(2)
-
     def forward(self, x_BTC: Tensor) -> Tensor:
         y_BTC = self.concat_heads(self.attend(*self.project(x_BTC)))
         y_BTC = self.proj(y_BTC * torch.sigmoid(self.gate(x_BTC)))

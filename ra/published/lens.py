@@ -18,7 +18,6 @@ from gpt2.model.transformer import CausalSelfAttention
 from ra.hooks import AttentionSpec
 
 INITIAL_GATES = (2.2, 0.6, 0.1)  # shares 0.76, 0.15 and 0.09
-IDENTITY_SHARES = (0.998, 0.001, 0.001)
 
 
 class LensAttention(CausalSelfAttention):
@@ -31,11 +30,6 @@ class LensAttention(CausalSelfAttention):
         self.learning_rate_multiplier = learning_rate_multiplier
         self.gates = nn.Parameter(torch.tensor(INITIAL_GATES).repeat(heads, 1))
         self.u = nn.Parameter(0.02 * torch.randn(heads, width // heads))
-
-    @torch.no_grad()
-    def start_at_identity(self) -> None:
-        """Set the shares to 0.998, 0.001 and 0.001; a softmax has no exact 0."""
-        self.gates.copy_(torch.tensor(IDENTITY_SHARES).log())
 
     def shares(self) -> Tensor:
         """Return w_std, w_rec and w_disc of each head, (3, H, 1, 1)."""

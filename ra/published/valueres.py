@@ -24,12 +24,6 @@ class ValueResidualAttention(CausalSelfAttention):
         super().__init__(width, heads, dropout)
         self.lambdas = nn.Parameter(torch.full((2,), 0.5)) if layer else None
 
-    @torch.no_grad()
-    def start_at_identity(self) -> None:
-        """Set lambda_1 to 0 and lambda_2 to 1."""
-        if self.lambdas is not None:
-            self.lambdas.copy_(torch.tensor([0.0, 1.0]))
-
     def optimizer_settings(self) -> dict[str, float]:
         """Exempt the lambdas from weight decay."""
         return {} if self.lambdas is None else {"lambdas": 1.0}

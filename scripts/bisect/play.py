@@ -19,7 +19,6 @@ from gpt2.config.config import Config
 from gpt2.config.dotconfig import Entry, Symbols
 from gpt2.hardware import attention_kernels
 from gpt2.hardware.resolve import ResolvedTarget
-from gpt2.interop.start import started_from
 from gpt2.numerics.fixes import RunFixes
 from gpt2.system.errors import UserError, one_line
 from gpt2.system.signals import Stop
@@ -210,7 +209,6 @@ class RunSettings:
             self.iterations,
             batch,
             warmup_iterations=self.warmup,
-            started_from=started_from(config.init_from) if config.init_from else None,
         )
         run = TrainingRun(plan, chosen.configure(config), resolved, chosen.parts, Stop(), shared=config)
         run.stepper.simulated_ranks = self.ranks

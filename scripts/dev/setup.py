@@ -3,7 +3,7 @@
     python3 -m scripts.dev.setup base            .venv with kconfiglib, to configure
     python3 -m scripts.dev.setup core            what reads results, predicts and measures needs: torch
     python3 -m scripts.dev.setup main            the same with the extras of .config, to train
-    python3 -m scripts.dev.setup exchange        what `make export` and `make import` need
+    python3 -m scripts.dev.setup exchange        what reads and writes models of transformers needs
     python3 -m scripts.dev.setup lm-eval         the same with lm-evaluation-harness
     python3 -m scripts.dev.setup dev             the same with the packages of `make check`
     PYTHON -m scripts.dev.setup --as-it-is KIND  install nothing; name the packages that this interpreter lacks
@@ -30,7 +30,6 @@ MODULES = {"pillow": "PIL", "pytest-xdist": "xdist"}  # of the packages whose mo
 EXTRAS = {  # lines of .config that need an extra
     "hub": r"CONFIG_DATASET_(FINEWEB_EDU|OPENWEBTEXT|TINYSTORIES|WIKITEXT103)=y|CONFIG_DATASET_FILES=.*parquet"
     r'|CONFIG_EVAL_SETS="(.*\bparquet|(.* )?wikitext-2[" ])',
-    "exchange": r'CONFIG_INIT_FROM="[^"]',
     "rl": r"CONFIG_GRPO=y",
     "wandb": r"CONFIG_WANDB=y",
     "tensorboard": r"CONFIG_TENSORBOARD=y",

@@ -1,5 +1,7 @@
 """`make evaluate RUN=results/x/runs/B0 PLATFORM="bf16 int4 foreign:1e-3" [MACHINE=w7900]`: a run on other arithmetic.
 
+`make evaluate RUN=models/gpt2` prints perplexity and HellaSwag of a GPT-2 of transformers, with the data of .config.
+
 Records go to RUN/platforms/. An existing record of the same weights, text, platform and machine is not repeated. On
 another machine than that of training the platforms are called bf16@w7900; MACHINE gives that name, by default that of
 the device.
@@ -8,11 +10,15 @@ the device.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from aqn.platforms import GRAMMAR, local_platforms, machine_name
 from configuration.arguments import command_arguments
+from gpt2.config.config import load_config
+from gpt2.hardware.detect import detected_target_name
 from gpt2.hardware.resolve import export_environment
+from gpt2.interop.pretrained import is_pretrained
 from gpt2.system.errors import UserError, run_command
 from pages.document import render_terminal
 
@@ -32,6 +38,9 @@ def main() -> None:
         raise UserError(
             f"RUN={arguments.runs[0]} is not a folder; fix: make evaluate RUN=results/STUDY/runs/NAME"
         )
+    if is_pretrained(arguments.runs[0]):
+        pretrained(arguments.runs[0], names)
+        return
     if not names:
         raise UserError(f"PLATFORM names no platform; fix: PLATFORM= one or several of {GRAMMAR}")
     local_platforms(names, "PLATFORM")
@@ -44,6 +53,19 @@ def main() -> None:
     found = evaluate_run(arguments.runs[0], names, arguments.machine)
     print(render_terminal(platforms_document(found.home, found.records, found.notes)))
     print(f"\nrecords: {arguments.runs[0] / 'platforms'}")
+
+
+def pretrained(folder: Path, names: Sequence[str]) -> None:
+    """Evaluate a model of transformers. UserError where platforms are given."""
+    if names:
+        raise UserError(
+            f"RUN={folder} is a model of transformers, which is evaluated in float32 alone; fix: leave out PLATFORM"
+        )
+    config = load_config(".config")
+    export_environment(config.target.name, detected_target_name(), config.target.deterministic)
+    from gpt2.interop.evaluate import evaluate_pretrained
+
+    print("\n".join(evaluate_pretrained(folder, config)))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import argparse
 from pathlib import Path
 
 from configuration.arguments import command_arguments
-from gpt2.artifacts import run_record
 from gpt2.hardware.resolve import export_environment
 from gpt2.system.errors import UserError, run_command
 from gpt2.system.progress import LiveLine
@@ -64,7 +63,7 @@ def main() -> int:
         for note in evaluated.notes:
             print(f"{run.name}: {note}")
         found.append((run.resolve().parents[1].name, evaluated.record))
-        if run.resolve().parent.name == "runs" and not run_record.load(run).imported:
+        if run.resolve().parent.name == "runs":
             studies[str(run.parent.parent)] = None
     print()
     print(render_terminal(results_document(found, list(tasks))))

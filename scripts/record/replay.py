@@ -23,7 +23,6 @@ from gpt2.config.config import Config
 from gpt2.config.dotconfig import read_symbols
 from gpt2.hardware import attention_kernels
 from gpt2.hardware.resolve import target_record
-from gpt2.interop.start import load_start
 from gpt2.system.errors import UserError
 from gpt2.system.signals import Stop
 from gpt2.train.resume import refuse_another_run
@@ -88,7 +87,6 @@ class RunReplay:
             planned,
             BatchPlan(**dataclasses.asdict(record.batch)),
             warmup_iterations=warmup,
-            started_from=record.started_from,
         )
         try:
             chosen = variant(record.variant, config.model, AlternationSettings.from_symbols(symbols))
@@ -103,8 +101,6 @@ class RunReplay:
         }
         self.skipped: list[str] = []
         self.start = 0 if from_start else self._load_nearest()
-        if record.started_from and self.start == 0:
-            load_start(self.run.stepper.model, record.started_from)
         self.differences: list[str] = []
         self.checked = 0
 

@@ -117,18 +117,6 @@ def earlier_verdicts(
     return found
 
 
-def beside_start(verdict: Verdict, start: float) -> Verdict:
-    """Withdraw "better" and "worse" where the difference is not above that before the first step, `start` in nats.
-
-    Arms with equal starts differ so little that a test calls the difference of the starts itself.
-    """
-    if verdict.word not in (BETTER, WORSE) or abs(verdict.test.difference.mean) > start:
-        return verdict
-    inside = verdict.equivalence_p is not None and verdict.equivalence_p < LEVEL
-    word = EQUIVALENT if inside else CANNOT_TELL
-    return replace(verdict, word=word, callable_from=None, exaggeration=None)
-
-
 def _test(
     name: str,
     differences: list[float],

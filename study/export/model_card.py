@@ -36,10 +36,6 @@ tokenizer = AutoTokenizer.from_pretrained("{folder}"{options})
 """
 
 
-NOT_JUDGED = (
-    "Nothing: it was not trained here. A study that starts from these weights compares training from them, and its "
-    "verdict holds for that alone."
-)
 REMOTE_CODE = (
     "transformers has no class for this model, so the folder has Python files. from_pretrained runs them only with "
     "trust_remote_code=True. They are copies of the trainer's files; the first line of each names its origin."
@@ -50,24 +46,11 @@ def model_card(
     run_dir: Path, record: RunRecord, facts: Sequence[str], folder: str, arm: Sequence[str] = ()
 ) -> str:
     """Return README.md. facts: about the exported weights. arm: for remote code, the definitions of its parts."""
-    said = [NOT_JUDGED] if record.imported else _verdicts(run_dir, record)
-    start, first = record.started_from, ""
-    if start is not None:
-        weights = f"the weights of {start.source} (SHA-256 {start.sha256})"
-        first = (
-            f" Its training started from {weights}; the initial values of a seed gave only what these lack."
-        )
-        if not record.imported:
-            said.append(
-                f"The verdict holds for training from {weights}, not for training from random weights."
-            )
+    said = _verdicts(run_dir, record)
     blocks: list[Block] = [
         Paragraph(
-            f"Imported weights of {start.source} (SHA-256 {start.sha256}), written as {record.run}. They were not "
-            "trained here."
-            if record.imported and start
-            else f"Run {record.run}: variant {record.variant}, seed {record.seed}, trained by an ablation study of "
-            f"attentions. It is one run of a comparison, not a model for use.{first}"
+            f"Run {record.run}: variant {record.variant}, seed {record.seed}, trained by an ablation study of "
+            f"attentions. It is one run of a comparison, not a model for use."
         ),
         Section("What the study says", [BulletList(said)]),
         Section("Scores", [Table(["measure", "value"], _scores(record))]),
@@ -98,8 +81,7 @@ def _verdicts(run_dir: Path, record: RunRecord) -> list[str]:
     sentences = [" ".join(filter(None, map(to_plain, (item.sentence, item.reason)))) for item in found]
     if is_control_arm(variant):
         others = any(row.control and row.variant != variant for row in report.rows)
-        noise = "rounding" if record.started_from else "noise"
-        rest = f": its differences to the other control arms are {noise}" if others else ""
+        rest = ": its differences to the other control arms are noise" if others else ""
         sentences.insert(0, f"{variant} is a control arm{rest}.")
     return sentences + ([to_plain(no_verdict(report))] if no_verdict(report) else [])
 

@@ -23,7 +23,6 @@ SAME = (
     "GPT2_LAYERS",
     "GPT2_HEADS",
     "GPT2_WIDTH",
-    "INIT_FROM",
 )  # model and data
 SHAPES_NOISE = ("EFFECTIVE_BATCH", "GPT2_MAX_ITERS", "GPT2_MAX_TIME", "GPT2_MAX_TOKENS", "LEARNING_RATE")
 LEAST_SEEDS = 3  # of an arm's differences, below which they give no noise of their own
@@ -42,22 +41,16 @@ class PastStudy:
         """Final losses in nats by variant and seed, of the runs that ended their schedule."""
         return final_losses([run for run in self.runs if not run.record.truncated])
 
-    def _controls(self, seeds: Sequence[int] | None = None) -> list[list[float]]:
-        """Return the losses of the control arms at each seed; of one arm where all have equal starts."""
-        found = control_losses(self.losses, seeds)
-        equal_starts = any(run.record.started_from for run in self.runs)
-        return [arms[:1] for arms in found] if equal_starts else found
-
     def control_noise(self) -> Noise | None:
         """The noise floor of the control arms, for both arms; None without two control arms at a seed."""
-        floor = noise_floor(self._controls())
+        floor = noise_floor(control_losses(self.losses))
         return Noise.of_both(floor.sigma, floor.dof) if floor and floor.sigma > 0 else None
 
     def arm_noise(self, arm: str) -> Noise | None:
         """The noise of the arm's own differences; None under LEAST_SEEDS seeds."""
         table = self.losses
         seeds = sorted(table.get(arm, {}))
-        pairs = [(seed, arms) for seed, arms in zip(seeds, self._controls(seeds), strict=True) if arms]
+        pairs = [(seed, arms) for seed, arms in zip(seeds, control_losses(table, seeds), strict=True) if arms]
         if len(pairs) < LEAST_SEEDS:
             return None
         spread = standard_deviation([table[arm][seed] - mean(arms) for seed, arms in pairs])

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from gpt2.artifacts.run_record import RecordedTarget, StartedFrom
+from gpt2.artifacts.run_record import RecordedTarget
 from gpt2.artifacts.seal import read_sealed, write_sealed
 from gpt2.artifacts.typed_json import (
     Amount,
@@ -135,34 +135,11 @@ class LearningRates(JsonObject):
             raise InvalidJsonError(f"the chosen rate {unknown[0]} is none of {', '.join(self.rates)}")
 
 
-@dataclass(frozen=True)
-class StartDifference(JsonObject):
-    """The difference of an arm to the imported model before the first step.
-
-    logits: largest one, relative to the largest logit. loss: in nats, of this arm minus that of the imported model.
-    token_loss: mean absolute difference of the loss of a token, in nats; no mean over tokens differs more.
-    """
-
-    logits: Amount
-    loss: float
-    token_loss: Amount
-
-
-@dataclass(frozen=True)
-class InitialWeights(StartedFrom):
-    """The imported weights of a study. loss: of the imported model on `tokens` validation tokens, in nats."""
-
-    tokens: Positive
-    loss: float
-    arms: Mapping[str, StartDifference]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Plan(JsonObject):
     """The content of plan.json. extended: the budget over the first budget, None before any extension.
 
     primary: None in older plans, and in a study of control arms alone. learning_rates: None in a study at one rate.
-    initial_weights: None where the seeds give them.
     """
 
     schema: Literal[1] = 1
@@ -180,7 +157,6 @@ class Plan(JsonObject):
     primary: Missing[Primary] = None
     extended: Missing[Ratio] = None
     learning_rates: Missing[LearningRates] = None
-    initial_weights: Missing[InitialWeights] = None
 
     def __post_init__(self) -> None:
         for name, row in self.variants.items():

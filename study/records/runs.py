@@ -25,7 +25,6 @@ EXPECTED = "expected.json"
 CONTINUE = "fix: restore the file from a copy, or run `make`, which continues the run from its checkpoint"
 DAMAGED = "damaged"  # cause of a run whose files do not agree
 DIVERGED = "diverged"  # cause of a run that ended because its loss or gradient is not finite
-IMPORTED = "imported"  # cause of a run that `make import` wrote
 NOT_FINITE = "NotFiniteError"  # start of the error of such a run
 PENDING = ("missing", "interrupted", "running")  # statuses of runs that a study still has to finish
 UNREADABLE = "unreadable"  # status of a run whose run.json is missing, damaged or altered
@@ -132,8 +131,6 @@ def _read(folder: Path, length: Length | None) -> Run:
 
 def _why_not(record: RunRecord, name: str) -> tuple[str, str]:
     """Return the cause and the reason why the numbers of a record in folder `name` do not count; "" if they do."""
-    if record.imported and record.run == name:
-        return IMPORTED, "its weights were imported (make import), not trained here"
     if record.run != name or run_record.run_name(record.variant, record.seed) != name:
         owner = f"{record.run} ({record.variant}, seed {record.seed})"
         return "record of another run", f"its record is that of {owner}, not of this folder"

@@ -33,8 +33,7 @@ class Verified:
 def verify_study(study_dir: Path) -> list[Verified]:
     """Verify the study's own files, then every run."""
     saved = [f"plan-{count}.json" for count in saved_counts(study_dir, "plan")]
-    names = saved if _all_imported(study_dir) else [plan_file.FILE, *saved]
-    rows = [Verified(name, [], _plan_problems(study_dir, name)) for name in names]
+    rows = [Verified(name, [], _plan_problems(study_dir, name)) for name in (plan_file.FILE, *saved)]
     if (study_dir / "attention.json").exists():
         rows.append(
             Verified(
@@ -42,14 +41,6 @@ def verify_study(study_dir: Path) -> list[Verified]:
             )
         )
     return [*rows, *(_verify_run(folder) for folder in sorted((study_dir / "runs").glob("*/")))]
-
-
-def _all_imported(study_dir: Path) -> bool:
-    """Whether `make import` wrote every run; such a folder has no plan."""
-    try:
-        return all(run_record.load(folder).imported for folder in (study_dir / "runs").glob("*/"))
-    except run_record.RecordError:
-        return False
 
 
 def _plan_problems(study_dir: Path, name: str) -> list[str]:

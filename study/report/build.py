@@ -29,7 +29,7 @@ from study.analysis.equivalence import (
 from study.analysis.paired_tests import ItemTest, item_tests
 from study.analysis.sensitivity import Sensitivity, seed_hours, sensitivities
 from study.analysis.speed import Speed, speeds
-from study.analysis.verdict import MARGIN, Verdict, beside_start, earlier_verdicts, judge
+from study.analysis.verdict import MARGIN, Verdict, earlier_verdicts, judge
 from study.attention import data
 from study.eval_sets.results import EvalSets, eval_set_tables
 from study.records import plan_file
@@ -37,7 +37,7 @@ from study.records.curves import probabilities
 from study.records.design import Design, read_design
 from study.records.hellaswag_scores import HellaSwagScore, Items, common_items, hellaswag, left_out
 from study.records.lengths import shown_length
-from study.records.plan_file import InitialWeights, Plan, PlanBudget
+from study.records.plan_file import Plan, PlanBudget
 from study.records.runs import (
     BASELINE,
     DAMAGED,
@@ -125,10 +125,6 @@ class Report:
     damaged: list[str]  # sentences on files that do not agree, with their remedy
     marks: list[str]  # warnings of variants that fail an ignored check of their examination
     eval_sets: EvalSets  # of the runs that ended their schedule; no verdict uses them
-    initial_weights: InitialWeights | None = None  # imported ones; None where the seeds give them
-    rounding: float | None = (
-        None  # nats: largest difference of control arms at a seed, which have equal starts
-    )
     rates: RateReport | None = None  # tuned learning rates; runs are then those at the best rate of their arm
 
     @property
@@ -168,8 +164,6 @@ def build_report(study_dir: Path) -> Report:
     ended = [run for run in used if run not in short]
     final: dict[str, dict[int, float]] = {name: {} for name in variants} | final_losses(ended)
     controls = control_losses(final)
-    equal_starts = plan is not None and plan.initial_weights is not None  # they differ by rounding: one arm
-    controls = [arms[:1] for arms in controls] if equal_starts else controls
     floor = noise_floor(controls)
     design = read_design(study_dir, plan, runs)
     margin = plan.equivalence_margin if plan else MARGIN
@@ -183,12 +177,6 @@ def build_report(study_dir: Path) -> Report:
     else:
         verdicts = judge(final, margin, design.arm, design.looks, design.finished)
         earlier = earlier_verdicts(final, margin, design.arm, design.looks)
-    if plan and plan.initial_weights:
-        starts = {name: arm.token_loss for name, arm in plan.initial_weights.arms.items()}
-        verdicts, earlier = (
-            [beside_start(one, starts.get(one.variant, 0.0)) for one in found]
-            for found in (verdicts, earlier)
-        )
     items = common_items([run.record for run in used])
     planned = Counter(run.variant for run in runs if run.used or run.status in PENDING)
     moments = {
@@ -208,8 +196,8 @@ def build_report(study_dir: Path) -> Report:
         sensitivities=sensitivities(
             verdicts, floor, len(controls), planned, max(map(len, controls), default=0), seed_hours(used)
         ),
-        variance_check=None if equal_starts else variance_check(final),
-        odd_controls=[] if equal_starts else odd_controls(final),
+        variance_check=variance_check(final),
+        odd_controls=odd_controls(final),
         items=item_tests(study_dir, ended),
         equal_time=plan is not None and plan.budget.equal_time,
         learned=moments,
@@ -235,20 +223,9 @@ def build_report(study_dir: Path) -> Report:
         damaged=[*_damaged_runs(runs), *damage, *_damaged_attention(study_dir)],
         marks=warnings(names),
         eval_sets=eval_set_tables(study_dir, ended),
-        initial_weights=plan.initial_weights if plan else None,
-        rounding=_spread(final) if equal_starts else None,
         rates=rates,
     )
     return with_marks(report, names)
-
-
-def _spread(final: Losses) -> float | None:
-    """Return the largest difference of two control arms at one seed in nats; None with one control arm."""
-    arms = [by_seed for name, by_seed in final.items() if is_control_arm(name)]
-    found = [
-        [by_seed[seed] for by_seed in arms if seed in by_seed] for seed in {s for one in arms for s in one}
-    ]
-    return max((max(losses) - min(losses) for losses in found if len(losses) > 1), default=None)
 
 
 def _row(name: str, used: list[Run], short: list[Run], final: Losses, items: Items | None) -> Row:

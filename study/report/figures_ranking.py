@@ -36,7 +36,7 @@ def over_training(report: Report, places: Sequence[int]) -> tuple[Plain | None, 
         percents = [perplexity_percent(loss - centre) for loss, centre in zip(means, centres, strict=True)]
         lines.append({"y": rounded(percents), "hovertemplate": hover})
     data = [variant_line(name, names, 7, x=list(places)) for name in names]
-    halves = [] if report.initial_weights else _noise(tables)
+    halves = _noise(tables)
     if halves:
         edges = [perplexity_percent(half) for half in halves + [-half for half in reversed(halves)]]
         lines.insert(0, {"y": rounded(edges)})

@@ -18,7 +18,6 @@ def method(report: Report) -> list[str]:
         f"Differences to {BASELINE} are paired by seed: both runs saw the same batches in the same order from the same "
         "initial weights. Their intervals are Student's t over seeds, one by one, not adjusted for the number of "
         "variants.",
-        *_start(report),
     ]
     if report.verdicts:
         lines += _verdict(report)
@@ -69,26 +68,6 @@ def _bits(report: Report) -> list[str]:
         f"targets decode to ({report.validation_tokens:,} targets, {report.validation_bytes:,} bytes; an end of text "
         "has none). They compare models with different tokenizers on the same text (Gao et al. 2020, arXiv:2101.00027, "
         "section 3.1). Percent of perplexity refer to one target of this study's tokenizer."
-    ]
-
-
-def _start(report: Report) -> list[str]:
-    """Describe the imported weights, the meaning of a seed, and the difference of each arm at the start."""
-    start = report.initial_weights
-    if start is None:
-        return []
-    arms = "; ".join(
-        f"{name} {arm.logits:.1e}, {arm.loss:+.1e} and {arm.token_loss:.1e} nats"
-        for name, arm in sorted(start.arms.items())
-    )
-    return [
-        f"All runs start from the weights of {start.source} (CONFIG_INIT_FROM, SHA-256 {start.sha256[:12]}...). A seed "
-        "sets the order of the data and the initial values of parameters that the imported model lacks. So the spread "
-        "over seeds does not contain that of other pre-trained weights: a verdict holds for fine-tuning these weights.",
-        f"Before the first step the imported model has a loss of {start.loss:.4f} on {start.tokens:,} validation "
-        "tokens. The differences of the arms to it are, in float32: of a logit (the largest, over the largest logit), "
-        f"of the loss, and of the loss of a token (mean absolute): {arms}. Reciprocal layers start with W_Q and W_K "
-        "exchanged. A final difference not above the last number of its arm is called neither better nor worse.",
     ]
 
 

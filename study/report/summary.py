@@ -179,10 +179,7 @@ def reason(report: Report, verdict: Verdict) -> str:
             f"its 90 % interval [{percent(low)}, {percent(high)}] lies within {size(verdict.margin)} on either side "
             "of zero."
         )
-    start = report.initial_weights.arms.get(name) if report.initial_weights else None
     if verdict.word == CANNOT_TELL:
-        if start and abs(verdict.test.difference.mean) <= start.token_loss:
-            return f"the difference is not above that before the first step ({size(start.token_loss)} of perplexity)."
         if verdict.test.difference.contains_zero:
             return "the interval contains zero, so chance can explain the difference."
         return (
@@ -303,13 +300,7 @@ def context(report: Report) -> list[str]:
         *design_sentences(report),
         *map(speed_sentence, report.speeds),
     ]
-    if report.initial_weights and report.rounding is not None:
-        lines.append(
-            f"{listed(controls)} are control arms. They start as one function from {report.initial_weights.source} and "
-            f"see the same batches, so they differ by rounding alone: at most {report.rounding:.1e} nats at a seed. "
-            "They count as one arm, and their spread estimates no seeds."
-        )
-    elif len(controls) > 1:
+    if len(controls) > 1:
         lines.append(one_class(controls))
     if report.floor:
         lines.append(

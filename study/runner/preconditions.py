@@ -39,7 +39,6 @@ FREE_SYMBOLS = {
 LATER_SYMBOLS = {
     "LEARNING_RATES": '""',
     "NUMERICS_FIX": '""',
-    "INIT_FROM": '""',
 }  # absent in studies of older versions, which had the effect of this value
 BUDGET_SYMBOLS = {"GPT2_MAX_TIME", "GPT2_MAX_TOKENS", "GPT2_MAX_ITERS"}
 

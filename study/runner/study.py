@@ -23,7 +23,6 @@ from gpt2.data import dataset
 from gpt2.eval import hellaswag, hellaswag_download
 from gpt2.hardware import resolve
 from gpt2.hardware.detect import detected_target_name
-from gpt2.interop.pretrained import Pretrained
 from gpt2.system import files
 from gpt2.system.errors import UserError
 from gpt2.system.resource_errors import disk_full
@@ -45,7 +44,6 @@ from study.executors.local import LocalExecutor
 from study.executors.ray_tasks import RayExecutor
 from study.executors.slots import cores, local_slots, threads_notice
 from study.executors.slurm import SlurmExecutor
-from study.importing.start import check_weights, measured
 from study.records import plan_file
 from study.records.hellaswag_scores import ItemsFile
 from study.records.plan_file import Plan
@@ -157,14 +155,12 @@ class Study:
             notice = threads_notice(resolved, self.config.target.cpu_threads, len(cores()))
             if notice:
                 print(notice)
-        weights = self.imported_weights()
         self.admit()
         directory = dataset.prepare(self.config.data, report=print)
         dataset.check_corpus(directory, self.config.model.block_size, report=print)
         self.find_hellaswag()
         check_texts(self.config, report=print)
-        plan = measured(self.directory, self.plan(), weights, self.config, self.variants())
-        plan = self.execute_pending(self.runs.choose(plan))
+        plan = self.execute_pending(self.runs.choose(self.plan()))
         if self.runs.unchosen():
             plan = self.runs.choose(plan)
             if not self.runs.unchosen() and self.runs.pending():
@@ -278,13 +274,6 @@ class Study:
             self.directory,
             {name: ignored[self.runs.arm(name)] for name in pending if self.runs.arm(name) in ignored},
         )
-
-    def imported_weights(self) -> Pretrained | None:
-        """Return the weights of CONFIG_INIT_FROM; None without, and where every run has a checkpoint."""
-        resumes = all(checkpoint_bytes(self.runs.folder(*run)) for run in self.runs.pending())
-        if not self.config.init_from or (resumes and self.has_plan()):
-            return None
-        return check_weights(self.config, self.directory)
 
     @property
     def alternation(self) -> AlternationSettings:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from gpt2.artifacts import run_record
 from gpt2.artifacts.metrics_log import print_event
-from gpt2.artifacts.run_record import StartedFrom
 from gpt2.artifacts.typed_json import read_file, to_plain
 from gpt2.config.batch import plan_batch, plan_for
 from gpt2.config.config import Config, TargetConfig
@@ -191,7 +190,7 @@ def run_plan(study_dir: Path, variant: str, seed: int) -> RunPlan:
     plan = plan_file.read(study_dir)
     if plan is None:
         raise UserError(f"{study_dir} has no plan.json; fix: start the study with `make`")
-    row, name, weights = plan.row(variant), run_record.run_name(variant, seed), plan.initial_weights
+    row, name = plan.row(variant), run_record.run_name(variant, seed)
     return RunPlan(
         directory=study_dir / "runs" / name,
         run=name,
@@ -203,7 +202,6 @@ def run_plan(study_dir: Path, variant: str, seed: int) -> RunPlan:
         hellaswag=hellaswag_source(study_dir),
         warmup_iterations=row.warmup_iterations,
         extended=plan.extended or 1.0,
-        started_from=StartedFrom(weights.source, weights.sha256) if weights else None,
     )
 
 

@@ -39,7 +39,6 @@ RUN_BY = {
     "export": "tests/scripts/export/test_export_command.py",
     "extend": "tests/study/runner/test_study.py",
     "faults": "tests/faults/test_faults.py",
-    "import": "tests/scripts/import_model/test_import_command.py",
     "grpo": "tests/scripts/grpo/test_grpo_command.py",
     "help": "tests/scripts/dev/test_help.py",
     "lm-eval": "tests/scripts/lm_eval/test_lm_eval_command.py",

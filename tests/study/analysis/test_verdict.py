@@ -18,7 +18,6 @@ from study.analysis.verdict import (
     PRIMARY,
     WORSE,
     Verdict,
-    beside_start,
     earlier_verdicts,
     judge,
 )
@@ -286,24 +285,3 @@ def test_verdicts_at_earlier_looks_are_those_that_were_given_then() -> None:
     }
     assert found[0] == judge(then, MARGIN, "RALEARN", {"RALEARN": (3,)})[0]
     assert earlier_verdicts(losses, MARGIN, "", {"RALEARN": (1, 6)}) == []
-
-
-@given(tables, st.floats(0, 0.03))
-def test_a_difference_not_above_that_before_the_first_step_is_called_neither_better_nor_worse(
-    rows: list[list[float]], start: float
-) -> None:
-    for verdict in judge(table(rows)):
-        found, mean = beside_start(verdict, start), abs(verdict.test.difference.mean)
-        if verdict.word in (BETTER, WORSE) and mean <= start:
-            inside = verdict.equivalence_p is not None and verdict.equivalence_p < 0.05
-            assert found.word == (EQUIVALENT if inside else CANNOT_TELL)
-        else:
-            assert found == verdict
-
-
-def test_equal_starts_do_not_make_their_rounding_worse() -> None:
-    rows = [[0.01 * seed, 0.01 * seed + 1e-5 + 1e-7 * seed] for seed in range(4)]
-    (verdict,) = judge(table(rows, ("B", "RALEARN")))
-    assert verdict.word == WORSE
-    assert beside_start(verdict, 1e-4).word == EQUIVALENT
-    assert beside_start(verdict, 1e-6).word == WORSE
