@@ -164,7 +164,7 @@ attention: setup-core  ## RUN=results/x/runs/B0 [TEXT=file] [LAYERS="0 3"] [HEAD
 sample: setup-core  ## RUN=results/x/runs/B0 [PROMPT="if "] [TEMPERATURE=] [TOP_K=] [TOP_P=] [SEED=]: write texts
 	@$(INTERPRETER) -m scripts.sample
 
-export: setup-exchange  ## RUN=results/x/runs/B0 [OUT=folder]: a folder that transformers loads, for every arm
+export: setup-exchange  ## RUN=results/x/runs/B0 [OUT=folder]: a folder that transformers loads (B and fixed patterns)
 	@$(INTERPRETER) -m scripts.export
 
 lm-eval: setup-lm-eval  ## RUN="results/x/runs/B0 ..." TASKS="hellaswag piqa" [TASK_DATA=folder]: lm-evaluation-harness

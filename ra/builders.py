@@ -9,7 +9,7 @@ from torch import nn
 
 from gpt2.model.transformer import CausalSelfAttention
 from ra.attention import LearnedAttention, LearnedHardAttention, LearnedScoreAttention, ReciprocalAttention
-from ra.spec import AttentionSpec
+from ra.hooks import AttentionSpec
 
 MIXES = {"output": LearnedAttention, "score": LearnedScoreAttention, "hard": LearnedHardAttention}
 

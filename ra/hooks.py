@@ -23,9 +23,21 @@ from gpt2.config.dotconfig import number_in
 from gpt2.model.init import keyed_generator
 from ra import custom, names
 from ra.names import VariantError, is_custom, source
-from ra.spec import AttentionSpec as AttentionSpec  # files of ra/published and ra/custom import it from here
+from ra.settings import AlternationSettings
 
 PARTS = ("attention", "norm", "mlp", "position")
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """The inputs of a part besides its layer. block_size: the largest number of positions."""
+
+    layers: int
+    heads: int
+    width: int
+    dropout: float
+    alternation: AlternationSettings
+    block_size: int
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,9 @@ from gpt2.model.transformer import ModelParts
 from ra.arms import COSTS, Arm, parse_arm
 from ra.builders import fixed, learned
 from ra.counts import count, matched_width
-from ra.hooks import Hooks, load_hooks
+from ra.hooks import AttentionSpec, Hooks, load_hooks
 from ra.names import LEARNED, PATTERNS, VariantError, known_variants, reciprocal_layers
 from ra.settings import AlternationSettings
-from ra.spec import AttentionSpec
 
 
 @dataclass(frozen=True)

@@ -65,10 +65,10 @@ def read_shape(folder: Path) -> tuple[ModelConfig, Vocabulary]:
         raise PretrainedError(f"{path}: vocab_size is {size}; fix: a model with vocab_size {sizes}")
     accepted = COMPUTED | {"n_inner": (None, 4 * width), "eos_token_id": (size - 1, None)}
     for name, values in accepted.items():
-        found = config.get(name, values[0])
-        if not any(found == value and type(found) is type(value) for value in values):
+        given = config.get(name, values[0])
+        if not any(given == value and type(given) is type(value) for value in values):
             needed = " or ".join(map(json.dumps, values))
-            raise PretrainedError(f"{path}: {name} is {json.dumps(found)}; fix: a model with {name} {needed}")
+            raise PretrainedError(f"{path}: {name} is {json.dumps(given)}; fix: a model with {name} {needed}")
     vocabulary = KNOWN[size]
     _check_tokens(folder / "tokenizer.json", vocabulary)
     shape = ModelConfig("custom", layers, heads, width, positions, 0.0, size, vocabulary.padded)
@@ -122,9 +122,9 @@ def _check_tokens(path: Path, vocabulary: Vocabulary) -> None:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = read_json(path)
+        content = read_json(path)
     except DamagedFileError as error:
         raise PretrainedError(f"{error}; fix: copy the file again") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise PretrainedError(f"{path} has no JSON object; fix: copy the file again")
-    return found
+    return content

@@ -1,4 +1,4 @@
-"""`make export RUN=results/STUDY/runs/NAME [OUT=folder]`: a folder that transformers loads.
+"""`make export RUN=results/STUDY/runs/NAME [OUT=folder]`: a folder that transformers or `ra.exported` loads.
 
 python -m scripts.export RUN_DIR [--out FOLDER]
 """
@@ -24,12 +24,9 @@ def main() -> int:
     from study.export.export import export_run
 
     exported = export_run(given.runs[0], given.out)
-    print(f"{exported.run}: {'; '.join(exported.facts)}")
-    print(f"largest difference of a logit to the run: {exported.difference:.1e} of the largest logit")
-    options = ", trust_remote_code=True" if exported.remote_code else ""
-    print(
-        f"wrote {exported.folder}; load it with AutoModelForCausalLM.from_pretrained({str(exported.folder)!r}{options})"
-    )
+    print("; ".join(exported.facts))
+    load = "transformers.GPT2LMHeadModel.from_pretrained" if exported.plain else "ra.exported.load_run"
+    print(f"wrote {exported.folder}; load it with {load}({str(exported.folder)!r})")
     return 0
 
 

@@ -101,7 +101,6 @@ NOT_ON_A_TERMINAL = {
     "gpt2/hardware/torch_devices.py",
     "ra/admission/child.py",
     "study/executors/place.py",
-    "study/export/loading_check.py",
 }
 
 

@@ -1,23 +1,30 @@
-"""`make export`: transformers loads the folder and computes the logits of the run."""
+"""`make export`: transformers, or `ra.exported.load_run`, loads the folder and computes the logits of the run."""
 
-import dataclasses
-import math
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from gpt2.artifacts import run_record
-from gpt2.artifacts.run_record import EvalSetEntry
-from gpt2.system import files
 from gpt2.system.errors import UserError
+from ra import names
+from ra.exported import WEIGHTS, load_run
 from scripts.export import __main__ as export
-from study.attention.inspect import load_run
-from study.export import export as exporting
+from study.attention import inspect
 from tests.study.attention.test_inspect import a_run, config_file
 
 __all__ = ["config_file"]
+IDS = torch.arange(4, 28)[None]
+SCALED = """from gpt2.model.transformer import CausalSelfAttention
+
+class Scaled(CausalSelfAttention):
+    def attend(self, q, k, v):
+        return self.fused(q, k, 2 * v)
+
+def attention(layer, spec):
+    return Scaled(spec.width, spec.heads, spec.dropout)
+"""
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -26,8 +33,14 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return export.main()
 
 
-@pytest.mark.parametrize("variant", ["B", "RAALL", "RAALT", "RA:1", "B+AQN=mild"])
-def test_transformers_loads_the_folder_and_has_the_logits_of_the_run(
+@torch.no_grad()
+def logits_of_run(run_dir: Path) -> torch.Tensor:
+    found: torch.Tensor = inspect.load_run(run_dir).model.eval()(IDS)
+    return found
+
+
+@pytest.mark.parametrize("variant", ["B", "RAEARLY", "RALATE", "RAALL", "RAALT", "RA:1", "B+AQN=mild"])
+def test_transformers_loads_gpt2_and_the_fixed_patterns(
     variant: str,
     tmp_path: Path,
     config_file: Path,
@@ -40,84 +53,69 @@ def test_transformers_loads_the_folder_and_has_the_logits_of_the_run(
     assert call(monkeypatch, str(run_dir)) == 0
     assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
     folder = tmp_path / "x/export" / run_dir.name
-    assert str(folder) in capsys.readouterr().out
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    assert f"GPT2LMHeadModel.from_pretrained('{folder}')" in capsys.readouterr().out
+    theirs = transformers.GPT2LMHeadModel.from_pretrained(folder).eval()
     tokens = transformers.AutoTokenizer.from_pretrained(folder)
-    run = load_run(run_dir)
-    ids = torch.tensor([tokens("def f(x):\n    return x")["input_ids"]])
+    assert tokens.decode(tokens("def f(x):")["input_ids"]) == "def f(x):"
+    ours = logits_of_run(run_dir)
     with torch.no_grad():
-        ours, other = run.model.eval()(ids), theirs(ids).logits
+        other = theirs(IDS).logits
     assert (ours - other).abs().max() < 1e-5 * ours.abs().max()
     assert len({path.stat().st_mode for path in folder.iterdir()}) == 1  # who may read one may read all
-    card = (folder / "README.md").read_text()
-    assert f"variant {variant}" in card.replace("\\", "")
-    assert ("exchanged" in card) is (variant in ("RAALL", "RAALT", "RA:1"))
-    assert call(monkeypatch, str(run_dir)) == 0  # a second export replaces the first
 
 
-def test_the_card_has_the_perplexities_of_held_out_texts(
-    tmp_path: Path, config_file: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def scaled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A custom variant SCALED that the study of `tmp_path`/x recorded. Returns its file in ra/custom."""
+    custom, own = tmp_path / "custom", tmp_path / "x/own"
+    for folder in (custom, own):
+        folder.mkdir(parents=True)
+        (folder / "scaled.py").write_text(SCALED)
+    monkeypatch.setattr(names, "CUSTOM_FOLDER", custom)
+    monkeypatch.setattr("ra.custom.__path__", [str(custom)])
+    yield custom / "scaled.py"
+    sys.modules.pop("ra.custom.scaled", None)
+
+
+@pytest.mark.parametrize("variant", ["RALEARN", "LENS", "SCALED+MLP=swiglu", "RAALL+NORM=rms"])
+def test_load_run_has_the_logits_of_every_other_arm(
+    variant: str,
+    scaled: Path,
+    tmp_path: Path,
+    config_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run_dir = a_run(tmp_path / "x/runs", config_file, "B")
-    entry = EvalSetEntry(1, 5500, 1000, 5500, 1.0, math.e, math.exp(5.5), math.e, 1 / math.log(2), "a", "b")
-    record = dataclasses.replace(run_record.load(run_dir), eval_sets={"news": entry})
-    files.write_json(run_dir / "run.json", record.to_json())
-    assert call(monkeypatch, str(run_dir)) == 0
-    card = (tmp_path / "x/export/B0/README.md").read_text()
-    assert "| news: perplexity by word | 244.69 |" in card
-    assert "| news: bits per byte | 1.443 |" in card
-
-
-def test_another_arm_needs_trust_remote_code_and_replaces_the_files_of_an_earlier_export(
-    tmp_path: Path, config_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("transformers")
-    gated = a_run(tmp_path / "x/runs", config_file, "GATED")
-    plain = a_run(tmp_path / "x/runs", config_file, "B")
-    out = tmp_path / "exported"
-    assert call(monkeypatch, str(gated), "--out", str(out)) == 0
-    printed = capsys.readouterr().out
-    assert f"from_pretrained('{out}', trust_remote_code=True)" in printed
-    assert "largest difference of a logit to the run: " in printed
-    assert {"modeling_arm.py", "ra_published_gated.py", "LICENSE"} <= {path.name for path in out.iterdir()}
-    assert call(monkeypatch, str(plain), "--out", str(out)) == 0
-    assert not list(out.glob("*.py"))
-    (out / "mine.py").write_text("print(1)\n")
-    with pytest.raises(UserError, match=r"has other content \(mine.py\); fix: OUT=an empty folder"):
-        call(monkeypatch, str(gated), "--out", str(out))
-
-
-def test_without_the_exchange_the_export_is_refused(
-    tmp_path: Path, config_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_dir = a_run(tmp_path / "x/runs", config_file, "RAALL")
-    monkeypatch.setattr(exporting, "swap_query_and_key", lambda model, layers: None)
-    with pytest.raises(UserError, match="compute something else"):
-        call(monkeypatch, str(run_dir))
-    assert not (tmp_path / "x/export").exists()
+    run_dir, out = a_run(tmp_path / "x/runs", config_file, variant), tmp_path / "out"
+    assert call(monkeypatch, str(run_dir), "--out", str(out)) == 0
+    assert f"load_run('{out}')" in capsys.readouterr().out
+    expected = logits_of_run(run_dir)
+    scaled.unlink()
+    with torch.no_grad():
+        assert torch.equal(load_run(out)(IDS), expected)
+    weights = out / WEIGHTS
+    weights.write_bytes(weights.read_bytes()[:-9])
+    with pytest.raises(UserError, match=r"cannot be read: .*; fix: make export"):
+        load_run(out)
 
 
 def test_what_cannot_be_exported_is_one_line_and_writes_nothing(
     tmp_path: Path, config_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    learned = a_run(tmp_path / "x/runs", config_file, "RALEARN")
     run = a_run(tmp_path / "x/runs", config_file, "B")
     full = tmp_path / "full"
     full.mkdir()
     (full / "thesis.txt").write_text("mine")
-    with pytest.raises(UserError, match="is not UTF-8 text; fix: OUT=another folder"):
-        call(monkeypatch, str(run), "--out", str(tmp_path / "n\udcff"))
-    with pytest.raises(UserError, match=r"has other content \(thesis.txt\); fix: OUT=an empty folder"):
+    with pytest.raises(UserError, match=r"full exists; fix: remove it, or OUT=another folder"):
         call(monkeypatch, str(run), "--out", str(full))
     assert [path.name for path in full.iterdir()] == ["thesis.txt"]
-    for arguments in ((), (str(run), str(learned))):
+    with pytest.raises(UserError, match=r"cannot be written: .*; fix: OUT=another folder"):
+        call(monkeypatch, str(run), "--out", str(full / "thesis.txt/x"))
+    for arguments in ((), (str(run), str(run))):
         with pytest.raises(UserError, match="fix: make export"):
             call(monkeypatch, *arguments)
-    fix = r"; fix: RUN=results/STUDY/runs/NAME of a run that exists$"
-    with pytest.raises(UserError, match=f"absent is not a folder{fix}"):
+    with pytest.raises(UserError, match="absent is not a folder; fix: "):
         call(monkeypatch, str(tmp_path / "absent"))
-    with pytest.raises(UserError, match=f"full/run.json does not exist, so .*full is not a run{fix}"):
-        call(monkeypatch, str(full))
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
     with pytest.raises(UserError, match="safetensors is not installed; fix"):
         call(monkeypatch, str(run))

@@ -19,11 +19,10 @@ from gpt2.system.errors import UserError
 from study.export.export import export_run
 from study.lm_eval.model import NAME, RunModel, ScoredModel
 from tests.study.attention.test_inspect import a_run, config_file
-from tests.study.export.conftest import modules_of_transformers
 
-__all__ = ["config_file", "modules_of_transformers"]
+__all__ = ["config_file"]
 pytestmark = pytest.mark.slow
-ARMS = {"B": "GPT2", "RAALL": "BYTES", "RALEARN": "GPT2"}  # and the tokenizer of each
+ARMS = {"B": "GPT2", "RAALL": "BYTES"}  # and the tokenizer of each
 BLOCK = 96
 TEXTS = [
     ("The woman kneads", " dough on the floured table."),
@@ -47,13 +46,11 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     run = a_run(folder, folder / "config", request.param)
     exported = export_run(run, folder / "out")
     ours = get_model(NAME).create_from_arg_obj({"run": str(run)}, {"batch_size": 4})
-    assert exported.remote_code is (request.param == "RALEARN")
     theirs = HFLM(
         pretrained=str(exported.folder),
         device="cpu",
         dtype="float32",
         batch_size=3,
-        trust_remote_code=exported.remote_code,
     )
     assert isinstance(ours, RunModel)
     assert (
