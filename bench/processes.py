@@ -59,7 +59,6 @@ class Process:
     environment: tuple[tuple[str, str], ...] = ()
     cpus: frozenset[int] = frozenset()
     ranks: int = 1
-    sharded: bool = False
 
 
 @functools.cache
@@ -81,8 +80,6 @@ def prepare(process: Process) -> tuple[Stepper, Any, ResolvedTarget]:
         compile=False,
         parts=None,
     )
-    if process.sharded:
-        stepper.shard()
     ids_ET = ranks.share(random_batch(shape, shape.effective, "cpu")).to(resolved.device)
     with attention_kernels.attention_context(resolved):
         for iteration in range(WARM_UP_STEPS):

@@ -17,7 +17,7 @@ from gpt2.system.rank_launcher import free_port
 BASELINE = "1 rank"
 
 
-def arrangement(name: str, shape: TrainedShape, count: int, sharded: bool = False) -> list[Process]:
+def arrangement(name: str, shape: TrainedShape, count: int) -> list[Process]:
     """Return the processes of a run of so many ranks."""
     shared = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_PORT": free_port()}
     found = []
@@ -25,7 +25,7 @@ def arrangement(name: str, shape: TrainedShape, count: int, sharded: bool = Fals
         variables = {"RANK": number, "LOCAL_RANK": number, **shared, "MASTER_ADDR": "127.0.0.1"}
         environment = tuple((key, str(value)) for key, value in variables.items())
         label = f"{name}, rank {number}"
-        found.append(Process(label, shape, environment, ranks=count, sharded=sharded))
+        found.append(Process(label, shape, environment, ranks=count))
     return found
 
 
@@ -33,9 +33,8 @@ def arrangements(cards: int, shape: TrainedShape) -> dict[str, list[Process]]:
     """Return the arrangements of a machine with so many cards; 0: a CPU."""
     most = cards or 2
     counts = [count for count in (2, 4, 8) if count <= most]
-    wanted = [(BASELINE, 1, False), *((f"{count} ranks", count, False) for count in counts)]
-    wanted += [(f"{count} ranks, sharded", count, True) for count in counts[-1:]]
-    return {name: arrangement(name, shape, count, sharded) for name, count, sharded in wanted}
+    wanted = {BASELINE: 1, **{f"{count} ranks": count for count in counts}}
+    return {name: arrangement(name, shape, count) for name, count in wanted.items()}
 
 
 def run(session: SuiteSession) -> SuiteResult:

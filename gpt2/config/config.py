@@ -266,7 +266,7 @@ class TargetConfig:
     """The requested hardware. "auto": the machine of the study. detected: the hardware when .config was written.
 
     ranks: processes of a run, a card each. ranks_tree: whether they sum gradients in a fixed tree.
-    ranks_timeout_seconds: longest wait of a rank for another. sharded: whether they share out the weights, too.
+    ranks_timeout_seconds: longest wait of a rank for another.
     """
 
     name: str
@@ -279,7 +279,6 @@ class TargetConfig:
     ranks: int = 1
     ranks_tree: bool = False
     ranks_timeout_seconds: int = 600
-    sharded: bool = False
 
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> TargetConfig:
@@ -299,7 +298,6 @@ class TargetConfig:
             deterministic=symbols.flag("DETERMINISTIC", absent=False),
             ranks=ranks,
             ranks_tree=tree,
-            sharded=symbols.flag("SHARDED", absent=False),
             ranks_timeout_seconds=symbols.integer("RANKS_TIMEOUT", absent=cls.ranks_timeout_seconds),
         )
 

@@ -12,7 +12,7 @@ WORD = re.compile(r"(cpu|upcast|small):.+")
 def numerics_fix(symbols: Symbols) -> str:
     """Return the words, separated by blanks. Configurations of older versions have none.
 
-    ConfigError for a word of another form, and for a sharded model, whose weights no fix can convert.
+    ConfigError for a word of another form.
     """
     words = symbols.text("NUMERICS_FIX", absent="").split()
     for word in words:
@@ -21,6 +21,4 @@ def numerics_fix(symbols: Symbols) -> str:
                 "NUMERICS_FIX",
                 f"has {word!r}, which is not a fix; fix: use KIND:PATTERN with KIND cpu, upcast or small",
             )
-    if words and symbols.flag("SHARDED", absent=False):
-        raise symbols.error("NUMERICS_FIX", "and CONFIG_SHARDED=y exclude each other; fix: remove one")
     return " ".join(words)

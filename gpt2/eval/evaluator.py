@@ -156,8 +156,7 @@ class Evaluator:
             try:
                 return score(self._batch_tokens)
             except Exception as error:
-                alone = getattr(self.model, "sharded", False)  # no other rank knows of it
-                if alone or not out_of_memory(error) or self._batch_tokens <= self._block_size:
+                if not out_of_memory(error) or self._batch_tokens <= self._block_size:
                     raise
             self._batch_tokens //= 2
             self.note(f"evaluation ran out of memory; its batches now have {self._batch_tokens} tokens")

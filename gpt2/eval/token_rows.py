@@ -42,7 +42,7 @@ def row_losses(
 
     groups = list(batches([len(tokens) - 1 for tokens, _ in rows], batch_tokens))
     with evaluating(model):
-        scored = ranks.map_shared(score_batch, groups, stop, lockstep=getattr(model, "sharded", False))
+        scored = ranks.map_shared(score_batch, groups, stop)
     found = [0.0] * len(rows)
     for indices, losses in zip(groups, scored, strict=True):
         for index, loss in zip(indices, losses, strict=True):

@@ -89,9 +89,7 @@ def perplexity(
         return sums
 
     with evaluating(model):
-        scored = ranks.map_shared(
-            score, range(0, len(windows), batch), stop, lockstep=getattr(model, "sharded", False)
-        )
+        scored = ranks.map_shared(score, range(0, len(windows), batch), stop)
     window_losses = [loss for losses in scored for loss in losses]
     tokens = windows.shape[0] * (windows.shape[1] - 1)
     loss = math.fsum(window_losses) / tokens

@@ -40,8 +40,7 @@ from gpt2.memory.allocation_tracker import Allocation, AllocationTracker, PhaseM
 from gpt2.memory.workload import StepWorkload
 from gpt2.model import cpu_linear
 from gpt2.model import loss as loss_module
-from gpt2.model.transformer import GPT2
-from gpt2.train.step import Stepper, build_model
+from gpt2.train.step import Stepper
 
 GRANULARITY = {
     "cpu": 1,
@@ -55,11 +54,6 @@ GRANULARITY = {
 WORKSPACE = {"cpu": 0, "cuda": 32 * 2**20, "rocm": 76 * 2**20, "npu": 0, "mps": 0}
 # of torch_npu's attention: numbers of statistics per row and head beyond the CPU kernel's one, and bytes of its mask
 NPU_STATISTICS, NPU_MASK = 2 * 8 - 1, 2048 * 2048
-
-
-# times the matrices of a layer, where ranks share out the weights: two gathered layers and the buffer of each, the
-# gradient of one and its buffer
-GATHERED_LAYERS = 6
 
 
 @dataclass(frozen=True)
@@ -206,31 +200,9 @@ def predict(work: StepWorkload) -> Prediction:
     tracker = AllocationTracker(GRANULARITY[work.kind], workspace)
     with FakeTensorMode(), _emulate_device(work.kind):
         timeline = track(work, tracker, "cpu", hold=work.compile)
-        if work.sharded_over > 1:
-            share_out(timeline, build_model(work.model, work.parts), work.sharded_over)
     if gpu:
         timeline.blocks.append(Allocation(WORKSPACE[work.kind], 0, "", "matrix library"))
     return Prediction(timeline.peak_bytes(), timeline)
-
-
-def share_out(timeline: Timeline, model: GPT2, ranks: int) -> None:
-    """Reduce the timeline of whole weights to that of one of `ranks` with sharded weights, in place.
-
-    Parameters, gradients and optimizer state of the layers' matrices shrink to a rank's rows; GATHERED_LAYERS is added.
-    """
-    matrices = {
-        name: p.nbytes for name, p in model.named_parameters() if name.startswith("blocks.") and p.dim() >= 2
-    }
-    least = {name.rpartition(".")[0]: nbytes for name, nbytes in matrices.items()}
-    for block in timeline.blocks:
-        stored = block.kind in ("parameters", "gradients", "optimizer state")
-        if stored and block.nbytes >= least.get(block.module, float("inf")):
-            block.nbytes = -(-block.nbytes // ranks)
-    layers: dict[str, int] = {}
-    for name, nbytes in matrices.items():
-        layer = name.split(".")[1]
-        layers[layer] = layers.get(layer, 0) + nbytes
-    timeline.blocks.append(Allocation(GATHERED_LAYERS * max(layers.values()), 0, "", "gathered layers"))
 
 
 def hold_gradients(stepper: Stepper) -> None:

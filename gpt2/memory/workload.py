@@ -20,7 +20,7 @@ class StepWorkload:
     """micro: sequences per micro-batch. kind: "cuda", "rocm", "npu", "mps" or "cpu": the device to predict for.
 
     accumulation: micro-batches per step. At most MICRO_BATCHES are run; more change no peak. compile: whether training
-    compiles the model. sharded_over: ranks that share out the weights (gpt2.train.sharding).
+    compiles the model.
     """
 
     model: ModelConfig
@@ -31,7 +31,6 @@ class StepWorkload:
     kind: str
     dtype: str
     compile: bool = False
-    sharded_over: int = 1
 
     @property
     def batch(self) -> BatchPlan:

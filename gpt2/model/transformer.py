@@ -209,8 +209,6 @@ class GPT2(nn.Module):
     hold the logits of one chunk of rows at a time. Weights are unset until gpt2.model.init.initialise.
     """
 
-    sharded = False  # whether `hidden` exchanges data, so that all ranks must call it equally often
-
     def __init__(
         self,
         *,
@@ -307,18 +305,11 @@ def restore_step(model: nn.Module, iteration: int) -> None:
 
 
 def learned_scalars(model: GPT2) -> dict[str, list[float]]:
-    """Collect the attentions' learned scalars: name -> one value per layer that has it, in layer order.
-
-    Of a sharded model, all ranks call this: the weights of a layer are gathered for it.
-    """
+    """Collect the attentions' learned scalars: name -> one value per layer that has it, in layer order."""
     collected: dict[str, list[float]] = {}
     blocks: list[Any] = [*model.blocks]
     for block in blocks:
         scalars: Callable[[], dict[str, float]] | None = getattr(block.attention, "learned_scalars", None)
-        if scalars and model.sharded:
-            block.unshard()
         for name, value in (scalars() if scalars else {}).items():
             collected.setdefault(name, []).append(value)
-        if scalars and model.sharded:
-            block.reshard()
     return collected

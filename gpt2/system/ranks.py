@@ -140,13 +140,12 @@ def gather(value: T) -> list[T]:
 
 
 def map_shared(
-    function: Callable[[T], Any], items: Sequence[T], stop: Callable[[], None] | None, lockstep: bool = False
+    function: Callable[[T], Any], items: Sequence[T], stop: Callable[[], None] | None
 ) -> list[Any]:
     """Return [function(item) for item in items]; rank r computes every world-th item from r on.
 
     stop: called before each item; raises to end the work. A request to stop, or a lack of memory, of any rank is raised
-    on every rank. lockstep: whether the function exchanges data among the ranks. All ranks then call it equally often,
-    and only a request to stop is agreed on.
+    on every rank.
     """
     stop = stop or (lambda: None)
 
@@ -154,15 +153,7 @@ def map_shared(
         stop()
         return function(item)
 
-    if lockstep:
-        parts: list[list[Any]] = [[] for _ in range(world())]
-        for begin in range(0, len(items), world()):
-            together(stop)
-            value = function(items[min(begin + rank(), len(items) - 1)])
-            for part, one in zip(parts, gather(value), strict=True):
-                part.append(one)
-    else:
-        parts = gather(together(lambda: [compute(item) for item in items[rank() :: world()]]))
+    parts = gather(together(lambda: [compute(item) for item in items[rank() :: world()]]))
     return [parts[number % world()][number // world()] for number in range(len(items))]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeGuard
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,6 @@ from gpt2.model.loss import linear_cross_entropy
 from gpt2.system import ranks
 from gpt2.system.source_lines import source_line
 from gpt2.train.step import NotFiniteError, Stepper
-
-if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
 
 MAX_RETRIES = 3  # of one run's faults
 
@@ -56,36 +53,22 @@ def first_not_finite(stepper: Stepper, ids_ET: Tensor, iteration: int) -> NotFin
     """Repeat step `iteration` on ids_ET (E, T+1) without compiling and return its first non-finite value.
 
     Order of the search: weights; then for each micro-batch the outputs of modules, the loss, gradients of outputs from
-    the last module to the first, gradients of weights. Gradients are cleared before and after. Ranks with sharded
-    weights search in lockstep, since they exchange data in the model, and all end where one of them finds a value.
+    the last module to the first, gradients of weights. Gradients are cleared before and after.
     """
-    _clear_gradients(stepper)
-    nothing = NotFinite("nothing")
-    found = next(
-        (NotFinite("weight", name) for name, p in stepper.model.named_parameters() if not _finite(p)), None
-    )
-    if _found_by_any(stepper, found):
-        return found or nothing
+    stepper.optimizer.zero_grad(set_to_none=True)
+    for name, parameter in stepper.model.named_parameters():
+        if not _finite(parameter):
+            return NotFinite("weight", name)
     try:
         micro_batches = ids_ET.split(stepper.batch.micro)
         for number, micro_ids in enumerate(micro_batches, ranks.rank() * len(micro_batches)):
             stepper.seed_dropout(iteration, number)
             found = _repeat(stepper, micro_ids, number)
-            if _found_by_any(stepper, found):
-                return found or nothing
+            if found:
+                return found
     finally:
-        _clear_gradients(stepper)
-    return nothing
-
-
-def _clear_gradients(stepper: Stepper) -> None:
-    stepper.optimizer.zero_grad(set_to_none=True)
-    stepper.model.zero_grad(set_to_none=True)  # sharded, it has other tensors than the optimizer
-
-
-def _found_by_any(stepper: Stepper, found: object) -> bool:
-    """Return whether this rank has found a value; of ranks with sharded weights, whether any has."""
-    return any(ranks.agree(found)) if stepper.sharding else bool(found)
+        stepper.optimizer.zero_grad(set_to_none=True)
+    return NotFinite("nothing")
 
 
 def _repeat(stepper: Stepper, micro_ids: Tensor, number: int) -> NotFinite | None:
@@ -135,25 +118,21 @@ def _repeat(stepper: Stepper, micro_ids: Tensor, number: int) -> NotFinite | Non
         with stepper.autocast():
             hidden = model.hidden(micro_ids[:, :-1])
             loss = linear_cross_entropy(hidden, model.head, micro_ids[:, 1:], model.vocabulary)
-        found = None
         if first:
-            found = NotFinite("output", first, number, _source(model, first))
-        elif not _finite(loss):
-            found = NotFinite("loss", "", number)
-        if _found_by_any(stepper, found):
-            return found
+            return NotFinite("output", first, number, _source(model, first))
+        if not _finite(loss):
+            return NotFinite("loss", "", number)
         loss.backward()
     finally:
         for handle in handles:
             handle.remove()
         for module in attends.values():
             vars(module).pop("attend", None)
-    found = NotFinite("gradient", first, number, _source(model, first)) if first else None
-    if _found_by_any(stepper, found):
-        return found
+    if first:
+        return NotFinite("gradient", first, number, _source(model, first))
     for name, parameter in model.named_parameters():
-        if parameter.grad is not None and not _finite(parameter.grad):  # of all ranks, if it is sharded
-            return NotFinite("gradient", name, None if _is_sharded(parameter.grad) else number)
+        if parameter.grad is not None and not _finite(parameter.grad):
+            return NotFinite("gradient", name, number)
     return None
 
 
@@ -167,12 +146,7 @@ def _source(model: nn.Module, name: str) -> str:
 
 
 def _finite(value: Tensor) -> bool:
-    """Return whether all elements are finite; of a sharded tensor, those of this rank."""
-    return bool(torch.isfinite(value.to_local() if _is_sharded(value) else value).all())
-
-
-def _is_sharded(value: Tensor) -> TypeGuard[DTensor]:
-    return hasattr(value, "to_local")  # DTensor without loading torch.distributed
+    return bool(torch.isfinite(value).all())
 
 
 class FaultLog:

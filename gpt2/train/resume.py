@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,18 +46,14 @@ def check_fits(
     iterations: int,
     model: nn.Module,
     optimizer: torch.optim.Optimizer | None = None,
-    parameters: Sequence[Tensor] | None = None,
 ) -> None:
-    """Raise CheckpointError for more than `iterations`, or for entries of other names, shapes or types.
-
-    parameters: whole ones, in the order of the optimizer's; None: those of the optimizer.
-    """
+    """Raise CheckpointError for more than `iterations`, or for entries of other names, shapes or types."""
     if loaded.iteration > iterations:
         raise CheckpointError(f"checkpoint {loaded.path} is beyond the {iterations} iterations of the run")
     found = _kinds(loaded.state)
     expected = _kinds({"model": model.state_dict()})
     if optimizer:
-        parameters = parameters or [p for group in optimizer.param_groups for p in group["params"]]
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
         moments = {
             number: {"step": torch.tensor(0.0), "exp_avg": parameter, "exp_avg_sq": parameter}
             for number, parameter in enumerate(parameters)

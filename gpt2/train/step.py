@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -34,9 +34,6 @@ from gpt2.train.optimizer import (
     set_learning_rate,
     warmup_iterations,
 )
-
-if TYPE_CHECKING:
-    from gpt2.train.sharding import Sharding
 
 Loss = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
@@ -129,8 +126,13 @@ class Stepper:
         initialise(self.model, seed)
         if torch.device(device).type != "cpu":  # built on the CPU
             self.model.to(device)
-        self.sharding: Sharding | None = None
-        self.optimizer = self._make_optimizer(parameter_groups(self.model, optimizer_config.weight_decay))
+        self.optimizer: torch.optim.Optimizer = adamw(
+            parameter_groups(self.model, optimizer_config.weight_decay),
+            lr=optimizer_config.learning_rate,
+            betas=(optimizer_config.beta1, optimizer_config.beta2),
+            eps=optimizer_config.epsilon,
+            fused=True,
+        )
         modules: list[Any] = list(self.model.modules())
         named: list[tuple[str, Any]] = list(self.model.named_modules())
         self._noisy_modules = [(name, module) for name, module in named if hasattr(module, "draw_noise")]
@@ -142,25 +144,6 @@ class Stepper:
         self._finished_kinds: set[Hashable] = set()  # kinds of steps that this process has run
         self.parameters: list[Tensor] = [p for p in self.model.parameters() if p.requires_grad]
         self._hidden = torch.compile(self.model.hidden) if compile else self.model.hidden
-
-    def _make_optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        settings = self.settings
-        return adamw(
-            groups,
-            lr=settings.learning_rate,
-            betas=(settings.beta1, settings.beta2),
-            eps=settings.epsilon,
-            fused=True,
-        )
-
-    def shard(self) -> None:
-        """Shard the model over the ranks. The optimizer then updates this rank's rows."""
-        from gpt2.train.sharding import Sharding
-
-        self.sharding = Sharding(self.model, self.device, self.settings.weight_decay, ranks.world())
-        self.parameters = self.sharding.parameters
-        self.optimizer = self._make_optimizer(self.sharding.groups)
-        self._hidden = self.model.hidden  # it now gathers the weights
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context of forward passes."""
@@ -211,10 +194,6 @@ class Stepper:
                 return gradients.accumulate_as_ranks(backward, count, self.parameters, self.simulated_ranks)
             return gradients.accumulate(backward, count)
 
-        if self.sharding:  # its ranks exchange data in the model, so one that runs out of memory ends alone
-            total = accumulate()
-            with phase("optimizer"):
-                return self._apply(total, self.sharding.collect_gradients(total), iteration, iterations)
         if self.compile and self.observer.watches_forward:  # hooks have no effect on compiled modules
             with self.observer.forward(repeated=True):
                 for number in range(len(micro_batches)):
@@ -290,15 +269,10 @@ class Stepper:
             module.clear_noise()
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint. Of several ranks that are sharded, the first has it; all call this."""
-        if self.sharding:
-            return self.sharding.state(self.optimizer)
+        """Return the state for a checkpoint."""
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore the state of a checkpoint."""
-        if self.sharding:
-            self.sharding.load_state(state, self.optimizer)
-            return
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])

@@ -98,8 +98,6 @@ class TrainingRun:
         self.save_seconds = 0.0  # duration of the last checkpoint
         new = initial_record(plan, shared or config, resolved, self.stepper, self.corpus.fingerprint, windows)
         self.fixes = RunFixes(self.stepper, config.numerics_fix)
-        if config.target.sharded and ranks.world() > 1:
-            self.stepper.shard()
         new = dataclasses.replace(new, fixes=self.fixes.changes)
         self.log = MetricsLog(plan.directory, new, plan.iterations)
         self.evaluator = Evaluator(
@@ -229,8 +227,7 @@ class TrainingRun:
 
     def check_fits(self, loaded: checkpoint.LoadedCheckpoint) -> None:
         stepper = self.stepper
-        whole = stepper.sharding.parameters if stepper.sharding else None
-        check_fits(loaded, self.plan.iterations, stepper.model, stepper.optimizer, whole)
+        check_fits(loaded, self.plan.iterations, stepper.model, stepper.optimizer)
 
     def identity(self) -> dict[str, Any]:
         """Return the values that must agree between two processes of one run."""
@@ -317,8 +314,8 @@ class TrainingRun:
             eval_sets.add(self.plan.directory, self.plan.run, self.iteration, found)
 
     def examine_model(self) -> None:
-        """Examine the trained model on the first validation windows. Ranks with sharded weights all do, in lockstep."""
-        if self.examine is None or not (ranks.first() or self.stepper.sharding):
+        """Examine the trained model on the first validation windows, on the first rank."""
+        if self.examine is None or not ranks.first():
             return
         self.stepper.clear_noise()
         ids_BT = torch.from_numpy(self.evaluator.windows[:EXAMINED_WINDOWS, :-1].astype("int64"))

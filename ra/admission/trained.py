@@ -46,7 +46,7 @@ def _hidden(model: GPT2, ids_BT: Tensor, training: bool) -> Tensor:
 
 
 def _faults(model: GPT2, ids_BT: Tensor) -> Iterator[ModelFault]:
-    """Yield the faults. The number of forward passes depends on no result: sharded weights are exchanged in each."""
+    """Yield the faults of a trained model."""
     tokens, width = ids_BT.shape[1], model.token.weight.shape[1]
     assert isinstance(width, int)
     narrow = torch.is_autocast_enabled(ids_BT.device.type)

@@ -23,7 +23,7 @@ from study.compare.load import CHOICES
 OTHERS = (
     "STUDY_NAME", "SEEDS", "VARIANTS", "PRIMARY", "RESULTS_DIR", "DATA_DIR", "DETECTED", "SCALE_CPU",
     "TARGET_DETECTED_CPU", "EVAL_TOKENS", "EQUIVALENCE_MARGIN_PERCENT", "ADMISSION_IGNORE", "GPT2_HARD_LIMIT",
-    "BUDGET_EQUAL_TIME", "RANKS", "RANKS_TIMEOUT", "SHARDED", *LIMITS, *GRPO,
+    "BUDGET_EQUAL_TIME", "RANKS", "RANKS_TIMEOUT", *LIMITS, *GRPO,
 )  # fmt: skip
 GROUPS = (*CHOICES, "SCHEDULE_", "DATASET_")
 DECIDED = ("variant", "seed", "iterations", "micro", "dtype", "warmup", "ranks")  # fields of Settings

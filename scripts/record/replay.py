@@ -230,7 +230,7 @@ class RunReplay:
             more = f" and {len(code) - MOST_MODULES} more" if len(code) > MOST_MODULES else ""
             found.append(f"changed code: {', '.join(code[:MOST_MODULES])}{more}")
         world = self.run.plan.batch.world_size
-        if world > 1 and (self.config.target.sharded or self.resolved.device != "cpu"):
+        if world > 1 and self.resolved.device != "cpu":
             found.append(f"the order in which the {world} ranks sum gradients, which is known for gloo alone")
         if record.fingerprint and self.run.log.record["fingerprint"]["initial_weights"] != (
             record.fingerprint.initial_weights

@@ -57,16 +57,13 @@ class Predictions:
         config, share = self.config, self.config.batch.effective // self.config.target.ranks
         accumulation = 2 if share % micro else share // micro
         device = (self.resolved.target.kind, self.resolved.dtype, config.target.compile)
-        over = config.target.ranks if config.target.sharded else 1
-        return StepWorkload(
-            variant.model, config.optimizer, variant.parts, micro, accumulation, *device, over
-        )
+        return StepWorkload(variant.model, config.optimizer, variant.parts, micro, accumulation, *device)
 
     def of(self, variant: Variant, micro: int) -> Prediction:
         """Predict a step of `micro` sequences at a time, once."""
         work = self.work_at(variant, micro)
         shape = (work.model, micro, work.batch.accumulation)
-        key = (*shape, variant.cost_class, work.kind, work.dtype, work.compile, work.sharded_over)
+        key = (*shape, variant.cost_class, work.kind, work.dtype, work.compile)
         if key not in _PREDICTIONS:
             _PREDICTIONS[key] = predict(work)
         return _PREDICTIONS[key]

@@ -152,9 +152,6 @@ def measure_steps(
         )
         for name, variant in variants.items()
     }
-    if config.target.sharded and ranks.world() > 1:
-        for stepper in steppers.values():
-            stepper.shard()
     shape = (batch.effective, batch.block_size + 1)
     ids_ET = torch.randint(config.model.vocabulary, shape, generator=torch.Generator().manual_seed(0))
     ids_ET = ranks.share(ids_ET).to(resolved.device)

@@ -121,11 +121,6 @@ def out_of_memory(bench: Bench) -> str:
     return exhausted(bench, **TWO)
 
 
-@fault("two ranks with sharded weights: one runs out of memory", FALLS)
-def out_of_memory_sharded(bench: Bench) -> str:
-    return exhausted(bench, **TWO, SHARDED="y", COMPILE="n")
-
-
 def exhausted(bench: Bench, **changes: str) -> str:
     place = bench.workplace(**changes)
     injection: dict[str, Any] = {"place": "forward", "rank": 1, "action": "oom", "above": 1, "times": 0}

@@ -78,8 +78,8 @@ def test_a_ratio_is_taken_within_a_round() -> None:
 @pytest.mark.parametrize(
     ("cards", "names"),
     [
-        (0, ["1 rank", "2 ranks", "2 ranks, sharded"]),
-        (4, ["1 rank", "2 ranks", "4 ranks", "4 ranks, sharded"]),
+        (0, ["1 rank", "2 ranks"]),
+        (4, ["1 rank", "2 ranks", "4 ranks"]),
     ],
 )
 def test_the_arrangements_use_the_cards_of_the_machine(cards: int, names: list[str]) -> None:

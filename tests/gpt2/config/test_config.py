@@ -94,7 +94,6 @@ def test_a_config_fills_every_field():
         1,
         False,
         600,
-        False,
     )
     assert dataclasses.astuple(config.tracking) == (False, "off", "", False)
     assert config.checkpoint_seconds == 30

@@ -1,7 +1,7 @@
 """Very small runs over several ranks: python -m tests.gpt2.train.rank_runs JSON.
 
 JSON has the runs of each number of ranks, made one after another: {"2": [{"directory", "texts", "name", "dropout",
-"tree", "sharded", "often", "monitor", "then"}]}. often: a checkpoint after every step. monitor: everything, every step.
+"tree", "monitor", "then"}]}. monitor: everything, every step.
 The ranks are forked from one process that has loaded torch and computed nothing, since loading it takes longer than
 the runs.
 The numbers of every rank go to <directory>/rank<r>.json. `then`: "oom", "nan" or "stop" disturbs rank 1 at iteration 3;
@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 import torch._dynamo  # the first optimizer loads it
-from torch.distributed.tensor import DTensor
 
 from gpt2.config.batch import plan_batch
 from gpt2.config.config import Config
@@ -28,7 +27,6 @@ from gpt2.config.monitor import MonitorSettings
 from gpt2.system import ranks
 from gpt2.system.rank_launcher import free_port
 from gpt2.system.signals import Stop
-from gpt2.train import sharding  # noqa: F401  (loaded before the fork)
 from gpt2.train.step import Stepper
 from gpt2.train.trainer import TrainingRun
 from ra.admission.trained import examine_trained
@@ -39,7 +37,7 @@ ITERATIONS, EFFECTIVE, MICRO = 6, 16, 2
 HELLASWAG = Path(__file__).parents[2] / "fixtures" / "hellaswag_small.jsonl"
 
 
-def configuration(texts: Path, dropout: float = 0.0, tree: bool = False, sharded: bool = False) -> Config:
+def configuration(texts: Path, dropout: float = 0.0, tree: bool = False) -> Config:
     config = small_runs.configuration(texts, ITERATIONS, dropout=dropout)
     held_out = (EvalSet("stories", str(texts / "0*.txt")),)
     return dataclasses.replace(
@@ -52,14 +50,14 @@ def configuration(texts: Path, dropout: float = 0.0, tree: bool = False, sharded
             hellaswag_limit=7,
             sets=held_out,
         ),
-        target=dataclasses.replace(config.target, ranks_tree=tree, sharded=sharded),
+        target=dataclasses.replace(config.target, ranks_tree=tree),
         checkpoint_seconds=1,
     )
 
 
 def start(spec: dict[str, Any], simulated: int = 1) -> TrainingRun:
     """Start or resume the run, of as many ranks as there are. simulated: ranks of a replay in one process."""
-    settings = {name: spec[name] for name in ("dropout", "tree", "sharded") if name in spec}
+    settings = {name: spec[name] for name in ("dropout", "tree") if name in spec}
     config = configuration(Path(spec["texts"]), **settings)
     run = small_runs.start(Path(spec["directory"]), config, spec.get("name", "B"), Stop())
     batch = plan_batch(EFFECTIVE, MICRO, max(ranks.world(), simulated), 16)
@@ -131,8 +129,6 @@ def make_runs(specs: list[dict[str, Any]]) -> None:
     for spec in specs:
         run = start(spec)
         found: dict[str, Any] = {"error": None}
-        if spec.get("often"):
-            run.checkpoint_due = lambda: True  # type: ignore[method-assign]
         if ranks.rank() == 1:
             disturb(run, spec.get("then", ""))
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
@@ -140,14 +136,10 @@ def make_runs(specs: list[dict[str, Any]]) -> None:
                 found["status"] = run.train()
             except Exception as error:
                 found |= {"status": "failed", "error": f"{type(error).__name__}: {error}"}
-        whole = (p.full_tensor() if isinstance(p, DTensor) else p for p in run.stepper.model.parameters())
-        weights = sum(p.double().sum().item() * k for k, p in enumerate(whole, 1))
-        kept = [p.to_local() if isinstance(p, DTensor) else p for p in run.stepper.model.parameters()]
-        moments = [value for entry in run.stepper.optimizer.state.values() for value in entry.values()]
+        weights = sum(p.double().sum().item() * k for k, p in enumerate(run.stepper.model.parameters(), 1))
         found |= {
             "iteration": run.iteration,
             "weights": weights,
-            "bytes": [sum(tensor.nbytes for tensor in tensors) for tensors in (kept, moments)],
             "faults": [f.to_json() for f in run.faults.faults],
         }
         (Path(spec["directory"]) / f"rank{ranks.rank()}.json").write_text(json.dumps(found))

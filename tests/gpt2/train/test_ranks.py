@@ -13,10 +13,7 @@ import torch
 
 from gpt2.artifacts import eval_sets, run_record
 from gpt2.config.batch import BatchError, plan_batch, plan_for
-from gpt2.memory.prediction import predict
-from gpt2.memory.workload import StepWorkload
 from numerics.monitor.tables import KINDS, read_table
-from ra.variants import variant
 from tests import small_runs
 from tests.gpt2.train import rank_runs
 from tests.small_runs import StopAfter, outcome, same
@@ -25,18 +22,12 @@ pytestmark = pytest.mark.slow
 SPECS: dict[str, dict[str, Any]] = {
     "plain": {},
     "plain-dropout": {"dropout": 0.2},
-    "lens": {"name": "LENS"},
     "tree": {"tree": True},
     "dropout": {"tree": True, "dropout": 0.2, "name": "RALEARN"},
     "resumed": {"tree": True},  # with another number of ranks before
     "stop": {"tree": True, "then": "stop"},
-    "sharded": {"sharded": True, "often": True, "name": "RALEARN", "dropout": 0.2},
-    "sharded-resumed": {"sharded": True},  # from a whole model
-    "sharded-lens": {"sharded": True, "name": "LENS"},  # its learned scalars are of matrices
-    "sharded-stop": {"sharded": True, "then": "stop"},
     "monitored": {"monitor": True},
     "nan": {"then": "nan"},
-    "sharded-nan": {"sharded": True, "then": "nan"},
     "oom": {"then": "oom"},
     "data": {"then": "data"},
 }
@@ -61,7 +52,7 @@ def one_thread() -> Iterator[None]:
 def alone(tmp_path_factory: pytest.TempPathFactory, texts: Path) -> Path:
     """Return the folder of the runs of one process."""
     root = tmp_path_factory.mktemp("alone")
-    for spec in specs(root, texts, ["plain", "tree", "dropout", "lens"]):
+    for spec in specs(root, texts, ["plain", "tree", "dropout"]):
         assert rank_runs.start(spec).train() == "finished"
     return root
 
@@ -70,7 +61,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, texts: Path) -> Path:
 def several(tmp_path_factory: pytest.TempPathFactory, texts: Path) -> tuple[Path, Path]:
     """Return the folders of the runs of two and of four ranks."""
     two, four = tmp_path_factory.mktemp("two"), tmp_path_factory.mktemp("four")
-    for spec in specs(two, texts, ["resumed", "sharded-resumed"]):
+    for spec in specs(two, texts, ["resumed"]):
         run = rank_runs.start(spec)
         run.stop = StopAfter(5)
         assert run.train() == "interrupted"
@@ -175,53 +166,6 @@ def close(one: Path, other: Path) -> None:
         torch.testing.assert_close(state["optimizer"]["state"][number], entry, rtol=1e-2, atol=1e-5)
 
 
-def test_sharded_weights_give_the_numbers_of_whole_ones(alone: Path, two: Path) -> None:
-    close(two / "sharded", alone / "dropout")
-    assert run_record.load(two / "sharded").hellaswag.items == 7
-    texts = [run_record.load(folder).eval_sets["stories"] for folder in (two / "sharded", alone / "dropout")]
-    assert texts[0].tokens_sha256 == texts[1].tokens_sha256
-    assert texts[0].loss == pytest.approx(texts[1].loss, rel=2e-6)
-    assert of_rank(two, "sharded", 0) == of_rank(two, "sharded", 1)
-    for folder in (two / "sharded", alone / "dropout"):
-        admission = run_record.load(folder).admission
-        assert admission
-        assert admission.faults == ()
-
-
-def test_learned_scalars_of_sharded_matrices_are_recorded(alone: Path, two: Path) -> None:
-    close(two / "sharded-lens", alone / "lens")
-    found, expected = (run_record.load(folder).scalars for folder in (two / "sharded-lens", alone / "lens"))
-    assert found
-    assert expected
-    for one, other in zip(found, expected, strict=True):
-        assert one[:2] == other[:2]
-        assert one[2] == pytest.approx(other[2], rel=1e-4)
-
-
-def test_a_rank_stores_the_predicted_share_of_the_weights(two: Path, texts: Path) -> None:
-    config = rank_runs.configuration(texts)
-    parts = variant("RALEARN", config.model, small_runs.ALTERNATION).parts
-
-    def stored(ranks: int) -> list[int]:
-        work = StepWorkload(config.model, config.optimizer, parts, 2, 4, "cpu", "float32", False, ranks)
-        timeline = predict(work).timeline
-        kinds = timeline.by_kind(timeline.peak_event(["optimizer"]))
-        return [kinds["parameters"], kinds["optimizer state"]]
-
-    sharded, whole = stored(2), stored(1)
-    assert sharded == of_rank(two, "sharded", 0)["bytes"]
-    assert whole == of_rank(two, "dropout", 0)["bytes"]
-    assert sharded[0] < whole[0]
-
-
-def test_a_checkpoint_loads_sharded_or_whole(alone: Path, two: Path, texts: Path) -> None:
-    close(two / "sharded-resumed", alone / "plain")
-    assert of_rank(two, "sharded-stop", 0)["status"] == "interrupted"
-    spec = {"directory": str(two / "sharded-stop"), "texts": str(texts)}
-    assert rank_runs.start(spec).train() == "finished"
-    close(two / "sharded-stop", alone / "plain")
-
-
 def test_one_rank_writes_one_record_and_all_have_its_weights(two: Path) -> None:
     assert of_rank(two, "plain", 0) == of_rank(two, "plain", 1)
     assert sorted(path.name for path in (two / "plain").iterdir()) == sorted(
@@ -232,10 +176,9 @@ def test_one_rank_writes_one_record_and_all_have_its_weights(two: Path) -> None:
     assert sum('"train"' in line for line in lines) == rank_runs.ITERATIONS
 
 
-@pytest.mark.parametrize("name", ["nan", "sharded-nan"])
-def test_a_step_of_one_rank_that_is_not_finite_is_found_by_all(two: Path, name: str) -> None:
+def test_a_step_of_one_rank_that_is_not_finite_is_found_by_all(two: Path) -> None:
     """Rank 1 has the micro-batches 4 to 7 of the effective batch, which are its sequences 8 to 15."""
-    one, other = (of_rank(two, name, rank) for rank in range(2))
+    one, other = (of_rank(two, "nan", rank) for rank in range(2))
     assert one == other
     assert one["error"].startswith("NotFiniteError: iteration 3: ")
     assert one["iteration"] == 3

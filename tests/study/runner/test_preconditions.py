@@ -83,9 +83,7 @@ def test_nothing_is_moved_while_the_study_is_running(study: Path) -> None:
 
 def test_the_number_of_ranks_may_change_between_two_commands(study: Path) -> None:
     before = (study / "config").read_text()
-    refuse_another_configuration(
-        study, before + "CONFIG_RANKS=4\nCONFIG_SHARDED=y\nCONFIG_RANKS_TIMEOUT=60\n"
-    )
+    refuse_another_configuration(study, before + "CONFIG_RANKS=4\nCONFIG_RANKS_TIMEOUT=60\n")
 
 
 def test_the_monitor_may_be_turned_on_in_a_study_that_has_begun(study: Path) -> None:
