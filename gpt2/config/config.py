@@ -265,7 +265,7 @@ class EvaluationConfig:
 class TargetConfig:
     """The requested hardware. "auto": the machine of the study. detected: the hardware when .config was written.
 
-    ranks: processes of a run, a card each. ranks_tree: whether they sum gradients in a fixed tree.
+    ranks: processes of a run, a card each.
     ranks_timeout_seconds: longest wait of a rank for another.
     """
 
@@ -277,16 +277,10 @@ class TargetConfig:
     scale_cpu: bool
     deterministic: bool = False
     ranks: int = 1
-    ranks_tree: bool = False
     ranks_timeout_seconds: int = 600
 
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> TargetConfig:
-        ranks, tree = symbols.integer("RANKS", absent=1), symbols.flag("RANKS_TREE", absent=False)
-        if tree and ranks & (ranks - 1):
-            raise symbols.error(
-                "RANKS", "is not a power of two, which CONFIG_RANKS_TREE=y needs; fix: use 1, 2, 4 or 8"
-            )
         name, dtype = TARGETS[symbols.choice(TARGETS)], DTYPES[symbols.choice(DTYPES)]
         return cls(
             name=name,
@@ -296,8 +290,7 @@ class TargetConfig:
             detected=detected(symbols),
             scale_cpu=symbols.flag("SCALE_CPU", absent=False),  # .config omits n
             deterministic=symbols.flag("DETERMINISTIC", absent=False),
-            ranks=ranks,
-            ranks_tree=tree,
+            ranks=symbols.integer("RANKS", absent=1),
             ranks_timeout_seconds=symbols.integer("RANKS_TIMEOUT", absent=cls.ranks_timeout_seconds),
         )
 

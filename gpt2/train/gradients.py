@@ -1,8 +1,6 @@
-"""Sum gradients over micro-batches and ranks: in the order of the ranks' library, or in a fixed binary tree.
+"""Sum gradients over micro-batches and ranks, in the order of the ranks' library.
 
-Sums of floats depend on their order. In the tree, the sum of 2n micro-batches is the sum of the first n plus that of
-the last n, whichever rank computed them, so 1, 2 and 4 ranks give the same bits. It needs log2(accumulation) more
-gradient buffers.
+Sums of floats depend on their order, so another number of ranks gives other rounding.
 """
 
 from __future__ import annotations
@@ -26,27 +24,6 @@ def accumulate(backward: Callable[[int], Tensor], count: int) -> Tensor:
     total = backward(0)
     for number in range(1, count):
         total += backward(number)
-    return total
-
-
-def accumulate_tree(backward: Callable[[int], Tensor], count: int, parameters: Sequence[Tensor]) -> Tensor:
-    """Do as `accumulate`, with sums of gradients and losses in a tree."""
-
-    def subtree(begin: int, end: int) -> tuple[Tensor, Gradients]:
-        if end - begin == 1:
-            loss = backward(begin)
-            gradients = [parameter.grad for parameter in parameters]
-            for parameter in parameters:
-                parameter.grad = None
-            return loss, gradients
-        middle = (begin + end) // 2
-        loss, left = subtree(begin, middle)
-        other, right = subtree(middle, end)
-        return loss + other, [_add(one, two) for one, two in zip(left, right, strict=True)]
-
-    total, gradients = subtree(0, count)
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.grad = gradient
     return total
 
 
@@ -84,13 +61,7 @@ def accumulate_as_ranks(
     return summed[0]
 
 
-def _add(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    if one is None or other is None:
-        return other if one is None else one
-    return one.add_(other)
-
-
-def sum_over_ranks(parameters: Sequence[Tensor], total: Tensor, tree: bool) -> None:
+def sum_over_ranks(parameters: Sequence[Tensor], total: Tensor) -> None:
     """Replace each gradient and `total` by the sum over the ranks, in place. A gradient that no rank has stays None."""
     if ranks.world() == 1:
         return
@@ -102,21 +73,9 @@ def sum_over_ranks(parameters: Sequence[Tensor], total: Tensor, tree: bool) -> N
     with ranks.exchange():
         for bucket in [[total], *_buckets(gradients)]:
             flat = _flatten_dense_tensors(bucket)
-            if tree:
-                parts = [torch.empty_like(flat) for _ in range(ranks.world())]
-                torch.distributed.all_gather(parts, flat)
-                flat = _tree_sum(parts)
-            else:
-                torch.distributed.all_reduce(flat)
+            torch.distributed.all_reduce(flat)
             for gradient, summed in zip(bucket, _unflatten_dense_tensors(flat, bucket), strict=True):
                 gradient.copy_(summed)
-
-
-def _tree_sum(parts: list[Tensor]) -> Tensor:
-    """Sum in the tree's order. The number of parts is a power of two."""
-    while len(parts) > 1:
-        parts = [one + other for one, other in zip(parts[::2], parts[1::2], strict=True)]
-    return parts[0]
 
 
 def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:

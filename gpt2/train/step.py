@@ -103,15 +103,10 @@ class Stepper:
         compile: bool,
         parts: ModelParts | None,
         warmup: int | None = None,
-        tree: bool = False,
     ) -> None:
-        """Build model and optimizer. warmup: iterations of "wsd"; None: a fraction of the planned ones.
-
-        tree: whether gradients are summed in a fixed tree (gpt2.train.gradients).
-        """
+        """Build model and optimizer. warmup: iterations of "wsd"; None: a fraction of the planned ones."""
         self.settings = optimizer_config
         self.warmup = warmup
-        self.tree = tree
         self.simulated_ranks = 1  # in a replay of a run of several ranks: their number
         self.batch = batch
         self.seed = seed
@@ -188,8 +183,6 @@ class Stepper:
 
         def accumulate() -> Tensor:
             count = len(micro_batches)
-            if self.tree:
-                return gradients.accumulate_tree(backward, count, self.parameters)
             if self.simulated_ranks > 1:
                 return gradients.accumulate_as_ranks(backward, count, self.parameters, self.simulated_ranks)
             return gradients.accumulate(backward, count)
@@ -203,7 +196,7 @@ class Stepper:
             total = ranks.together(accumulate)
         with phase("optimizer"):
             self.observer.unreduced()
-            gradients.sum_over_ranks(self.parameters, total, self.tree)
+            gradients.sum_over_ranks(self.parameters, total)
             norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
             return self._apply(total, norm, iteration, iterations)
 

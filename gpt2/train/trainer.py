@@ -87,7 +87,6 @@ class TrainingRun:
             compile=config.target.compile,
             parts=parts,
             warmup=plan.warmup_iterations,
-            tree=config.target.ranks_tree,
         )
         wsd = config.optimizer.schedule == "wsd"
         self.decay_start = self.stepper.decay_start(plan.iterations) if wsd else 0  # 0: no checkpoint there

@@ -32,7 +32,7 @@ FREE_SYMBOLS = {
     "SLOTS", "EXECUTOR_LOCAL", "EXECUTOR_SLURM", "EXECUTOR_RAY", "SLURM_OPTIONS", "RAY_ADDRESS",
     "WANDB", "WANDB_MODE", "WANDB_PROJECT", "TENSORBOARD",
     "SCHEDULE_COSINE",  # SCHEDULE_WSD decides; studies of older versions have neither
-    "RANKS", "RANKS_TREE", "RANKS_TIMEOUT",  # the same sequences, however they are shared out
+    "RANKS", "RANKS_TIMEOUT",  # the same sequences, however they are shared out
     "MONITOR", "MONITOR_TARGETS", "MONITOR_INTERVAL", "MONITOR_TRIGGERS", "MONITOR_FULL_STEPS", "MONITOR_REFERENCES",
     "TOKENIZER_GPT2",  # TOKENIZER_BYTES decides; studies of older versions have neither
 }  # fmt: skip

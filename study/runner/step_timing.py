@@ -148,7 +148,6 @@ def measure_steps(
             dtype=resolved.dtype,
             compile=config.target.compile,
             parts=variant.parts,
-            tree=config.target.ranks_tree,
         )
         for name, variant in variants.items()
     }

@@ -92,7 +92,6 @@ def test_a_config_fills_every_field():
         True,
         False,
         1,
-        False,
         600,
     )
     assert dataclasses.astuple(config.tracking) == (False, "off", "", False)
@@ -322,7 +321,3 @@ def test_ranks_that_do_not_share_the_batch_evenly_are_refused():
     assert "does not divide the 4 sequences of a rank" in message
     found = Config.from_symbols(symbols(RANKS="4", EFFECTIVE_BATCH="16", MICRO_BATCH="2"))
     assert (found.target.ranks, found.batch.micro) == (4, 2)
-
-
-def test_the_tree_needs_a_power_of_two():
-    assert "power of two" in refusal(RANKS="3", EFFECTIVE_BATCH="12", RANKS_TREE="y")

@@ -1,7 +1,7 @@
 """Very small runs over several ranks: python -m tests.gpt2.train.rank_runs JSON.
 
 JSON has the runs of each number of ranks, made one after another: {"2": [{"directory", "texts", "name", "dropout",
-"tree", "monitor", "then"}]}. monitor: everything, every step.
+"monitor", "then"}]}. monitor: everything, every step.
 The ranks are forked from one process that has loaded torch and computed nothing, since loading it takes longer than
 the runs.
 The numbers of every rank go to <directory>/rank<r>.json. `then`: "oom", "nan" or "stop" disturbs rank 1 at iteration 3;
@@ -37,7 +37,7 @@ ITERATIONS, EFFECTIVE, MICRO = 6, 16, 2
 HELLASWAG = Path(__file__).parents[2] / "fixtures" / "hellaswag_small.jsonl"
 
 
-def configuration(texts: Path, dropout: float = 0.0, tree: bool = False) -> Config:
+def configuration(texts: Path, dropout: float = 0.0) -> Config:
     config = small_runs.configuration(texts, ITERATIONS, dropout=dropout)
     held_out = (EvalSet("stories", str(texts / "0*.txt")),)
     return dataclasses.replace(
@@ -50,15 +50,13 @@ def configuration(texts: Path, dropout: float = 0.0, tree: bool = False) -> Conf
             hellaswag_limit=7,
             sets=held_out,
         ),
-        target=dataclasses.replace(config.target, ranks_tree=tree),
         checkpoint_seconds=1,
     )
 
 
 def start(spec: dict[str, Any], simulated: int = 1) -> TrainingRun:
     """Start or resume the run, of as many ranks as there are. simulated: ranks of a replay in one process."""
-    settings = {name: spec[name] for name in ("dropout", "tree") if name in spec}
-    config = configuration(Path(spec["texts"]), **settings)
+    config = configuration(Path(spec["texts"]), spec.get("dropout", 0.0))
     run = small_runs.start(Path(spec["directory"]), config, spec.get("name", "B"), Stop())
     batch = plan_batch(EFFECTIVE, MICRO, max(ranks.world(), simulated), 16)
     plan = dataclasses.replace(run.plan, batch=batch, hellaswag=HELLASWAG)

@@ -71,11 +71,11 @@ def lose_rank() -> None:
     """Sum gradients without those of rank 1, as a wrong library would."""
     plain = gradients.sum_over_ranks
 
-    def wrong(parameters: Any, total: torch.Tensor, tree: bool) -> None:
+    def wrong(parameters: Any, total: torch.Tensor) -> None:
         if ranks.rank() == 1:
             for parameter in parameters:
                 parameter.grad = None if parameter.grad is None else torch.zeros_like(parameter)
-        plain(parameters, total, tree)
+        plain(parameters, total)
 
     gradients.sum_over_ranks = wrong
 
