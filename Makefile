@@ -17,7 +17,6 @@ READS.compare-records := A B OUT
 READS.diagnose := RUNS OUT
 READS.evaluate := RUN PLATFORM MACHINE
 READS.export := RUN OUT
-READS.extend := FACTOR UNDO
 READS.lm-eval := RUN TASKS TASK_DATA
 READS.logp-diff := RUN THRESHOLD OUT
 READS.memory := TARGET FROM VARIANTS
@@ -53,7 +52,7 @@ override SETUP := python3 -m scripts.dev.setup
 endif
 
 .PHONY: all help setup-base setup-core setup-main setup-exchange setup-lm-eval setup-dev menuconfig savedefconfig \
-        olddefconfig demo data run plan extend report status verify compare diagnose monitor trend record \
+        olddefconfig demo data run plan report status verify compare diagnose monitor trend record \
         bisect shrink stress repeat compare-records check-config pack-run logp-diff oracle attention sample export \
         lm-eval evaluate transfer grpo admit control memory bench card check faults clean mrproper
 .DEFAULT_GOAL := all
@@ -88,9 +87,6 @@ run: setup-main  ## The same as make
 
 plan: setup-core  ## [SPREAD=0.5]: hours, disk space, memory and detectable difference of the study of .config
 	@$(INTERPRETER) -m scripts.plan
-
-extend: setup-main  ## FACTOR=2: plan the finished runs that much longer (CONFIG_SCHEDULE_WSD); UNDO=1: restore them
-	@$(INTERPRETER) -m scripts.extend
 
 report: setup-core  ## Rebuild the report [STUDY=results/x, else that of .config] [FORMAT=latex: table for a paper]
 	@$(INTERPRETER) -m scripts.report

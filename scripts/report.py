@@ -11,7 +11,6 @@ from pathlib import Path
 from configuration.arguments import command_arguments, refuse_assignments
 from gpt2.config.dotconfig import read_symbols
 from gpt2.system.errors import UserError, run_command
-from study.records.lengths import shown_length
 from study.report import write
 from study.report.write import render_terminal, write_latex
 from study.runner.settings import StudySettings
@@ -61,9 +60,6 @@ def main() -> int:
     directory = study_directory("report")
     report = write.write_report(directory)
     print(render_terminal(report))
-    note = shown_length(directory).note
-    if note:
-        print(note)
     print(f"report: {directory / 'report.html'} (and .md)    numbers: {directory / 'report.json'}")
     if latex:
         print(f"LaTeX: {write_latex(report, directory)}")

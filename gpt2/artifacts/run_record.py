@@ -343,12 +343,9 @@ def write(run_dir: Path, record: RunRecord) -> None:
     write_sealed(run_dir / "run.json", plain, SIDE_FILES if record.status == "finished" else ())
 
 
-def load(run_dir: Path, name: str = "run.json") -> RunRecord:
-    """Read the record in `run_dir`. RecordError if it is missing, unreadable or does not follow the schema or its seal.
-
-    name: of the file; run-N.json is the saved record of a shorter length.
-    """
-    path = run_dir / name
+def load(run_dir: Path) -> RunRecord:
+    """Read the record in `run_dir`. RecordError where it is missing or unreadable, or breaks its schema or its seal."""
+    path = run_dir / "run.json"
     try:
         value = read_sealed(path)
     except FileNotFoundError as error:

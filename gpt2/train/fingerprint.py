@@ -50,7 +50,7 @@ def initial_record(
             data=data_fingerprint,
             tokenizer=tokenizer.load(config.data.tokenizer).fingerprint,
             batch=digest([plan.batch.effective, plan.batch.block_size, *masks]),
-            schedule=schedule_digest(config, plan.extended),
+            schedule=schedule_digest(config),
             initial_weights=weights_digest(
                 stepper.model,
                 stepper.seed,
@@ -66,15 +66,14 @@ def initial_record(
     )
 
 
-def schedule_digest(config: Config, extended: float) -> str:
-    """Digest the settings that decide the learning rate. Runs extended by different factors have different digests."""
+def schedule_digest(config: Config) -> str:
+    """Digest the settings that decide the learning rate."""
     settings = dataclasses.asdict(config.optimizer)
     if settings["schedule"] == "cosine":  # the digest from before the other schedules
         del settings["schedule"], settings["decay_fraction"]
     budget = dataclasses.asdict(config.budget)
     del budget["hard_limit_seconds"]  # no learning rate depends on it
-    extension = [] if extended == 1 else [{"extended": extended}]
-    return digest([settings, budget, *extension])
+    return digest([settings, budget])
 
 
 def digest(value: Any) -> str:

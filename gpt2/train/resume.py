@@ -82,14 +82,11 @@ def _kinds(value: Any, name: str = "") -> dict[str, str]:
     return {name: type(value).__name__}
 
 
-def refuse_another_run(
-    loaded: LoadedCheckpoint, now: dict[str, Any], run: str, directory: Path, extended: bool
-) -> Meta:
+def refuse_another_run(loaded: LoadedCheckpoint, now: dict[str, Any], run: str, directory: Path) -> Meta:
     """Return the plain data of the checkpoint of a run.
 
     Raises RunError where the checkpoint has other data, weights, settings or another length.
-    now: the values that must agree between two processes of the run. An extended run starts from the checkpoint at
-    the decay of a shorter one, so its length and schedule may differ. Older checkpoints have no warm-up to compare.
+    now: the values that must agree between two processes of the run. Older checkpoints have no warm-up to compare.
     """
     restart = f"set another CONFIG_STUDY_NAME, or delete {directory} to train it from the start"
     try:
@@ -102,8 +99,6 @@ def refuse_another_run(
     before = {"warmup_iterations": now.get("warmup_iterations")} | dict(meta.of)
     now = {"numerics_fix": None} | now  # absent where it is not set
     differing = [name for name in now if before.get(name) != now[name]]
-    if extended and before.get("iterations") != now["iterations"]:
-        differing = [name for name in differing if name not in ("iterations", "schedule")]
     if differing:
         shown = ", ".join(
             f"{name} ({before.get(name)} -> {now[name]})" if "iterations" in name else name

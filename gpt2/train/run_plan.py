@@ -23,4 +23,3 @@ class RunPlan:
     predicted_bytes: int | None = None
     hellaswag: Path | str = "not asked for"  # file of the items, or the reason why there are none
     warmup_iterations: int | None = None  # of "wsd"; None: a fraction of the iterations
-    extended: float = 1.0  # the budget over that of the configuration

@@ -175,7 +175,7 @@ class TrainingRun:
         if self.steps_made == 1:
             self.fixes.require_used()
         self.timed_steps += not warming
-        limit = self.config.budget.hard_limit_seconds * self.plan.extended
+        limit = self.config.budget.hard_limit_seconds
         self.truncated = limit > 0 and any(ranks.agree(limit < self.clocks.total() and not self.ended()))
         if self.truncated:
             self.note(
@@ -197,10 +197,9 @@ class TrainingRun:
         plan = self.plan
         plan.directory.mkdir(parents=True, exist_ok=True)
         loaded = checkpoint.load_latest(plan.directory / "checkpoint", self.check_fits)
-        # an extended run starts where the decay of the shorter one started
         loaded = loaded or checkpoint.load_latest(plan.directory / "stable", self.check_fits)
         if loaded:
-            meta = refuse_another_run(loaded, self.identity(), plan.run, plan.directory, plan.extended != 1)
+            meta = refuse_another_run(loaded, self.identity(), plan.run, plan.directory)
             self.stepper.load_state(loaded.state)
             self.iteration, self.truncated, self.timed_steps = meta.iteration, meta.cut, meta.timed_steps
             restore_step(self.stepper.model, self.iteration)

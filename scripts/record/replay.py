@@ -129,18 +129,17 @@ class RunReplay:
         assert record.fingerprint
         identity = record.fingerprint.to_json() | {"iterations": self.planned} | self.run.warmup
         found = [
-            (int(path.name.partition(".")[0]), path, folder == "stable")
+            (int(path.name.partition(".")[0]), path)
             for folder in run_record.CHECKPOINTS
             for path in checkpoint.complete(self.run_dir / folder)
         ]
-        for iteration, path, stable in sorted(found, reverse=True):
+        for iteration, path in sorted(found, reverse=True):
             if iteration >= self.step:
                 continue
             try:
                 loaded = checkpoint.load(path)
                 self.run.check_fits(loaded)
-                # the checkpoint before the decay is of a shorter run where the run was extended
-                refuse_another_run(loaded, identity, record.run, self.run_dir, extended=stable)
+                refuse_another_run(loaded, identity, record.run, self.run_dir)
             except UserError as error:
                 self.skipped.append(f"not used: {str(error).partition('; fix')[0]}")
                 continue

@@ -46,7 +46,6 @@ from study.attention.data import (
 )
 from study.records import plan_file
 from study.records.integrity import REMEDY, FinishedRecord, disagreements
-from study.records.lengths import saved_counts, shown_length
 from study.records.runs import read_runs
 from study.sweep.tuning import judged_at_best
 
@@ -75,11 +74,10 @@ class TrainedRun:
     notes: list[str]
 
 
-def load_run(run_dir: Path, iterations: int | None = None) -> TrainedRun:
+def load_run(run_dir: Path) -> TrainedRun:
     """Load the newest checkpoint of a run as a model.
 
-    While a run is being extended, its finished model is loaded. iterations: selects one of several finished models. A
-    custom variant is the file that the study recorded, also where ra/custom has another one now or none.
+    A custom variant is the file that the study recorded, also where ra/custom has another one now or none.
 
     Raises UserError without a checkpoint; RecordError or ConfigError for missing and unreadable files.
     """
@@ -94,7 +92,7 @@ def load_run(run_dir: Path, iterations: int | None = None) -> TrainedRun:
         chosen = variant(name, config.model, AlternationSettings.from_symbols(symbols))
         config = chosen.configure(config)
         model = build_model(config.model, chosen.parts, record.seed)
-        loaded, notes = _finished_model(run_dir, record, iterations, model)
+        loaded, notes = _newest_checkpoint(run_dir, record, model)
         model.load_state_dict(loaded.state["model"])
         restore_step(model, loaded.iteration)
         shares = _shares(name, model, config.model.layers)
@@ -149,19 +147,10 @@ def _differs(copy: Path, source: Path) -> bool:
     return not source.is_file() or source.read_bytes() != copy.read_bytes()
 
 
-def _finished_model(
-    run_dir: Path, record: run_record.RunRecord, iterations: int | None, model: GPT2
+def _newest_checkpoint(
+    run_dir: Path, record: run_record.RunRecord, model: GPT2
 ) -> tuple[checkpoint.LoadedCheckpoint, list[str]]:
-    """Return a checkpoint that fits the model, and its notes. An extended run gives its finished length."""
-    counts = saved_counts(run_dir, "run") if record.status != "finished" else []
-    if iterations in saved_counts(run_dir, "run"):
-        counts = [iterations]
-    for count in reversed(counts):
-        fits = functools.partial(check_fits, iterations=count, model=model)
-        loaded = checkpoint.load_latest(run_dir / f"checkpoint-{count}", fits)
-        if loaded:
-            note = f"the study is being extended: these are the weights of the finished run of {count} iterations"
-            return loaded, [note, *loaded.skipped]
+    """Return the newest checkpoint that fits the model, and its notes."""
     planned = record.schedule.iterations if record.schedule else sys.maxsize
     fits = functools.partial(check_fits, iterations=planned, model=model)
     loaded = checkpoint.load_latest(run_dir / "checkpoint", fits)
@@ -283,7 +272,7 @@ def inspect_study(study_dir: Path) -> list[str]:
     An existing file with the same runs at the same iterations is not recomputed. Returns the errors of failed runs.
     """
     plan = plan_file.read_valid(study_dir)  # the report names a damaged one
-    judged = judged_at_best(plan, read_runs(study_dir, shown_length(study_dir).length))
+    judged = judged_at_best(plan, read_runs(study_dir))
     counted = [run for run in judged if run.used]
     first = {run.variant: run for run in reversed(counted)}  # runs are sorted by seed: the lowest wins
     chosen = list(first.values())[::-1]
@@ -294,7 +283,7 @@ def inspect_study(study_dir: Path) -> list[str]:
     runs, failed = [], []
     for run in chosen:
         try:
-            runs.append(load_run(study_dir / "runs" / run.name, run.saved_at))
+            runs.append(load_run(study_dir / "runs" / run.name))
         except UserError as error:
             failed.append(str(error))
     inspected, text = [], InputText("no run could be read", 0)

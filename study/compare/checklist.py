@@ -88,9 +88,7 @@ def _settings(studies: Sequence[Recorded]) -> list[ChecklistRow]:
         checks += compare_tables(group, tables, lambda name: _meaning(name, learned))
         if any(check.status != EQUAL and check.subject in checklist_rows.HASHED for check in checks):
             return checks  # they explain the hash
-        reason = (
-            "it differs although its saved settings agree: the runs were extended, or ran with other settings"
-        )
+        reason = "it differs although its saved settings agree: the runs ran with other settings"
     else:
         reason = "the differing setting is unknown: saved settings are missing or unreadable"
         if learned:

@@ -18,7 +18,7 @@ Configuration = Mapping[str, str]  # symbol -> value
 
 @dataclass(frozen=True)
 class Design:
-    """primary: as plan.json has it. extended: the runs are longer than planned, so that no comparison is primary.
+    """primary: as plan.json has it.
 
     looks: variant -> planned numbers of seeds; empty in older plans. finished: variant -> planned seeds at which its
     run and those of the configured control arms count. altered: the primary comparison does not have its SHA-256.
@@ -26,7 +26,6 @@ class Design:
     """
 
     primary: Primary | None = None
-    extended: bool = False
     looks: dict[str, tuple[int, ...]] = field(default_factory=dict)
     finished: dict[str, int] = field(default_factory=dict)
     altered: bool = False
@@ -35,7 +34,7 @@ class Design:
     @property
     def arm(self) -> str:
         """The variant whose verdict is primary; empty without one."""
-        return self.primary.arm if self.primary and not self.extended else ""
+        return self.primary.arm if self.primary else ""
 
 
 def read_design(study_dir: Path, plan: Plan | None, runs: Sequence[Run]) -> Design:
@@ -63,7 +62,6 @@ def read_design(study_dir: Path, plan: Plan | None, runs: Sequence[Run]) -> Desi
         renamed = {source: arm for source, arm in named.items() if arm is not None and arm != primary.arm}
     return Design(
         primary=primary,
-        extended=plan.extended is not None,
         looks=looks,
         finished=finished,
         altered=primary is not None and primary.sha256 != primary.digest,

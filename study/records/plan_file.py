@@ -72,7 +72,7 @@ class StepTimeRatio(JsonObject):
 
 @dataclass(frozen=True)
 class PlanRow(JsonObject):
-    """The runs of one variant. warmup_iterations: of "wsd" alone. first_iterations: before any extension.
+    """The runs of one variant. warmup_iterations: of "wsd" alone.
 
     looks: the planned numbers of seeds, ascending; a verdict is given at the last one. None in older plans.
     """
@@ -82,7 +82,6 @@ class PlanRow(JsonObject):
     tokens: Positive
     predicted_bytes: Count | None = None
     warmup_iterations: Missing[Count] = None
-    first_iterations: Missing[Positive] = None
     looks: Missing[tuple[Positive, ...]] = None
 
     def __post_init__(self) -> None:
@@ -137,7 +136,7 @@ class LearningRates(JsonObject):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(JsonObject):
-    """The content of plan.json. extended: the budget over the first budget, None before any extension.
+    """The content of plan.json.
 
     primary: None in older plans, and in a study of control arms alone. learning_rates: None in a study at one rate.
     """
@@ -155,7 +154,6 @@ class Plan(JsonObject):
     notes: tuple[str, ...] = ()
     equivalence_margin: Amount = field(default=math.log(1.01))  # nats
     primary: Missing[Primary] = None
-    extended: Missing[Ratio] = None
     learning_rates: Missing[LearningRates] = None
 
     def __post_init__(self) -> None:
@@ -170,11 +168,6 @@ class Plan(JsonObject):
         return ", ".join(
             str(count) for count in dict.fromkeys(row.iterations for row in self.variants.values())
         )
-
-    @property
-    def largest_count(self) -> int:
-        """The iterations of the longest run."""
-        return max(row.iterations for row in self.variants.values())
 
     def arm(self, name: str) -> str:
         """Return the arm of a run: its name, in a study that tunes learning rates without the rate."""
@@ -191,12 +184,9 @@ class Plan(JsonObject):
         return row.iterations * timed.seconds_per_iteration if timed else None
 
 
-def read(study_dir: Path, name: str = FILE) -> Plan | None:
-    """Read the study's plan, or a saved one by the name of its file.
-
-    None where there is none; PlanFileError where the file is not a plan.
-    """
-    path = study_dir / name
+def read(study_dir: Path) -> Plan | None:
+    """Read the study's plan. None where there is none; PlanFileError where the file is not a plan."""
+    path = study_dir / FILE
     try:
         return from_json(read_sealed(path))
     except FileNotFoundError:
@@ -207,10 +197,10 @@ def read(study_dir: Path, name: str = FILE) -> Plan | None:
         raise PlanFileError(f"{path} cannot be read: {error}; {REBUILD}") from error
 
 
-def read_valid(study_dir: Path, name: str = FILE) -> Plan | None:
+def read_valid(study_dir: Path) -> Plan | None:
     """Read a plan like `read`; None also where the file is not a plan."""
     try:
-        return read(study_dir, name)
+        return read(study_dir)
     except PlanFileError:
         return None
 

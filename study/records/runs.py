@@ -18,7 +18,6 @@ from gpt2.system.read_files import DamagedFileError
 from ra.names import PATTERNS
 from study.records.hellaswag_scores import scored_items
 from study.records.integrity import REMEDY, FinishedRecord, disagreements
-from study.records.lengths import Length, saved_name
 
 BASELINE = "B"
 EXPECTED = "expected.json"
@@ -77,23 +76,18 @@ class Run:
     used: bool
     why_not: str = ""
     record: FinishedRecord = field(default=UNREAD, repr=False)
-    saved_at: int | None = None  # the count under which results of a shorter length are saved
     cause: str = ""
 
     def file(self, study_dir: Path, name: str) -> Path:
-        """A result file of the run: metrics.jsonl, or metrics-10.jsonl of a saved shorter length."""
-        path = study_dir / "runs" / self.name / name
-        return path if self.saved_at is None else saved_name(path, self.saved_at)
+        """Return the path of a result file of the run, such as metrics.jsonl."""
+        return study_dir / "runs" / self.name / name
 
 
-def read_runs(study_dir: Path, length: Length | None = None) -> list[Run]:
-    """Every existing or expected run, with the reason if its numbers do not count.
-
-    length: of the runs of an extended study; the others do not count.
-    """
+def read_runs(study_dir: Path) -> list[Run]:
+    """Every existing or expected run, with the reason if its numbers do not count."""
     folder = study_dir / "runs"
     names = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
-    runs = [_read(path, length) for path in names]
+    runs = [_read(path) for path in names]
     runs += _missing(study_dir, {run.name for run in runs})
     _refuse_other_experiments(runs)
     runs.sort(key=lambda run: (-1 if run.seed is None else run.seed, variant_order(run.variant), run.name))
@@ -106,24 +100,16 @@ def variant_order(name: str) -> tuple[int, str]:
     return list(PATTERNS).index(attention) if attention in PATTERNS else len(PATTERNS), name
 
 
-def _read(folder: Path, length: Length | None) -> Run:
+def _read(folder: Path) -> Run:
     try:
-        record, saved_at = length.record(folder) if length else (run_record.load(folder), None)
+        record = run_record.load(folder)
     except run_record.RecordError as error:
         return Run(folder.name, "?", None, UNREADABLE, False, f"{error}; {CONTINUE}")
     cause, reason = _why_not(record, folder.name)
-    if not reason and length and not length.has_finished(record):
-        made = record.progress.iterations if record.progress else 0
-        cause, reason = (
-            "other length",
-            f"it has {made} iterations, and this report shows runs of {length.text}",
-        )
     complete = cast("FinishedRecord", record)
-    run = Run(
-        folder.name, record.variant, record.seed, record.status, not reason, reason, complete, saved_at, cause
-    )
+    run = Run(folder.name, record.variant, record.seed, record.status, not reason, reason, complete, cause)
     if run.used:
-        found = disagreements(complete, lambda name: run.file(folder.parents[1], name))
+        found = disagreements(complete, folder.joinpath)
         if found:
             run.used, run.cause, run.why_not = False, DAMAGED, f"{'; '.join(found)}; {REMEDY}"
     return run

@@ -12,7 +12,6 @@ from gpt2.artifacts.seal import read_sealed
 from gpt2.system.errors import UserError
 from study.records import plan_file
 from study.records.integrity import disagreements
-from study.records.lengths import saved_counts, saved_name
 
 
 @dataclass(frozen=True)
@@ -32,8 +31,7 @@ class Verified:
 
 def verify_study(study_dir: Path) -> list[Verified]:
     """Verify the study's own files, then every run."""
-    saved = [f"plan-{count}.json" for count in saved_counts(study_dir, "plan")]
-    rows = [Verified(name, [], _plan_problems(study_dir, name)) for name in (plan_file.FILE, *saved)]
+    rows = [Verified(plan_file.FILE, [], _plan_problems(study_dir))]
     if (study_dir / "attention.json").exists():
         rows.append(
             Verified(
@@ -43,42 +41,33 @@ def verify_study(study_dir: Path) -> list[Verified]:
     return [*rows, *(_verify_run(folder) for folder in sorted((study_dir / "runs").glob("*/")))]
 
 
-def _plan_problems(study_dir: Path, name: str) -> list[str]:
+def _plan_problems(study_dir: Path) -> list[str]:
     try:
-        return [] if plan_file.read(study_dir, name) else [f"{study_dir / name} does not exist"]
+        return [] if plan_file.read(study_dir) else [f"{study_dir / plan_file.FILE} does not exist"]
     except plan_file.PlanFileError as error:
         return [str(error)]
 
 
 def _verify_run(folder: Path) -> Verified:
-    """Verify the record, also those of shorter lengths, with the files that belong to it, and the checkpoints."""
+    """Verify the record with the files that belong to it, and the checkpoints."""
     checked, problems = [], []
-    for count in (None, *saved_counts(folder, "run")):
-        name = "run.json" if count is None else f"run-{count}.json"
-        try:
-            record = run_record.load(folder, name)
-        except run_record.RecordError as error:
-            problems.append(str(error))
-            continue
-        file = functools.partial(_file, folder, count)
-        beside = [file(part).name for part in run_record.SIDE_FILES if file(part).exists()]
-        checked += [f"{name} ({record.status}, {'sealed' if record.seal else 'unsealed'})", *beside]
-        problems += disagreements(record, file, full=True)
-    saved = [eval_sets.FILE, *(path.name for path in folder.glob("eval_sets-*.json"))]
-    for name in ("memory.json", "attention.json", "lm_eval.json", *saved):
+    try:
+        record = run_record.load(folder)
+    except run_record.RecordError as error:
+        problems.append(str(error))
+    else:
+        sides = [name for name in run_record.SIDE_FILES if (folder / name).exists()]
+        checked += [f"run.json ({record.status}, {'sealed' if record.seal else 'unsealed'})", *sides]
+        problems += disagreements(record, folder.joinpath, full=True)
+    for name in ("memory.json", "attention.json", "lm_eval.json", eval_sets.FILE):
         if (folder / name).exists():
             checked.append(name)
             problems += _errors(functools.partial(read_sealed, folder / name))
-    states = [path for kind in run_record.CHECKPOINTS for path in sorted(folder.glob(f"{kind}*/"))]
-    found = [path for state in states for path in checkpoint.complete(state)]
+    found = [path for kind in run_record.CHECKPOINTS for path in checkpoint.complete(folder / kind)]
     for path in found:
         problems += _errors(functools.partial(checkpoint.verify, path))
     checked += [f"{path.parent.name}/{path.name}" for path in found]
     return Verified(folder.name, checked, problems)
-
-
-def _file(folder: Path, count: int | None, name: str) -> Path:
-    return folder / name if count is None else saved_name(folder / name, count)
 
 
 def _errors(work: Callable[[], object]) -> list[str]:

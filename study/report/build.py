@@ -36,7 +36,6 @@ from study.records import plan_file
 from study.records.curves import probabilities
 from study.records.design import Design, read_design
 from study.records.hellaswag_scores import HellaSwagScore, Items, common_items, hellaswag, left_out
-from study.records.lengths import shown_length
 from study.records.plan_file import Plan, PlanBudget
 from study.records.runs import (
     BASELINE,
@@ -151,9 +150,8 @@ class Report:
 
 def build_report(study_dir: Path) -> Report:
     """Compute everything that the report says."""
-    shown = shown_length(study_dir)
-    runs = read_runs(study_dir, shown.length)
-    plan, damage = _plan(study_dir, shown.length.plan if shown.length else plan_file.FILE)
+    runs = read_runs(study_dir)
+    plan, damage = _plan(study_dir)
     tuned = sort_runs(plan, runs)
     runs = tuned.best if tuned else runs
     used = [run for run in runs if run.used]
@@ -212,7 +210,6 @@ def build_report(study_dir: Path) -> Report:
         target=first.target if first else None,
         notes=_notes(
             [
-                *filter(None, [shown.note]),
                 *missing_files(study_dir, used),
                 *(plan.notes if plan else ()),
             ],
@@ -280,10 +277,10 @@ def bits(report: Report, loss: Interval | None) -> Interval | None:
     return None if mean is None else dataclasses.replace(loss, mean=mean, low=low, high=high)
 
 
-def _plan(study_dir: Path, name: str) -> tuple[Plan | None, list[str]]:
-    """Read a plan file of the study, or return why it cannot be read."""
+def _plan(study_dir: Path) -> tuple[Plan | None, list[str]]:
+    """Read the study's plan, or return why it cannot be read."""
     try:
-        return plan_file.read(study_dir, name), []
+        return plan_file.read(study_dir), []
     except plan_file.PlanFileError as error:
         return None, [f"The budget and the equivalence margin of the plan are not used: {error}"]
 

@@ -368,10 +368,6 @@ def _primary_sentences(report: Report) -> list[str]:
         lines.append(
             "Warning: the primary comparison in plan.json does not have its SHA-256, so it was changed after the plan."
         )
-    if design.extended:
-        lines.append(
-            f"The runs were extended beyond the planned point, so the verdict on {primary.arm} is exploratory, too."
-        )
     return lines
 
 

@@ -7,35 +7,23 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from fractions import Fraction
 from pathlib import Path
 
 from gpt2.artifacts.run_record import Schedule
 from gpt2.config.batch import BatchPlan
 from gpt2.config.config import OptimizerConfig
-from gpt2.system.errors import UserError
 from gpt2.train.optimizer import warmup_iterations
 from ra.variants import Variant
 from study.records import plan_file
 from study.records.design import planned_seeds, primary_arm, recorded_settings
 from study.records.plan_file import Plan, PlanRow, Primary
 from study.records.present import read_records
-from study.runner.plan import SAME_SPEED_RATIO, extended_row, planned_row
+from study.runner.plan import SAME_SPEED_RATIO, planned_row
 from study.runner.settings import StudySettings
 
 
 def recorded_schedules(study_dir: Path) -> dict[str, Schedule]:
-    """Return the recorded schedule of each variant that has a run.
-
-    UserError if runs were extended: only plan.json has the factor and the first counts.
-    """
-    extended = sorted(path.parent.name for path in (study_dir / "runs").glob("*/run-[0-9]*.json"))
-    if extended:
-        raise UserError(
-            f"{study_dir / 'plan.json'} is missing or damaged, and the study was extended ({extended[0]} has an "
-            "earlier, shorter record); no other file has the exact counts; fix: restore plan.json, or set another "
-            "CONFIG_STUDY_NAME"
-        )
+    """Return the recorded schedule of each variant that has a run."""
     records = read_records(study_dir).values()
     return {record.variant: record.schedule for record in records if record.schedule}
 
@@ -107,8 +95,6 @@ def with_variants(
         row = fresh.variants[name]
         if existing and not plan.budget.equal_time:
             row = _share_count(row, existing)
-        elif plan.extended is not None:
-            row = extended_row(row, Fraction(str(plan.extended)))
         rows[name] = _own_warmup(row, optimizers[name])
     plan = dataclasses.replace(plan, variants=rows)
     notes = (*plan.notes, *filter(None, (_longer_than_the_limit(plan, name) for name in unknown)))
@@ -162,8 +148,8 @@ def _own_warmup(row: PlanRow, optimizer: OptimizerConfig) -> PlanRow:
     """Return the row with the warm-up of these settings, which an arm may change."""
     if row.warmup_iterations is None:
         return row
-    first = row.first_iterations or row.iterations
-    return dataclasses.replace(row, warmup_iterations=warmup_iterations(first, optimizer.warmup_fraction))
+    warmup = warmup_iterations(row.iterations, optimizer.warmup_fraction)
+    return dataclasses.replace(row, warmup_iterations=warmup)
 
 
 def _longer_than_the_limit(plan: Plan, name: str) -> str:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 
 from gpt2.config.config import BudgetConfig, OptimizerConfig
 from gpt2.system.errors import UserError
@@ -74,17 +72,6 @@ def _shared_seconds(seconds: Mapping[str, float]) -> dict[str, float]:
 def planned_row(
     cost_class: str, iterations: int, tokens: int, optimizer: OptimizerConfig, predicted_bytes: int | None
 ) -> PlanRow:
-    """Return the row of a variant. tokens: of one iteration.
-
-    The warm-up of "wsd" is fixed in iterations of the first budget, so that no extension changes it.
-    """
+    """Return the row of a variant. tokens: of one iteration."""
     warmup = warmup_iterations(iterations, optimizer.warmup_fraction) if optimizer.schedule == "wsd" else None
     return PlanRow(cost_class, iterations, iterations * tokens, predicted_bytes, warmup)
-
-
-def extended_row(row: PlanRow, factor: Fraction) -> PlanRow:
-    """Return the row with `factor` times the count of its first budget, rounded down; the warm-up stays."""
-    first = row.first_iterations or row.iterations
-    iterations = int(first * factor)
-    tokens = row.tokens // row.iterations * iterations
-    return dataclasses.replace(row, iterations=iterations, tokens=tokens, first_iterations=first)

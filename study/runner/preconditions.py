@@ -40,7 +40,6 @@ LATER_SYMBOLS = {
     "LEARNING_RATES": '""',
     "NUMERICS_FIX": '""',
 }  # absent in studies of older versions, which had the effect of this value
-BUDGET_SYMBOLS = {"GPT2_MAX_TIME", "GPT2_MAX_TOKENS", "GPT2_MAX_ITERS"}
 
 
 @contextlib.contextmanager
@@ -73,10 +72,7 @@ def locked(directory: Path) -> Iterator[int]:
 
 
 def refuse_another_configuration(directory: Path, config_text: str) -> None:
-    """Raise UserError that names every symbol that differs from the study's first `make`.
-
-    The symbols of the budget never change; an extension by `make extend` is only in plan.json.
-    """
+    """Raise UserError that names every symbol that differs from the study's first `make`."""
     saved = _saved_configuration(directory)
     if saved is None:
         return
@@ -92,7 +88,7 @@ def refuse_another_configuration(directory: Path, config_text: str) -> None:
         listed = "; ".join(f"CONFIG_{n}: {before.get(n)} -> {now.get(n)}" for n in differing)
         raise UserError(
             f"{directory} has another configuration ({listed}); fix: set another CONFIG_STUDY_NAME, or restore the "
-            f"study's configuration{_longer(before, now)}"
+            "study's configuration"
         )
 
 
@@ -158,16 +154,6 @@ def quarantine_damaged(directory: Path) -> list[str]:
         return []
     with locked(directory):
         return [f"{reason}; moved to {files.quarantine(path)}; {then}" for path, reason, then in damaged]
-
-
-def _longer(before: dict[str, str], now: dict[str, str]) -> str:
-    """Return advice for a larger budget; empty if the budget is not larger."""
-    budgets = [[int(values.get(name, 0)) for name in sorted(BUDGET_SYMBOLS)] for values in (before, now)]
-    if not any(0 < old < new for old, new in zip(*budgets, strict=True)):
-        return ""
-    if before.get("SCHEDULE_WSD") == "y":
-        return " and run `make extend FACTOR=2` for longer runs"
-    return " (its cosine schedule cannot be extended; a study with CONFIG_SCHEDULE_WSD=y can)"
 
 
 def _values(text: str) -> dict[str, str]:

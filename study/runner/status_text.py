@@ -31,11 +31,10 @@ def summary(plan: Plan, variants: Sequence[str], left: int, runs: int, slots: in
         counts = f"{next(iter(iterations.values()))} for every variant"
     else:
         counts = ", ".join(f"{name} {count}" for name, count in iterations.items())
-    longer = f" ({plan.extended:g} times the first budget)" if plan.extended is not None else ""
     ranks = f" x {batch.world_size} ranks" if batch.world_size > 1 else ""
     return (
         f"batch {batch.effective} sequences of {batch.block_size} tokens "
-        f"= micro {batch.micro} x accumulation {batch.accumulation}{ranks}; iterations: {counts}{longer}\n"
+        f"= micro {batch.micro} x accumulation {batch.accumulation}{ranks}; iterations: {counts}\n"
         f"{left} of {runs} runs pending"
         + (f", {slots} at once" if slots > 1 else "")
         + (f", about {duration(math.ceil(left / max(slots, 1)) * each)} of training" if each else "")

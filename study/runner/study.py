@@ -52,7 +52,6 @@ from study.report import write
 from study.report.write import render_terminal
 from study.runner import amend_plan, planner
 from study.runner.dispatch import Dispatcher, full_disk_error
-from study.runner.extend import finish_extension
 from study.runner.preconditions import (
     checkpoint_bytes,
     locked,
@@ -113,7 +112,6 @@ class Study:
         for message in quarantine_damaged(self.directory):
             print(message)
         refuse_another_configuration(self.directory, self.config_text)
-        finish_extension(self.directory)
         if self.directory.exists():
             snapshot_sources(self.directory, self.settings.variants, self.has_checkpoint_or_result)
         self.runs.read_choice()
@@ -291,7 +289,6 @@ class Study:
         try:
             plan = plan_file.read(self.directory)
         except plan_file.PlanFileError as error:
-            amend_plan.recorded_schedules(self.directory)  # raises if the plan cannot be rebuilt
             moved = files.quarantine(self.directory / plan_file.FILE)
             reason, _, _ = str(error).partition("; fix")
             print(f"{reason}; moved to {moved}; the plan is rebuilt from the records of the runs")
@@ -299,7 +296,7 @@ class Study:
         variants = self.variants()
         optimizers = {name: variant.configure(self.config).optimizer for name, variant in variants.items()}
         if plan is None:
-            recorded = amend_plan.recorded_schedules(self.directory)  # before any timing, since it may raise
+            recorded = amend_plan.recorded_schedules(self.directory)
             plan = amend_plan.restore_counts(self.make_plan(), recorded, optimizers)
         else:
             plan = amend_plan.with_variants(self.directory, plan, variants, optimizers, self.make_plan)

@@ -201,7 +201,6 @@ def run_plan(study_dir: Path, variant: str, seed: int) -> RunPlan:
         predicted_bytes=row.predicted_bytes,
         hellaswag=hellaswag_source(study_dir),
         warmup_iterations=row.warmup_iterations,
-        extended=plan.extended or 1.0,
     )
 
 

@@ -11,7 +11,6 @@ from typing import Any
 from gpt2.system.errors import UserError
 from study.analysis.verdict import MARGIN
 from study.records import plan_file
-from study.records.lengths import shown_length
 from study.records.runs import SHARED, Run, diverged_seeds, losses, read_runs
 from study.stats.statistics import mean
 from study.sweep.rates import FIRST_TUNING_SEED
@@ -103,7 +102,7 @@ def counted_runs(studies: Sequence[Path]) -> list[tuple[Path, Run]]:
     found = [
         (study, run)
         for study in studies
-        for run in read_runs(study, shown_length(study).length)
+        for run in read_runs(study)
         if run.used and run.record.seed < FIRST_TUNING_SEED
     ]
     if not found:
@@ -118,11 +117,6 @@ def counted_runs(studies: Sequence[Path]) -> list[tuple[Path, Run]]:
                 f"{study}/runs/{run.name} differs in {', '.join(differing)} from {found[0][1].name}; fix: name studies "
                 "of one model, one text and one recipe"
             )
-        if run.saved_at is not None:
-            raise UserError(
-                f"{study} is shown at {run.saved_at} iterations, and {run.name} was extended: its weights are of a "
-                "longer run; fix: run `make` until every seed is extended"
-            )
     names = [(run.variant, run.seed) for _, run in found]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice:
@@ -134,7 +128,7 @@ def counted_runs(studies: Sequence[Path]) -> list[tuple[Path, Run]]:
 
 def diverged_runs(studies: Sequence[Path]) -> dict[str, list[int]]:
     """Return arm -> seeds of the diverged runs, tuning runs left out."""
-    runs = [run for study in studies for run in read_runs(study, shown_length(study).length)]
+    runs = [run for study in studies for run in read_runs(study)]
     return diverged_seeds([run for run in runs if (run.seed or 0) < FIRST_TUNING_SEED])
 
 

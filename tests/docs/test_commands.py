@@ -37,7 +37,6 @@ RUN_BY = {
     "demo": "tests/scripts/demo/test_demo_command.py",
     "diagnose": "tests/scripts/diagnose/test_diagnose_command.py",
     "export": "tests/scripts/export/test_export_command.py",
-    "extend": "tests/study/runner/test_study.py",
     "faults": "tests/faults/test_faults.py",
     "grpo": "tests/scripts/grpo/test_grpo_command.py",
     "help": "tests/scripts/dev/test_help.py",

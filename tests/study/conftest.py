@@ -12,7 +12,7 @@ from configuration import commands
 from gpt2.config.config import Config, load_config
 from tests.checkout import link_project
 from tests.study.compared import a_study
-from tests.study.extended import Place, configuration
+from tests.study.small_study import Place, configuration
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from gpt2.artifacts import run_record
 from gpt2.hardware.attention_kernels import prepare_device
 from gpt2.system.errors import UserError
 from scripts.transfer.__main__ import main
-from study.transfer import evaluate, items, matrix
+from study.transfer import evaluate, items
 from study.transfer.matrix import build_transfer, counted_runs
 from study.transfer.records import PlatformRecord, elsewhere, read, write
 from tests.faults.in_process import train
@@ -269,17 +269,3 @@ def test_studies_of_another_recipe_are_refused(here: Path, tmp_path: Path) -> No
     )
     with pytest.raises(UserError, match=r"runs/B2 differs in schedule from B0; fix: "):
         counted_runs([here, other])
-
-
-def test_an_extended_run_is_refused_where_the_shorter_length_is_shown(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Seed 0 has been extended, the others have not: the report is of the shorter runs, the checkpoint is not."""
-    read = matrix.read_runs
-
-    def first_is_extended(*given: Any) -> Any:
-        return [dataclasses.replace(run, saved_at=12 if run.seed == 0 else None) for run in read(*given)]
-
-    monkeypatch.setattr(matrix, "read_runs", first_is_extended)
-    with pytest.raises(UserError, match=r"shown at 12 iterations, and B0 was extended: .*fix: run `make`"):
-        counted_runs([here])

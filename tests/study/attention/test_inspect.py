@@ -190,28 +190,6 @@ def test_an_error_is_one_line_with_the_problem(tmp_path: Path, config_file: Path
         assert "\n" not in str(raised.value)
 
 
-def test_a_run_under_extension_is_inspected_at_its_finished_checkpoint(
-    tmp_path: Path, config_file: Path
-) -> None:
-    run_dir = a_run(tmp_path, config_file, "B")
-    finished = inspect.load_run(run_dir)
-    (run_dir / "checkpoint").rename(run_dir / "checkpoint-7")
-    (run_dir / "run.json").rename(run_dir / "run-7.json")
-    record = run_record.blank("B0", "B", 0)
-    weights = {name: torch.zeros_like(value) for name, value in finished.model.state_dict().items()}
-    for status, steps in (("interrupted", 0), ("running", 11), ("finished", 14)):
-        files.write_json(run_dir / "run.json", record.to_json() | {"status": status})
-        if steps:
-            checkpoint.save(run_dir / "checkpoint", steps, {"model": weights}, {})
-        run = inspect.load_run(run_dir)
-        assert run.iteration == (14 if status == "finished" else 7)
-        assert any("finished run of 7 iterations" in note for note in run.notes) == (status != "finished")
-        assert inspect.load_run(run_dir, 7).iteration == 7
-    shutil.rmtree(run_dir / "checkpoint-7")
-    files.write_json(run_dir / "run.json", record.to_json() | {"status": "running"})
-    assert inspect.load_run(run_dir).iteration == 14
-
-
 @pytest.mark.parametrize(("tokens", "pixels"), [(40, 40), (41, 8), (7, 64), (100, 33)])
 def test_uniform_attention_has_the_neutral_colour(tokens: int, pixels: int) -> None:
     """Compare with the picture that `ra.attention_maps` draws of equal queries and keys."""

@@ -72,7 +72,7 @@ def test_a_different_schedule_hash_is_explained_by_the_settings_in_it() -> None:
     values = {**test_config.VALUES, **WSD}
 
     def digest(changes: dict[str, Any]) -> str:
-        return schedule_digest(Config.from_symbols(test_config.symbols(**changes)), 1.0)
+        return schedule_digest(Config.from_symbols(test_config.symbols(**changes)))
 
     single = ("DETECTED", "DATASET_EMBEDDED", "DATASET_FILES", "SCHEDULE_COSINE", "SCHEDULE_WSD", *CHOICES)
     tried = {name: value for name, value in values.items() if not name.startswith(single)}

@@ -173,12 +173,6 @@ def test_a_changed_or_altered_primary_comparison_is_named(tmp_path: Path) -> Non
     assert "does not have its SHA-256" in rendered.markdown(build.build_report(study))
 
 
-def test_an_extended_study_has_no_primary_verdict(tmp_path: Path) -> None:
-    study = planned(tmp_path, extended=2.0)
-    assert verdict(study).role == EXPLORATORY
-    assert "extended beyond the planned point" in rendered.markdown(build.build_report(study))
-
-
 # ---- plan.json
 
 

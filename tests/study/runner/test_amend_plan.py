@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Sequence
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from gpt2.artifacts import run_record
 from gpt2.config.batch import BatchPlan
 from gpt2.config.config import Config
 from gpt2.system import files
-from gpt2.system.errors import UserError
 from gpt2.train.optimizer import warmup_iterations
 from gpt2.train.run_plan import WARM_UP_STEPS
 from ra.settings import AlternationSettings
@@ -21,7 +19,6 @@ from study.memory.micro_batch import MemoryPlanError, Predictions
 from study.records import plan_file
 from study.records.plan_file import Plan
 from study.runner import amend_plan, planner
-from study.runner.plan import extended_row
 from study.runner.settings import StudySettings
 from study.runner.step_timing import DoesNotFitError, Timing
 from tests.study.runner.test_plan import resolved, steady, timing
@@ -106,17 +103,6 @@ def test_a_recorded_warm_up_takes_precedence_over_a_computed_one(config: Config,
     assert built.variants["B"].warmup_iterations == 17
 
 
-def test_a_lost_plan_of_an_extended_study_is_refused_in_one_line(tmp_path: Path) -> None:
-    on_record(tmp_path, "B", iterations=20)
-    assert amend_plan.recorded_schedules(tmp_path)["B"].iterations == 20
-    (tmp_path / "runs" / "B0" / "run-10.json").write_text("{}")
-    with pytest.raises(
-        UserError, match=r"plan\.json is missing .*extended \(B0.*fix: .*CONFIG_STUDY_NAME"
-    ) as it:
-        amend_plan.recorded_schedules(tmp_path)
-    assert "\n" not in str(it.value)
-
-
 def test_an_added_variant_gets_the_existing_count_and_a_note_where_it_takes_longer(
     config: Config, tmp_path: Path
 ) -> None:
@@ -145,18 +131,6 @@ def test_at_equal_time_an_added_variant_gets_the_count_of_its_step_time(
     plan = place.add(place.make("B"), "B", "RALEARN")
     assert plan.variants["B"].iterations == 3600 + WARM_UP_STEPS
     assert plan.variants["RALEARN"].iterations == 2400 + WARM_UP_STEPS
-
-
-@pytest.mark.parametrize("equal_time", [False, True])
-def test_a_variant_added_to_an_extended_plan_is_extended(
-    config: Config, tmp_path: Path, equal_time: bool
-) -> None:
-    place = Place(config, tmp_path, equal_time)
-    first = place.make("B")
-    longer = extended_row(first.variants["B"], Fraction(2))
-    plan = place.add(dataclasses.replace(first, extended=2.0, variants={"B": longer}), "B", "RALEARN")
-    row, shorter = plan.variants["RALEARN"], (2400 if equal_time else 3600) + WARM_UP_STEPS
-    assert (row.iterations, row.first_iterations) == (2 * shorter, shorter)
 
 
 def test_a_rebuilt_plan_gives_every_variant_the_recorded_count(config: Config, tmp_path: Path) -> None:

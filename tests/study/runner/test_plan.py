@@ -1,6 +1,5 @@
 import dataclasses
 from collections.abc import Sequence
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from study.memory.micro_batch import MemoryPlanError
 from study.records import plan_file
 from study.records.plan_file import Plan
 from study.runner import amend_plan, planner
-from study.runner.plan import extended_row, iteration_counts
+from study.runner.plan import iteration_counts
 from study.runner.settings import StudySettings
 from study.runner.status_text import summary
 from study.runner.step_timing import ROUNDS, DoesNotFitError, Timing
@@ -263,21 +262,6 @@ def test_a_rebuilt_plan_has_the_counts_of_existing_runs(config: Config, tmp_path
 def test_the_configured_micro_batch_is_used_unchanged(config: Config, tmp_path: Path) -> None:
     fixed = dataclasses.replace(config, batch=dataclasses.replace(config.batch, micro=8))
     assert make(fixed, tmp_path, steady(dict.fromkeys(NAMES, 2.0))).batch.micro == 8
-
-
-def test_the_warm_up_of_wsd_is_planned_in_iterations_and_an_extension_does_not_change_it(
-    config: Config, tmp_path: Path
-) -> None:
-    optimizer = dataclasses.replace(config.optimizer, schedule="wsd", decay_fraction=0.2)
-    wsd = dataclasses.replace(config, optimizer=optimizer)
-    assert make(config, tmp_path, steady(dict.fromkeys(NAMES, 2.0))).variants["B"].warmup_iterations is None
-    row = make(wsd, tmp_path, steady(dict.fromkeys(NAMES, 2.0))).variants["B"]
-    first, warmup = row.iterations, row.warmup_iterations
-    assert warmup == round(first * optimizer.warmup_fraction)
-    for factor, count in ((Fraction(2), 2 * first), (Fraction(3), 3 * first)):
-        row = extended_row(row, factor)
-        assert (row.iterations, row.warmup_iterations, row.first_iterations) == (count, warmup, first)
-        assert row.tokens == count * 512 * 1024
 
 
 def test_the_summary_gives_the_common_count_or_the_count_of_each_variant(

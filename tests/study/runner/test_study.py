@@ -138,30 +138,6 @@ def test_without_a_config_the_fix_is_named(place: Workplace) -> None:
     assert "make defconfig-gpt2-ra-ablation" in run(place, "scripts.study", expect=1)
 
 
-def test_an_extended_study_has_the_numbers_of_a_longer_one(place: Workplace) -> None:
-    """Compare 12 iterations extended to 24 with 24 from the start and equally many iterations of warm-up."""
-    wsd = {"SCHEDULE_WSD": "y", "WARMUP_FRACTION": "0.25", "VARIANTS": "B"}
-    configure(place, **wsd)
-    assert "make extend FACTOR=2" in run(place, "scripts.extend", expect=1)
-    run(place, "scripts.study", expect=0)
-    short = place.numbers("B0")
-    configure(place, GPT2_MAX_ITERS="24", **wsd)
-    assert "make extend" in run(place, "scripts.study", expect=1)
-    configure(place, **wsd)
-    assert "iterations: B 12 -> 24" in run(place, "scripts.extend", "2", expect=0)
-    configure(place, SEEDS="2", **wsd)  # an added seed gets the extended length
-    assert "2 times the first budget" in run(place, "scripts.study", expect=0)
-    extended, added = place.numbers("B0"), place.numbers("B1")
-    assert extended["fingerprint"]["schedule"] == added["fingerprint"]["schedule"]
-    assert extended["fingerprint"]["schedule"] != short["fingerprint"]["schedule"]
-    assert added["iterations"] == 24
-    (place.folder / "results").rename(place.folder / "extended")
-    configure(place, GPT2_MAX_ITERS="24", **wsd | {"WARMUP_FRACTION": "0.125"})
-    run(place, "scripts.study", expect=0)
-    whole = place.numbers("B0")
-    assert whole | {"fingerprint": extended["fingerprint"]} == extended
-
-
 @pytest.mark.parametrize(
     ("line", "message"),
     [

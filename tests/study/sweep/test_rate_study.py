@@ -1,19 +1,13 @@
 """`make` with two learning rates and a very small model."""
 
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torch import Tensor
 
-from gpt2.config.config import Config
-from gpt2.config.dotconfig import read_symbols, read_text
-from gpt2.system.errors import UserError
 from gpt2.train import step
 from study.records.verify import verify_study
-from study.runner.extend import extend
-from study.runner.settings import StudySettings
 from tests.faults.in_process import train
 from tests.faults.workplace import Workplace, write_stories
 
@@ -89,12 +83,3 @@ def test_a_study_tunes_judges_resumes_and_retains_its_choice(
     assert losses[0][-1] != losses[1][-1]  # another rate
     assert place.status("RALEARN+LR=1e-2.0") == "finished"
     assert [row.text for row in verify_study(place.study) if row.problems] == []
-    symbols = read_symbols(place.folder / ".config")
-    monkeypatch.chdir(place.folder)
-    with pytest.raises(UserError, match="longer runs can need others"):
-        extend(
-            Config.from_symbols(symbols),
-            StudySettings.from_symbols(symbols),
-            read_text(Path(".config")),
-            Fraction(2),
-        )

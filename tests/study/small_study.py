@@ -1,0 +1,64 @@
+"""A study of very small runs in this process."""
+
+import dataclasses
+from pathlib import Path
+
+from gpt2.config.batch import plan_batch
+from gpt2.config.config import Config
+from gpt2.hardware.resolve import resolve
+from gpt2.system import files
+from gpt2.system.signals import Stop
+from gpt2.train.run_plan import RunPlan
+from gpt2.train.trainer import TrainingRun
+from ra.settings import AlternationSettings
+from ra.variants import variant
+from study.records import plan_file
+from study.records.plan_file import Plan, PlanBudget, PlanRow
+from study.runner.settings import StudySettings
+from tests import small_runs
+
+TOKENS = 4 * 16  # of an iteration
+TEXT = "CONFIG_SCHEDULE_WSD=y\nCONFIG_GPT2_MAX_ITERS=10\nCONFIG_GPT2_MAX_TIME=0\nCONFIG_SEEDS=1\n"
+FIRST, WARMUP = 10, 2  # iterations, of the warm-up
+
+
+def configuration(texts: Path) -> Config:
+    return small_runs.configuration(texts, FIRST, schedule=("wsd", 0.3))
+
+
+class Place:
+    """A study in a folder, its runs made in this process as scripts.train makes them."""
+
+    def __init__(self, folder: Path, config: Config, names: tuple[str, ...]) -> None:
+        self.config, self.settings = config, StudySettings("s", names, 1, folder, False)
+        self.directory = folder / "s"
+        self.directory.mkdir(parents=True)
+        (self.directory / "config").write_text(TEXT)
+        expected = {"variants": list(names), "seeds": 1}
+        files.write_json(self.directory / "expected.json", expected)
+        plan = Plan(
+            batch=plan_batch(4, 2, 1, 16),
+            budget=PlanBudget(**dataclasses.asdict(config.budget)),
+            variants={
+                name: PlanRow("any", FIRST, FIRST * TOKENS, warmup_iterations=WARMUP) for name in names
+            },
+        )
+        plan_file.write(self.directory, plan)
+
+    def plan(self) -> Plan:
+        plan = plan_file.read(self.directory)
+        assert plan
+        return plan
+
+    def folder(self, name: str = "B") -> Path:
+        return self.directory / "runs" / f"{name}0"
+
+    def run(self, name: str = "B") -> str:
+        plan = self.plan()
+        row = plan.variants[name]
+        run_plan = RunPlan(
+            directory=self.folder(name), run=f"{name}0", variant=name, seed=0, iterations=row.iterations,
+            batch=plan.batch, warmup_iterations=row.warmup_iterations,
+        )  # fmt: skip
+        attention = variant(name, self.config.model, AlternationSettings("output", 0.5, 100.0)).parts
+        return TrainingRun(run_plan, self.config, resolve(self.config.target), attention, Stop()).train()
