@@ -243,19 +243,10 @@ class ModelFault(JsonObject):
 
 @dataclass(frozen=True)
 class Admission(JsonObject):
-    """The examination of the trained model on validation windows.
+    """The examination of the trained model on validation windows. seconds: of this examination."""
 
-    ignored: checks that the variant fails and CONFIG_ADMISSION_IGNORE names. seconds: of this examination.
-    """
-
-    ignored: tuple[Text, ...]
     faults: tuple[ModelFault, ...]
     seconds: Amount
-
-    @property
-    def refused(self) -> list[ModelFault]:
-        """The faults that are not ignored."""
-        return [fault for fault in self.faults if fault.check not in self.ignored]
 
 
 class Spike(NamedTuple):

@@ -320,7 +320,7 @@ class TrainingRun:
         with self.clocks.on("evaluate"), self.stepper.autocast():
             found = self.examine(self.stepper.model, ids_BT.to(self.device))
         self.log.record["admission"] = found
-        for fault in found.refused:
+        for fault in found.faults:
             self.note(f"the trained model fails the check {fault.check}: {fault.message}")
 
     def interrupted(self, reason: Interrupted) -> None:

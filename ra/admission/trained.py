@@ -25,7 +25,7 @@ from ra.admission.violation import describe
 
 
 @torch.no_grad()
-def examine_trained(model: GPT2, ids_BT: Tensor, ignored: tuple[str, ...] = ()) -> Admission:
+def examine_trained(model: GPT2, ids_BT: Tensor) -> Admission:
     """Examine the model on validation windows ids_BT, in the autocast of the caller. Leaves it in evaluation mode."""
     began = time.perf_counter()
     faults: list[ModelFault] = []
@@ -36,7 +36,7 @@ def examine_trained(model: GPT2, ids_BT: Tensor, ignored: tuple[str, ...] = ()) 
             faults.append(ModelFault("shape", describe(error)))
         finally:
             model.eval()
-    return Admission(ignored, tuple(faults), round(time.perf_counter() - began, 3))
+    return Admission(tuple(faults), round(time.perf_counter() - began, 3))
 
 
 def _hidden(model: GPT2, ids_BT: Tensor, training: bool) -> Tensor:

@@ -20,7 +20,6 @@ from gpt2.system.read_files import DamagedFileError
 from ra import names
 from ra.admission.process import examine_variants
 from ra.admission.results import Examination
-from ra.admission.violation import Violation
 from ra.arms import parse_arm
 from ra.settings import AlternationSettings
 
@@ -73,28 +72,12 @@ def _saved(name: str, config: Config, alternation: AlternationSettings, autocast
     return config.data.directory / f".admission-{digest.hexdigest()[:16]}.json"
 
 
-def ignored_failures(
-    examinations: Mapping[str, Examination], ignore: Mapping[str, tuple[str, ...]]
-) -> dict[str, tuple[str, ...]]:
-    """Variant -> the failed checks that are ignored. UserError for a failed check that is not."""
-    refused: list[Violation] = []
-    accepted: dict[str, tuple[str, ...]] = {}
-    for name, examination in examinations.items():
-        failed = dict.fromkeys(violation.check for violation in examination.violations)
-        refused += [v for v in examination.violations if v.check not in ignore.get(name, ())]
-        if failed:
-            accepted[name] = tuple(failed)
-        for check in set(ignore.get(name, ())) - set(failed):
-            print(f"CONFIG_ADMISSION_IGNORE names {name}:{check}, but {name} passes that check")
-    if refused:
-        raise UserError(refusal(refused))
-    return accepted
-
-
-def refusal(violations: Sequence[Violation]) -> str:
-    """The first violation and the number of the others, in one line."""
-    first = violations[0]
-    others = len({(one.variant, one.check) for one in violations} - {(first.variant, first.check)})
+def require_admitted(examinations: Mapping[str, Examination]) -> None:
+    """Raise UserError for a failed check: its first violation, with the fix and the number of the others."""
+    refused = [violation for examination in examinations.values() for violation in examination.violations]
+    if not refused:
+        return
+    first = refused[0]
+    others = len({(one.variant, one.check) for one in refused} - {(first.variant, first.check)})
     more = f"; {others} more failed checks: make admit VARIANT={first.variant}" if others else ""
-    entries = " ".join(dict.fromkeys(f"{one.variant}:{one.check}" for one in violations))
-    return f'{first}{more}; to train it with a mark in every result: CONFIG_ADMISSION_IGNORE="{entries}"'
+    raise UserError(f"{first}{more}")

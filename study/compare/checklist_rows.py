@@ -143,7 +143,6 @@ WITHOUT_EFFECT = {
     **dict.fromkeys(LIMITS, BUDGET), "BUDGET_EQUAL_TIME": BUDGET, **dict.fromkeys(FORMER, BUDGET),
     "GPT2_HARD_LIMIT": "it only cuts runs short, which the row schedule shows",
     "EQUIVALENCE_MARGIN_PERCENT": "it changes a study's verdicts, not its losses",
-    "ADMISSION_IGNORE": "it lets refused variants train and marks them; it changes no loss",
     "COMPILE": SPEED, "CPU_THREADS": SPEED, "DETERMINISTIC": SPEED, "RANKS": SPEED,
     "RANKS_TIMEOUT": SPEED,
     "ALTERNATION_RECOMPUTE": "it changes speed and memory; the numbers are the same to the bit",

@@ -23,7 +23,6 @@ def sentences(comparison: StudyComparison) -> list[Text]:
     return [
         comparability(comparison),
         *(f"{study.label}: {line}" for study in studies for line in study.report.damaged),
-        *(f"{study.label}: {line}" for study in studies for line in study.report.marks),
         *agreements(comparison),
         *(line for study in studies for line in _seeds(study)),
         *([one_class(sorted(controls, key=variant_order))] if len(controls) > 1 else []),

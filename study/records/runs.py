@@ -130,9 +130,9 @@ def _why_not(record: RunRecord, name: str) -> tuple[str, str]:
         return "incomplete record", f"its record says finished but has no {', '.join(unknown)}"
     if not record.validation or record.validation.loss is None or not losses(record):
         return "no finite loss", "it has no finite validation loss"
-    refused = record.admission.refused if record.admission else ()
-    if refused:
-        return "not admitted", f"its trained model fails the check {refused[0].check}: {refused[0].message}"
+    faults = record.admission.faults if record.admission else ()
+    if faults:
+        return "not admitted", f"its trained model fails the check {faults[0].check}: {faults[0].message}"
     points = [record.learned.alternation_probability] if record.learned else []
     points += [point.probability for point in (record.learned and record.learned.history) or ()]
     layers = sorted({len(point) for point in points})

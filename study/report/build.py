@@ -17,7 +17,6 @@ from gpt2.artifacts.seal import read_sealed
 from gpt2.data import tokenizer
 from gpt2.system.read_files import DamagedFileError
 from ra.names import is_control_arm
-from study.admission.marks import marked_names, warnings, with_marks
 from study.analysis.equivalence import (
     Losses,
     VarianceCheck,
@@ -122,7 +121,6 @@ class Report:
     cut: list[str]
     not_configured: list[str]
     damaged: list[str]  # sentences on files that do not agree, with their remedy
-    marks: list[str]  # warnings of variants that fail an ignored check of their examination
     eval_sets: EvalSets  # of the runs that ended their schedule; no verdict uses them
     rates: RateReport | None = None  # tuned learning rates; runs are then those at the best rate of their arm
 
@@ -180,8 +178,7 @@ def build_report(study_dir: Path) -> Report:
     moments = {
         found.variant: {"first": found.layers[0], "last": found.layers[-1]} for found in probabilities(used)
     }
-    names = marked_names(dataclasses.replace(run.record, variant=run.variant) for run in used)
-    report = Report(
+    return Report(
         study=study_dir.resolve().name,
         runs=runs,
         rows=[_row(name, used, short, final, items) for name in variants],
@@ -218,11 +215,9 @@ def build_report(study_dir: Path) -> Report:
         cut=[run.name for run in short],
         not_configured=not_configured(study_dir, used),
         damaged=[*_damaged_runs(runs), *damage, *_damaged_attention(study_dir)],
-        marks=warnings(names),
         eval_sets=eval_set_tables(study_dir, ended),
         rates=rates,
     )
-    return with_marks(report, names)
 
 
 def _row(name: str, used: list[Run], short: list[Run], final: Losses, items: Items | None) -> Row:

@@ -294,7 +294,6 @@ def context(report: Report) -> list[str]:
     """The limits of the verdicts: the speed, the noise, runs that do not count."""
     controls = [row.variant for row in report.rows if row.control]
     lines = [
-        *report.marks,
         f"Perplexity is per {report.unit}.",
         *(rate_sentences(report.rates) if report.rates else []),
         *design_sentences(report),

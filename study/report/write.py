@@ -62,7 +62,7 @@ def latex_caption(report: Report) -> Text:
     sentences: list[Text] = [finding.sentence for finding in findings(report)]
     sentences += [ABOUT_LOOKS] if report.verdicts else []
     why = pieces(no_verdict(report))
-    sentences += [why[0] if why else "", uncounted(report), *report.damaged, *report.marks]
+    sentences += [why[0] if why else "", uncounted(report), *report.damaged]
     for sentence in sentences:
         parts += [" ", *pieces(sentence)] if pieces(sentence) else []
     return tuple(parts)

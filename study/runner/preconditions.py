@@ -28,7 +28,6 @@ FREE_SYMBOLS = {
     "SEEDS", "VARIANTS", "CHECKPOINT_SECONDS", "DATA_WORKERS", "DATA_DIR", "RESULTS_DIR", "GPT2_HARD_LIMIT",
     "PRIMARY",  # plan.json decides
     "EVAL_SETS",  # finished runs are evaluated on a text that is added later
-    "ADMISSION_IGNORE",  # the records have it
     "SLOTS", "EXECUTOR_LOCAL", "EXECUTOR_SLURM", "EXECUTOR_RAY", "SLURM_OPTIONS", "RAY_ADDRESS",
     "WANDB", "WANDB_MODE", "WANDB_PROJECT", "TENSORBOARD",
     "SCHEDULE_COSINE",  # SCHEDULE_WSD decides; studies of older versions have neither

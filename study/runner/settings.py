@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from gpt2.config.config import BudgetConfig, ModelConfig
 from gpt2.config.dotconfig import Symbols
 from ra.arms import refuse_equal_arms
 from ra.names import VariantError, is_control_arm, refuse_misnamed_files
-from study.admission.ignore import ignored_checks
 from study.records.plan_file import LearningRates
 from study.sweep.rates import read_rates
 
@@ -26,8 +24,7 @@ class StudySettings:
 
     equal_time: iterations in proportion to speed; else the same number for all. equivalence_margin: in nats.
     primary: the variant of the primary comparison; empty in a study of control arms alone.
-    admission_ignore: variant -> checks that it may fail. rates: to tune; None: CONFIG_LEARNING_RATE for all.
-    slots: runs at once; 0: as many as fit.
+    rates: to tune; None: CONFIG_LEARNING_RATE for all. slots: runs at once; 0: as many as fit.
     executor: "local", "slurm" or "ray".
     """
 
@@ -38,7 +35,6 @@ class StudySettings:
     equal_time: bool
     equivalence_margin: float = math.log(1.01)
     primary: str = ""
-    admission_ignore: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     rates: LearningRates | None = None
     slots: int = 1
     executor: str = "local"
@@ -65,7 +61,6 @@ class StudySettings:
             results_dir=symbols.folder("RESULTS_DIR"),
             equal_time=symbols.flag("BUDGET_EQUAL_TIME"),
             equivalence_margin=math.log(1 + symbols.number("EQUIVALENCE_MARGIN_PERCENT", "(0, 100)") / 100),
-            admission_ignore=ignored_checks(symbols, variants),
             primary=_primary(symbols, variants),
             rates=read_rates(symbols, variants),
             slots=symbols.integer("SLOTS", absent=1),

@@ -28,7 +28,7 @@ from gpt2.system.errors import UserError
 from gpt2.system.resource_errors import disk_full
 from ra.settings import AlternationSettings
 from ra.variants import Variant, variant
-from study.admission import admit, ignore
+from study.admission import admit
 from study.attention import inspect
 from study.eval_sets.later import check_texts, evaluate_later, lacking
 from study.executors.child_process import (
@@ -262,16 +262,10 @@ class Study:
         files.write_json(self.directory / "hellaswag.json", found.to_json())
 
     def admit(self) -> None:
-        """Examine the variants of the pending runs. UserError for one that fails a check that is not ignored."""
-        pending = list(dict.fromkeys(name for name, _ in self.runs.pending()))
-        arms = list(dict.fromkeys(map(self.runs.arm, pending)))
+        """Examine the variants of the pending runs. UserError for one that fails a check."""
+        arms = list(dict.fromkeys(self.runs.arm(name) for name, _ in self.runs.pending()))
         autocast = self.resolved.dtype == "bfloat16"
-        examined = admit.examine_cached(arms, self.config, self.alternation, autocast)
-        ignored = admit.ignored_failures(examined, self.settings.admission_ignore)
-        ignore.write(
-            self.directory,
-            {name: ignored[self.runs.arm(name)] for name in pending if self.runs.arm(name) in ignored},
-        )
+        admit.require_admitted(admit.examine_cached(arms, self.config, self.alternation, autocast))
 
     @property
     def alternation(self) -> AlternationSettings:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import os
 import sys
 import traceback
@@ -31,7 +30,6 @@ from gpt2.system.resource_errors import (
 from gpt2.system.signals import Interrupted, Stop
 from gpt2.train.run_plan import RunPlan
 from ra.settings import AlternationSettings
-from study.admission import ignore
 from study.eval_sets.later import FLAG
 from study.executors import claims
 from study.executors.child_process import (
@@ -150,8 +148,6 @@ def _work(arguments: argparse.Namespace, stop: Stop) -> int:
             resolved, run.predicted_bytes and run.predicted_bytes * here, free_bytes(resolved.device)
         )
         chosen = variant(arguments.variant, config.model, alternation)
-        ignored = ignore.read(arguments.study_dir).ignored.get(arguments.variant, ())
-        examine = functools.partial(examine_trained, ignored=ignored)
         own = chosen.configure(config)
         with contextlib.ExitStack() as stack:
             holder = {}
@@ -164,7 +160,7 @@ def _work(arguments: argparse.Namespace, stop: Stop) -> int:
             status = "finished"
             if not finished:  # of a job that waited while another process finished the run
                 status = TrainingRun(
-                    run, own, resolved, chosen.parts, stop, examine, shared=config, **holder
+                    run, own, resolved, chosen.parts, stop, examine_trained, shared=config, **holder
                 ).train()
         ranks.leave()
     return EXIT_FINISHED if status == "finished" else EXIT_INTERRUPTED

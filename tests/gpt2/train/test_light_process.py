@@ -23,7 +23,6 @@ from pathlib import Path
 import torch
 from gpt2.data import dataset
 from ra.admission import trained
-from study.admission import ignore
 from study.memory import micro_batch
 from study.records import hellaswag_scores, plan_file
 from study.runner import worker

@@ -16,7 +16,6 @@ from gpt2.system.signals import Stop
 from gpt2.train.trainer import TrainingRun
 from ra.variants import variant
 from scripts.status.table import status_text
-from study.admission import ignore
 from study.executors.executor import Message
 from study.executors.local import LocalExecutor
 from study.runner.status_text import beside_note
@@ -38,7 +37,7 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workplace:
     monkeypatch.chdir(place.folder)
     for name, value in place.environment(TORCHINDUCTOR_AUTOGRAD_CACHE="0").items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(Study, "admit", lambda study: ignore.write(study.directory, {}))
+    monkeypatch.setattr(Study, "admit", lambda study: None)
     monkeypatch.setattr(Study, "inspect_attention", lambda study: None)
     return place
 

@@ -246,24 +246,6 @@ def test_missing_judged_runs_are_pending_under_their_arm(tmp_path: Path) -> None
     assert report.rates.pending == ["RALEARN+LR=1e-3.3"]
 
 
-def test_an_arm_with_an_ignored_check_is_marked_at_every_place(tmp_path: Path) -> None:
-    study = Tuned(tmp_path, table(), CHOSEN)
-    for name, seed in study.runs:
-        if name.startswith("RALEARN"):
-            edit(
-                study.folder,
-                run_record.run_name(name, seed),
-                admission={"ignored": ["causal"], "faults": [], "seconds": 1.0},
-            )
-    report = study.report()
-    marked = "RALEARN (fails causal)"
-    assert marked in report.variants
-    assert [one.variant for one in (*report.verdicts, *report.rates.common)] == [marked] * 2
-    assert marked in [arm.arm for arm in report.rates.arms]
-    write_report(study.folder)
-    assert marked in (study.folder / "report.md").read_text()
-
-
 def test_studies_that_chose_other_rates_are_not_compared(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in ("one", "same", "other")]
     for path, rate in zip(paths, ("2e-3", "2e-3", "1e-3"), strict=True):
