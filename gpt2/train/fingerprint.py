@@ -50,7 +50,7 @@ def initial_record(
             data=data_fingerprint,
             tokenizer=tokenizer.load(config.data.tokenizer).fingerprint,
             batch=digest([plan.batch.effective, plan.batch.block_size, *masks]),
-            schedule=schedule_digest(config),
+            schedule=schedule_digest(config, plan.continues.schedule if plan.continues else None),
             initial_weights=weights_digest(
                 stepper.model,
                 stepper.seed,
@@ -66,14 +66,14 @@ def initial_record(
     )
 
 
-def schedule_digest(config: Config) -> str:
-    """Digest the settings that decide the learning rate."""
+def schedule_digest(config: Config, continues: str | None = None) -> str:
+    """Digest the settings that decide the learning rate. continues: that digest of the runs that are continued."""
     settings = dataclasses.asdict(config.optimizer)
     if settings["schedule"] == "cosine":  # the digest from before the other schedules
         del settings["schedule"], settings["decay_fraction"]
     budget = dataclasses.asdict(config.budget)
     del budget["hard_limit_seconds"]  # no learning rate depends on it
-    return digest([settings, budget])
+    return digest([settings, budget, *filter(None, [continues])])
 
 
 def digest(value: Any) -> str:

@@ -11,6 +11,15 @@ WARM_UP_STEPS = 2  # of each process: kernels, allocator and caches settle; on t
 
 
 @dataclass(frozen=True)
+class Start:
+    """The shorter run that a run continues, from the state in which its decay began."""
+
+    directory: Path  # of that run
+    iterations: int  # that it was planned for
+    schedule: str  # of its fingerprint
+
+
+@dataclass(frozen=True)
 class RunPlan:
     """Parameters of one run, set by the study before the run starts."""
 
@@ -23,3 +32,4 @@ class RunPlan:
     predicted_bytes: int | None = None
     hellaswag: Path | str = "not asked for"  # file of the items, or the reason why there are none
     warmup_iterations: int | None = None  # of "wsd"; None: a fraction of the iterations
+    continues: Start | None = None  # None: from the first iteration

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import shutil
 import time
 from collections.abc import Callable
 from typing import Any
@@ -39,7 +40,7 @@ from gpt2.train.loss_spikes import SpikeDetector
 from gpt2.train.nan_debug import FaultLog
 from gpt2.train.peak_memory import PeakMeter, memory_entry
 from gpt2.train.resume import check_fits, clocks_before, refuse_another_run
-from gpt2.train.run_plan import WARM_UP_STEPS, RunPlan
+from gpt2.train.run_plan import WARM_UP_STEPS, RunPlan, Start
 from gpt2.train.step import NotFiniteError, Stepper, StepResult
 
 OBSERVED_STEP = WARM_UP_STEPS - 1  # step of each process in which the profiler observes the attention kernel
@@ -198,8 +199,12 @@ class TrainingRun:
         plan.directory.mkdir(parents=True, exist_ok=True)
         loaded = checkpoint.load_latest(plan.directory / "checkpoint", self.check_fits)
         loaded = loaded or checkpoint.load_latest(plan.directory / "stable", self.check_fits)
+        identity = self.identity()
+        if plan.continues and not loaded:
+            loaded = self.load_shorter(plan.continues)
+            identity |= {"iterations": plan.continues.iterations, "schedule": plan.continues.schedule}
         if loaded:
-            meta = refuse_another_run(loaded, self.identity(), plan.run, plan.directory)
+            meta = refuse_another_run(loaded, identity, plan.run, plan.directory)
             self.stepper.load_state(loaded.state)
             self.iteration, self.truncated, self.timed_steps = meta.iteration, meta.cut, meta.timed_steps
             restore_step(self.stepper.model, self.iteration)
@@ -222,6 +227,17 @@ class TrainingRun:
             self.config.monitor, stepper.model, stepper.optimizer, plan.directory, self.iteration, self.note
         )
         ranks.together(self.stop.check)
+
+    def load_shorter(self, start: Start) -> checkpoint.LoadedCheckpoint:
+        """Load the state in which the decay of the shorter run began, and copy the losses before it."""
+        loaded = checkpoint.load_latest(start.directory / "stable", self.check_fits)
+        if loaded is None:
+            raise checkpoint.CheckpointError(
+                f"{start.directory / 'stable'} has no checkpoint to continue; fix: restore that folder from a copy"
+            )
+        if ranks.first():
+            shutil.copyfile(start.directory / "metrics.jsonl", self.plan.directory / "metrics.jsonl")
+        return loaded
 
     def check_fits(self, loaded: checkpoint.LoadedCheckpoint) -> None:
         stepper = self.stepper

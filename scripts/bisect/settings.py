@@ -22,7 +22,7 @@ from study.compare.load import CHOICES
 # symbols that change no training step here: names, places, limits (the planned iterations are an item of their own)
 OTHERS = (
     "STUDY_NAME", "SEEDS", "VARIANTS", "PRIMARY", "RESULTS_DIR", "DATA_DIR", "DETECTED", "SCALE_CPU",
-    "TARGET_DETECTED_CPU", "EVAL_TOKENS", "EQUIVALENCE_MARGIN_PERCENT", "GPT2_HARD_LIMIT",
+    "TARGET_DETECTED_CPU", "EVAL_TOKENS", "EQUIVALENCE_MARGIN_PERCENT", "GPT2_HARD_LIMIT", "CONTINUES",
     "BUDGET_EQUAL_TIME", "RANKS", "RANKS_TIMEOUT", *LIMITS, *GRPO,
 )  # fmt: skip
 GROUPS = (*CHOICES, "SCHEDULE_", "DATASET_")

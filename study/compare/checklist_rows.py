@@ -123,12 +123,12 @@ OPTIMIZER = (
     "ADAM_BETA1", "ADAM_BETA2", "ADAM_EPSILON", "GRAD_CLIP",
 )  # fmt: skip
 LIMITS = ("GPT2_MAX_TIME", "GPT2_MAX_TOKENS", "GPT2_MAX_ITERS")
-HASHED = (*OPTIMIZER, *LIMITS)  # all settings in the fingerprint's hash of the schedule
+HASHED = (*OPTIMIZER, *LIMITS, "CONTINUES")  # all settings in the fingerprint's hash of the schedule
 LEARNED_SETTINGS = (
     "ALTERNATION_MIX", "ALTERNATION_GATE_EVERY", "ALTERNATION_INIT", "ALTERNATION_LR_MULTIPLIER",
 )  # fmt: skip
 TUNED = ("LEARNING_RATES", "TUNING_SEEDS")
-CHANGES_TRAINING = (*OPTIMIZER, *LEARNED_SETTINGS, *TUNED, "NUMERICS_FIX")
+CHANGES_TRAINING = (*OPTIMIZER, *LEARNED_SETTINGS, *TUNED, "NUMERICS_FIX", "CONTINUES")
 BUDGET = "a budget only sets the number of iterations, which the row schedule compares"
 FORMER = ("BUDGET_EQUAL_TOKENS",)  # symbols of older studies
 SPEED = "it changes speed and rounding, not the computed function"

@@ -134,11 +134,22 @@ class LearningRates(JsonObject):
             raise InvalidJsonError(f"the chosen rate {unknown[0]} is none of {', '.join(self.rates)}")
 
 
+@dataclass(frozen=True)
+class Continued(JsonObject):
+    """The shorter study that the runs continue, as it was when this study was planned."""
+
+    study: Text  # its folder
+    schedule: Text  # of the fingerprint of its runs
+    verdicts: tuple[Text, ...]  # sentences
+    iterations: Mapping[str, Positive] = field(default_factory=dict)  # arm -> of its runs
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan(JsonObject):
     """The content of plan.json.
 
     primary: None in older plans, and in a study of control arms alone. learning_rates: None in a study at one rate.
+    continues: None where the runs begin at the first iteration.
     """
 
     schema: Literal[1] = 1
@@ -155,6 +166,7 @@ class Plan(JsonObject):
     equivalence_margin: Amount = field(default=math.log(1.01))  # nats
     primary: Missing[Primary] = None
     learning_rates: Missing[LearningRates] = None
+    continues: Missing[Continued] = None
 
     def __post_init__(self) -> None:
         for name, row in self.variants.items():

@@ -35,7 +35,7 @@ from study.records import plan_file
 from study.records.curves import probabilities
 from study.records.design import Design, read_design
 from study.records.hellaswag_scores import HellaSwagScore, Items, common_items, hellaswag, left_out
-from study.records.plan_file import Plan, PlanBudget
+from study.records.plan_file import Continued, Plan, PlanBudget
 from study.records.runs import (
     BASELINE,
     DAMAGED,
@@ -122,6 +122,7 @@ class Report:
     not_configured: list[str]
     damaged: list[str]  # sentences on files that do not agree, with their remedy
     eval_sets: EvalSets  # of the runs that ended their schedule; no verdict uses them
+    continues: Continued | None = None  # the shorter study that the runs continue
     rates: RateReport | None = None  # tuned learning rates; runs are then those at the best rate of their arm
 
     @property
@@ -216,6 +217,7 @@ def build_report(study_dir: Path) -> Report:
         not_configured=not_configured(study_dir, used),
         damaged=[*_damaged_runs(runs), *damage, *_damaged_attention(study_dir)],
         eval_sets=eval_set_tables(study_dir, ended),
+        continues=plan.continues if plan else None,
         rates=rates,
     )
 

@@ -294,6 +294,7 @@ def context(report: Report) -> list[str]:
     """The limits of the verdicts: the speed, the noise, runs that do not count."""
     controls = [row.variant for row in report.rows if row.control]
     lines = [
+        *_continued(report),
         f"Perplexity is per {report.unit}.",
         *(rate_sentences(report.rates) if report.rates else []),
         *design_sentences(report),
@@ -324,6 +325,19 @@ def context(report: Report) -> list[str]:
             f"variant now: {some(report.not_configured)}."
         )
     return [*lines, *filter(None, [uncounted(report)])]
+
+
+def _continued(report: Report) -> list[str]:
+    """Name the shorter study that the runs continue, and its verdicts."""
+    if report.continues is None:
+        return []
+    shorter = report.continues
+    counts = listed(list(dict.fromkeys(f"{count:,}" for count in shorter.iterations.values())))
+    verdicts = " ".join(shorter.verdicts) or "No verdict."
+    return [
+        f"The runs continue those of {shorter.study} ({counts} iterations), from the start of their decay. Verdicts of "
+        f"that study when this one was planned: {verdicts}"
+    ]
 
 
 def design_sentences(report: Report) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,20 +75,28 @@ def refuse_another_configuration(directory: Path, config_text: str) -> None:
     saved = _saved_configuration(directory)
     if saved is None:
         return
-    before, now = LATER_SYMBOLS | _values(saved), LATER_SYMBOLS | _values(config_text)
+    before, now = symbol_values(saved), symbol_values(config_text)
     if "GPT2_HARD_LIMIT" in now and "GPT2_HARD_LIMIT" not in before:
         raise UserError(
             f"{directory} was created by an older version with another rule for iteration counts; `make report` still "
             "reads it; fix: set another CONFIG_STUDY_NAME for new runs"
         )
-    names = sorted((before.keys() | now.keys()) - FREE_SYMBOLS)
-    differing = [n for n in names if before.get(n) != now.get(n)]
-    if differing:
-        listed = "; ".join(f"CONFIG_{n}: {before.get(n)} -> {now.get(n)}" for n in differing)
+    if listed := "; ".join(differing_symbols(saved, config_text)):
         raise UserError(
             f"{directory} has another configuration ({listed}); fix: set another CONFIG_STUDY_NAME, or restore the "
             "study's configuration"
         )
+
+
+def differing_symbols(before: str, now: str, free: Collection[str] = ()) -> list[str]:
+    """Return each symbol of effect that differs, with its two values. free: symbols that may differ, too."""
+    pair = LATER_SYMBOLS | symbol_values(before), LATER_SYMBOLS | symbol_values(now)
+    names = sorted((pair[0].keys() | pair[1].keys()) - FREE_SYMBOLS - set(free))
+    return [
+        f"CONFIG_{name}: {pair[0].get(name)} -> {pair[1].get(name)}"
+        for name in names
+        if pair[0].get(name) != pair[1].get(name)
+    ]
 
 
 def refuse_unknown_names(
@@ -155,7 +163,7 @@ def quarantine_damaged(directory: Path) -> list[str]:
         return [f"{reason}; moved to {files.quarantine(path)}; {then}" for path, reason, then in damaged]
 
 
-def _values(text: str) -> dict[str, str]:
+def symbol_values(text: str) -> dict[str, str]:
     """Return the values of the CONFIG lines by symbol; symbols that are off are absent."""
     pairs = (line.partition("=") for line in text.split("\n") if line.startswith("CONFIG_"))
     return {name.removeprefix("CONFIG_"): value for name, _, value in pairs}

@@ -15,6 +15,10 @@ from ra.names import VariantError, is_control_arm, refuse_misnamed_files
 from study.records.plan_file import LearningRates
 from study.sweep.rates import read_rates
 
+ONLY_WSD = (
+    "cannot be continued with a cosine schedule: only WSD can be continued, since a cosine has other learning rates at "
+    "another count from the first step on; fix: CONFIG_SCHEDULE_WSD=y in both studies"
+)
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -24,7 +28,8 @@ class StudySettings:
 
     equal_time: iterations in proportion to speed; else the same number for all. equivalence_margin: in nats.
     primary: the variant of the primary comparison; empty in a study of control arms alone.
-    rates: to tune; None: CONFIG_LEARNING_RATE for all. slots: runs at once; 0: as many as fit.
+    rates: to tune; None: CONFIG_LEARNING_RATE for all. continues: folder of the shorter study to continue.
+    slots: runs at once; 0: as many as fit.
     executor: "local", "slurm" or "ray".
     """
 
@@ -36,6 +41,7 @@ class StudySettings:
     equivalence_margin: float = math.log(1.01)
     primary: str = ""
     rates: LearningRates | None = None
+    continues: Path | None = None
     slots: int = 1
     executor: str = "local"
     slurm_options: str = ""
@@ -63,6 +69,7 @@ class StudySettings:
             equivalence_margin=math.log(1 + symbols.number("EQUIVALENCE_MARGIN_PERCENT", "(0, 100)") / 100),
             primary=_primary(symbols, variants),
             rates=read_rates(symbols, variants),
+            continues=_continues(symbols),
             slots=symbols.integer("SLOTS", absent=1),
             executor=_executor(symbols),
             slurm_options=_slurm_options(symbols),
@@ -97,6 +104,19 @@ def _primary(symbols: Symbols, variants: tuple[str, ...]) -> str:
             "PRIMARY", f"is not a variant that can be judged; fix: use one of CONFIG_VARIANTS ({known})"
         )
     return name or next(iter(candidates), "")
+
+
+def _continues(symbols: Symbols) -> Path | None:
+    """Return the folder of the study to continue. ConfigError where its runs have no state to continue from."""
+    text = symbols.text("CONTINUES", absent="")
+    if text and not symbols.flag("SCHEDULE_WSD"):
+        raise symbols.error("CONTINUES", ONLY_WSD)
+    if text and symbols.text("LEARNING_RATES", absent=""):
+        raise symbols.error(
+            "CONTINUES",
+            "and CONFIG_LEARNING_RATES exclude each other: longer runs can need other rates; fix: remove one",
+        )
+    return Path(text) if text else None
 
 
 def _executor(symbols: Symbols) -> str:

@@ -51,6 +51,7 @@ from study.records.present import read_records
 from study.report import write
 from study.report.write import render_terminal
 from study.runner import amend_plan, planner
+from study.runner.continuation import check_starts, continued
 from study.runner.dispatch import Dispatcher, full_disk_error
 from study.runner.preconditions import (
     checkpoint_bytes,
@@ -112,6 +113,9 @@ class Study:
         for message in quarantine_damaged(self.directory):
             print(message)
         refuse_another_configuration(self.directory, self.config_text)
+        if self.settings.continues:
+            new = [run for run in self.runs.pending() if not checkpoint_bytes(self.runs.folder(*run))]
+            check_starts(self.settings.continues, self.config_text, new)
         if self.directory.exists():
             snapshot_sources(self.directory, self.settings.variants, self.has_checkpoint_or_result)
         self.runs.read_choice()
@@ -294,6 +298,8 @@ class Study:
             plan = amend_plan.restore_counts(self.make_plan(), recorded, optimizers)
         else:
             plan = amend_plan.with_variants(self.directory, plan, variants, optimizers, self.make_plan)
+        if self.settings.continues:
+            plan = continued(plan, self.settings.continues)
         return plan_file.write(self.directory, amend_plan.with_design(self.directory, plan, self.settings))
 
     def make_plan(self, existing: BatchPlan | None = None) -> Plan:

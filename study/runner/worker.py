@@ -28,7 +28,7 @@ from gpt2.system.resource_errors import (
     out_of_memory,
 )
 from gpt2.system.signals import Interrupted, Stop
-from gpt2.train.run_plan import RunPlan
+from gpt2.train.run_plan import RunPlan, Start
 from ra.settings import AlternationSettings
 from study.eval_sets.later import FLAG
 from study.executors import claims
@@ -45,6 +45,7 @@ from study.executors.child_process import (
 from study.executors.claims import ClaimedError
 from study.records import plan_file
 from study.records.hellaswag_scores import ItemsFile
+from study.records.plan_file import Plan
 from study.records.present import read_record
 
 # modules that import torch are imported where they are used: the process handles signals before
@@ -197,7 +198,16 @@ def run_plan(study_dir: Path, variant: str, seed: int) -> RunPlan:
         predicted_bytes=row.predicted_bytes,
         hellaswag=hellaswag_source(study_dir),
         warmup_iterations=row.warmup_iterations,
+        continues=_start(plan, variant, name),
     )
+
+
+def _start(plan: Plan, variant: str, run: str) -> Start | None:
+    """Return the run of the shorter study that a run continues; None without such a study."""
+    shorter = plan.continues
+    if shorter is None:
+        return None
+    return Start(Path(shorter.study) / "runs" / run, shorter.iterations[variant], shorter.schedule)
 
 
 def hellaswag_source(study_dir: Path) -> Path | str:

@@ -81,7 +81,7 @@ def test_a_different_schedule_hash_is_explained_by_the_settings_in_it() -> None:
     if digest(WSD) != digest({}):
         entering.add("SCHEDULE_WSD")
     assert len(tried) > 20
-    assert entering == set(HASHED)
+    assert entering | {"CONTINUES"} == set(HASHED)  # a study's plan has that digest
 
 
 @pytest.mark.parametrize("name", sorted(WITHOUT_EFFECT))
