@@ -87,7 +87,7 @@ def forecast(symbols: Symbols, past: Sequence[PastStudy]) -> Forecast:
     directory = settings.results_dir / settings.name
     plan = plan_file.read_valid(directory)  # `make` rebuilds a damaged one
     rates = plan.learning_rates if plan and plan.learning_rates else settings.rates
-    listed = RunList(directory, settings.variants, settings.seeds, settings.primary, rates)
+    listed = RunList(directory, settings.variants, settings.seeds, rates)
     runs = planned_runs(settings, settings.seeds, rates)
     longer = planned_runs(settings, settings.seeds + 1, rates)
     pending = [run for run in runs if not listed.is_done(*run)]

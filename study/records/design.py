@@ -11,7 +11,7 @@ from gpt2.config.dotconfig import ConfigError, parse_lines, read_text
 from ra.names import is_control_arm
 from study.records.plan_file import Plan, Primary
 from study.records.present import read_records
-from study.records.runs import Run, read_expected
+from study.records.runs import Run
 
 Configuration = Mapping[str, str]  # symbol -> value
 
@@ -21,15 +21,13 @@ class Design:
     """primary: as plan.json has it.
 
     looks: variant -> planned numbers of seeds; empty in older plans. finished: variant -> planned seeds at which its
-    run and those of the configured control arms count. altered: the primary comparison does not have its SHA-256.
-    renamed: source -> another variant that it names as primary.
+    run and those of the control arms count. altered: the primary comparison does not have its SHA-256.
     """
 
     primary: Primary | None = None
     looks: dict[str, tuple[int, ...]] = field(default_factory=dict)
     finished: dict[str, int] = field(default_factory=dict)
     altered: bool = False
-    renamed: dict[str, str] = field(default_factory=dict)
 
     @property
     def arm(self) -> str:
@@ -37,35 +35,22 @@ class Design:
         return self.primary.arm if self.primary else ""
 
 
-def read_design(study_dir: Path, plan: Plan | None, runs: Sequence[Run]) -> Design:
+def read_design(plan: Plan | None, runs: Sequence[Run]) -> Design:
     """Return the design of a study with these runs."""
     if plan is None:
         return Design()
-    expected = read_expected(study_dir)
     looks = {name: row.looks for name, row in plan.variants.items() if row.looks}
     counted = {(run.variant, run.seed) for run in runs if run.used}
-    unfinished = {
-        run.seed for run in runs
-        if not run.used and is_control_arm(run.variant) and run.variant in expected.variants
-    }  # fmt: skip
+    unfinished = {run.seed for run in runs if not run.used and is_control_arm(run.variant)}
     finished = {
         name: sum((name, seed) in counted and seed not in unfinished for seed in range(counts[-1]))
         for name, counts in looks.items()
     }
-    primary, renamed = plan.primary, {}
-    if primary:
-        named = {"The present configuration": expected.primary}
-        if first := next((run for run in runs if run.used), None):
-            named[f"The configuration of {first.name}"] = primary_arm(
-                configuration(study_dir / "runs" / first.name)
-            )
-        renamed = {source: arm for source, arm in named.items() if arm is not None and arm != primary.arm}
     return Design(
-        primary=primary,
+        primary=plan.primary,
         looks=looks,
         finished=finished,
-        altered=primary is not None and primary.sha256 != primary.digest,
-        renamed=renamed,
+        altered=plan.primary is not None and plan.primary.sha256 != plan.primary.digest,
     )
 
 

@@ -43,14 +43,10 @@ class ExpectedRun(JsonObject):
 
 @dataclass(frozen=True)
 class Expected(JsonObject):
-    """The content of expected.json: the runs that the study is configured for, and its primary comparison.
-
-    runs: None: every variant at every seed.
-    """
+    """The content of expected.json: the runs that the study is configured for. runs: None: every variant and seed."""
 
     variants: tuple[Text, ...]
     seeds: Annotated[int, Range(0, 1000)]
-    primary: Missing[str] = None
     runs: Missing[tuple[ExpectedRun, ...]] = None
 
     @property
@@ -205,18 +201,6 @@ def _missing(study_dir: Path, present: set[str]) -> list[Run]:
         Run(run_record.run_name(name, seed), name, seed, "missing", False, "it has not been run")
         for name, seed in read_expected(study_dir).all_runs
         if run_record.run_name(name, seed) not in present
-    ]
-
-
-def not_configured(study_dir: Path, used: list[Run]) -> list[str]:
-    """Return the runs that count although the study is now configured for fewer seeds or other variants."""
-    expected = read_expected(study_dir)
-    return [
-        run.name
-        for run in used
-        if expected.seeds
-        and expected.variants
-        and (run.variant not in expected.variants or (run.seed or 0) >= expected.seeds)
     ]
 
 

@@ -46,7 +46,6 @@ from study.records.runs import (
     final_losses,
     losses,
     missing_files,
-    not_configured,
     provenance,
     read_expected,
     read_runs,
@@ -89,8 +88,7 @@ class Report:
     """cut: runs that were cut short and ended before the others: their final losses count in no number.
 
     equal_time: counts follow step times, so that a slower variant made fewer updates. floor: the noise of the control
-    arms. odd_controls: control arms that differ from the others, which points to an error. not_configured: runs that
-    count, though the study's present settings do not ask for them.
+    arms. odd_controls: control arms that differ from the others, which points to an error.
     """
 
     study: str
@@ -119,7 +117,6 @@ class Report:
     target: RecordedTarget | None
     notes: list[str]
     cut: list[str]
-    not_configured: list[str]
     damaged: list[str]  # sentences on files that do not agree, with their remedy
     eval_sets: EvalSets  # of the runs that ended their schedule; no verdict uses them
     continues: Continued | None = None  # the shorter study that the runs continue
@@ -162,7 +159,7 @@ def build_report(study_dir: Path) -> Report:
     final: dict[str, dict[int, float]] = {name: {} for name in variants} | final_losses(ended)
     controls = control_losses(final)
     floor = noise_floor(controls)
-    design = read_design(study_dir, plan, runs)
+    design = read_design(plan, runs)
     margin = plan.equivalence_margin if plan else MARGIN
     rates = None
     if tuned:
@@ -214,7 +211,6 @@ def build_report(study_dir: Path) -> Report:
             used,
         ),
         cut=[run.name for run in short],
-        not_configured=not_configured(study_dir, used),
         damaged=[*_damaged_runs(runs), *damage, *_damaged_attention(study_dir)],
         eval_sets=eval_set_tables(study_dir, ended),
         continues=plan.continues if plan else None,

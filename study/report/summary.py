@@ -319,11 +319,6 @@ def context(report: Report) -> list[str]:
             f"CONFIG_GPT2_HARD_LIMIT or a time limit cut {len(report.cut)} of {len(report.runs)} runs short "
             f"({some(report.cut)}). They count in no mean, no difference and no verdict."
         )
-    if report.not_configured:
-        lines.append(
-            f"{len(report.not_configured)} finished runs are counted though .config does not ask for their seed or "
-            f"variant now: {some(report.not_configured)}."
-        )
     return [*lines, *filter(None, [uncounted(report)])]
 
 
@@ -371,11 +366,6 @@ def _primary_sentences(report: Report) -> list[str]:
     lines = [
         f"Planned before the first run: {primary.arm} is the primary comparison, at {seeds_text(primary.seeds)}, "
         f"margin {size(primary.margin)} (SHA-256 {primary.sha256[:12]}).{others}"
-    ]
-    lines += [
-        f"Warning: {source[:1].lower()}{source[1:]} names {arm or 'no variant'} as the primary comparison. The report "
-        f"keeps {primary.arm}."
-        for source, arm in design.renamed.items()
     ]
     if design.altered:
         lines.append(

@@ -27,8 +27,7 @@ from study.runner.settings import ONLY_WSD
 
 # Symbols in which the longer study may differ: its length, and what changes no number of a run.
 FREE_OF_SHORTER = {
-    "STUDY_NAME", "CONTINUES", "PRIMARY", "EQUIVALENCE_MARGIN_PERCENT",
-    "GPT2_MAX_TIME", "GPT2_MAX_TOKENS", "GPT2_MAX_ITERS",
+    "STUDY_NAME", "CONTINUES", "EQUIVALENCE_MARGIN_PERCENT", "GPT2_MAX_TIME", "GPT2_MAX_TOKENS", "GPT2_MAX_ITERS",
 }  # fmt: skip
 
 

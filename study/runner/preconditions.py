@@ -17,28 +17,25 @@ from gpt2.system.read_files import DamagedFileError, read_bytes, read_text
 from gpt2.system.resource_errors import free_bytes, gib
 from ra import names
 from ra.arms import parse_arm
+from study.records import plan_file
+from study.records.design import planned_seeds, primary_arm
 from study.records.hellaswag_scores import Items, scored_items
 from study.records.present import read_records
 
 if TYPE_CHECKING:
     from ra.variants import Variant
 
-# Symbols that may change between two `make` of one study: its runs stay comparable.
+# Symbols that may change after the first run: they change no number and no verdict.
 FREE_SYMBOLS = {
-    "SEEDS", "VARIANTS", "CHECKPOINT_SECONDS", "DATA_WORKERS", "DATA_DIR", "RESULTS_DIR", "GPT2_HARD_LIMIT",
-    "PRIMARY",  # plan.json decides
+    "CHECKPOINT_SECONDS", "DATA_WORKERS", "DATA_DIR", "RESULTS_DIR", "GPT2_HARD_LIMIT", "RANKS_TIMEOUT",
     "EVAL_SETS",  # finished runs are evaluated on a text that is added later
     "SLOTS", "EXECUTOR_LOCAL", "EXECUTOR_SLURM", "EXECUTOR_RAY", "SLURM_OPTIONS", "RAY_ADDRESS",
     "WANDB", "WANDB_MODE", "WANDB_PROJECT", "TENSORBOARD",
-    "SCHEDULE_COSINE",  # SCHEDULE_WSD decides; studies of older versions have neither
-    "RANKS", "RANKS_TIMEOUT",  # the same sequences, however they are shared out
     "MONITOR", "MONITOR_TARGETS", "MONITOR_INTERVAL", "MONITOR_TRIGGERS", "MONITOR_FULL_STEPS", "MONITOR_REFERENCES",
-    "TOKENIZER_GPT2",  # TOKENIZER_BYTES decides; studies of older versions have neither
 }  # fmt: skip
-LATER_SYMBOLS = {
-    "LEARNING_RATES": '""',
-    "NUMERICS_FIX": '""',
-}  # absent in studies of older versions, which had the effect of this value
+# Symbols that change rounding alone: the same sequences, however they are shared out.
+ROUNDING_SYMBOLS = {"RANKS"}
+GROWING_SYMBOLS = {"SEEDS", "VARIANTS", "PRIMARY"}  # `_shrunk` compares them
 
 
 @contextlib.contextmanager
@@ -71,32 +68,51 @@ def locked(directory: Path) -> Iterator[int]:
 
 
 def refuse_another_configuration(directory: Path, config_text: str) -> None:
-    """Raise UserError that names every symbol that differs from the study's first `make`."""
-    saved = _saved_configuration(directory)
-    if saved is None:
+    """Raise UserError that names every change of effect since the study began: a study only grows.
+
+    Before the first run the seeds, the variants and the primary comparison may change, too.
+    """
+    started = any(directory.glob("runs/*/"))
+    if not started and not (directory / plan_file.FILE).exists():
         return
-    before, now = symbol_values(saved), symbol_values(config_text)
-    if "GPT2_HARD_LIMIT" in now and "GPT2_HARD_LIMIT" not in before:
+    for path in (directory / "config", *sorted(directory.glob("runs/*/config"))):
+        with contextlib.suppress(FileNotFoundError, DamagedFileError):
+            before = read_text(path)
+            break
+    else:
+        return
+    changed = differing_symbols(before, config_text) + (_shrunk(before, config_text) if started else [])
+    if changed:
         raise UserError(
-            f"{directory} was created by an older version with another rule for iteration counts; `make report` still "
-            "reads it; fix: set another CONFIG_STUDY_NAME for new runs"
-        )
-    if listed := "; ".join(differing_symbols(saved, config_text)):
-        raise UserError(
-            f"{directory} has another configuration ({listed}); fix: set another CONFIG_STUDY_NAME, or restore the "
-            "study's configuration"
+            f"{path} has another configuration than .config ({'; '.join(changed)}); a study only grows: seeds and "
+            "variants can be added, and nothing else of effect on its numbers and verdicts changes; fix: set another "
+            "CONFIG_STUDY_NAME, or restore the first values in .config"
         )
 
 
 def differing_symbols(before: str, now: str, free: Collection[str] = ()) -> list[str]:
     """Return each symbol of effect that differs, with its two values. free: symbols that may differ, too."""
-    pair = LATER_SYMBOLS | symbol_values(before), LATER_SYMBOLS | symbol_values(now)
-    names = sorted((pair[0].keys() | pair[1].keys()) - FREE_SYMBOLS - set(free))
+    pair = symbol_values(before), symbol_values(now)
+    kept = (pair[0].keys() | pair[1].keys()) - FREE_SYMBOLS - ROUNDING_SYMBOLS - GROWING_SYMBOLS - set(free)
     return [
         f"CONFIG_{name}: {pair[0].get(name)} -> {pair[1].get(name)}"
-        for name in names
+        for name in sorted(kept)
         if pair[0].get(name) != pair[1].get(name)
     ]
+
+
+def _shrunk(before: str, now: str) -> list[str]:
+    """Return the change of fewer seeds, of removed variants and of another primary comparison."""
+    texts = (before, now)
+    old, new = ({name: value.strip('"') for name, value in symbol_values(text).items()} for text in texts)
+    changes = []
+    if planned_seeds(new) < planned_seeds(old):
+        changes.append(f"CONFIG_SEEDS: {planned_seeds(old)} -> {planned_seeds(new)}")
+    if not set(old.get("VARIANTS", "").split()) <= set(new.get("VARIANTS", "").split()):
+        changes.append(f"CONFIG_VARIANTS: {old.get('VARIANTS')} -> {new.get('VARIANTS')}")
+    if primary_arm(old) not in (primary_arm(new), "", None):
+        changes.append(f"CONFIG_PRIMARY: {primary_arm(old)} -> {primary_arm(new)}")
+    return changes
 
 
 def refuse_unknown_names(
@@ -129,14 +145,6 @@ def refuse_unknown_names(
     for target in targets:
         if names and not any(one.matches(target) for one in names):
             raise UserError(f"CONFIG_MONITOR_TARGETS: {names[0].problem(target)}")
-
-
-def _saved_configuration(directory: Path) -> str | None:
-    """Return the configuration of the study, or of one of its runs where that one is missing or damaged."""
-    for path in (directory / "config", *sorted(directory.glob("runs/*/config"))):
-        with contextlib.suppress(FileNotFoundError, DamagedFileError):
-            return read_text(path)
-    return None
 
 
 def quarantine_damaged(directory: Path) -> list[str]:

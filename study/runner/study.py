@@ -82,7 +82,7 @@ class Study:
         self.session = Session()
         self.speed = SpeedCheck()
         wanted = self.settings
-        self.runs = RunList(self.directory, wanted.variants, wanted.seeds, wanted.primary, wanted.rates)
+        self.runs = RunList(self.directory, wanted.variants, wanted.seeds, wanted.rates)
 
     @functools.cached_property
     def resolved(self) -> resolve.ResolvedTarget:

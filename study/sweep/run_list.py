@@ -23,10 +23,9 @@ class RunList:
         directory: Path,
         variants: tuple[str, ...],
         seeds: int,
-        primary: str,
         rates: LearningRates | None,
     ) -> None:
-        self.directory, self.variants, self.seeds, self.primary = directory, variants, seeds, primary
+        self.directory, self.variants, self.seeds = directory, variants, seeds
         self.rates = rates
 
     def all(self) -> list[tuple[str, int]]:
@@ -84,8 +83,8 @@ class RunList:
         return plan
 
     def write_expected(self) -> None:
-        """Record the configured runs and primary comparison for the report."""
+        """Record the configured runs for the report."""
         runs = tuple(ExpectedRun(*run) for run in self.all()) if self.rates else None
-        expected = Expected(self.variants, self.seeds, self.primary, runs)
+        expected = Expected(self.variants, self.seeds, runs)
         if read_expected(self.directory) != expected:
             files.write_json(self.directory / EXPECTED, expected.to_json())

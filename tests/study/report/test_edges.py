@@ -283,16 +283,6 @@ def test_pending_runs_are_not_listed_as_excluded(tmp_path: Path) -> None:
     assert summary.no_verdict(build.build_report(study)) == "No verdict yet: RALEARN has no counted run."
 
 
-def test_runs_outside_the_present_settings_are_named(tmp_path: Path) -> None:
-    study = a_study(tmp_path)
-    files.write_json(study / "expected.json", {"variants": list(VARIANTS), "seeds": 2})
-    report = build.build_report(study)
-    assert report.not_configured == [f"{name}2" for name in VARIANTS]
-    assert "5 finished runs are counted though .config does not ask for their seed" in rendered.markdown(
-        report
-    )
-
-
 def test_no_sentence_names_an_absent_arm(tmp_path: Path) -> None:
     text = rendered.markdown(build.build_report(a_study(tmp_path, variants=("B", "RAALL", "RALEARN"))))
     assert not any(name in text for name in ("RAEARLY", "RALATE", "RAALT", "RA:"))

@@ -1,15 +1,35 @@
-"""Damaged files of a study are moved away before it runs, and nothing else is."""
+"""A study only grows; damaged files of it are moved away before it runs, and nothing else is."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
+from configuration.rules import load_kconfig
+from gpt2.system import files
 from gpt2.system.errors import UserError
-from study.runner.preconditions import locked, quarantine_damaged, refuse_another_configuration
+from study.compare.checklist_rows import CHANGES_TRAINING, HASHED
+from study.runner.preconditions import (
+    FREE_SYMBOLS,
+    GROWING_SYMBOLS,
+    ROUNDING_SYMBOLS,
+    locked,
+    quarantine_damaged,
+    refuse_another_configuration,
+)
 from tests.study.sample_records import a_study
 
-TEXT = "CONFIG_SCHEDULE_WSD=y\nCONFIG_GPT2_MAX_ITERS=10\n"
+SYMBOLS = sorted(symbol.name for symbol in load_kconfig("cpu").unique_defined_syms)
+VALUES = dict.fromkeys(SYMBOLS, "10") | {"SEEDS": "3", "VARIANTS": '"B RALEARN GATED"', "PRIMARY": '""'}
+
+
+def text(**changes: str) -> str:
+    """Return a .config with a value for every symbol."""
+    return "".join(f"CONFIG_{name}={value}\n" for name, value in (VALUES | changes).items())
+
+
+TEXT = text()
 
 
 @pytest.fixture
@@ -18,18 +38,6 @@ def study(tmp_path: Path) -> Path:
     for path in (tmp_path, *tmp_path.glob("runs/*")):
         (path / "config").write_text(TEXT)
     return tmp_path
-
-
-@pytest.mark.parametrize(("line", "differs"), [('""', False), ('"1e-3 2e-3"', True)])
-def test_a_study_of_an_older_version_tuned_no_learning_rate(study: Path, line: str, differs: bool) -> None:
-    now = f"{TEXT}CONFIG_LEARNING_RATES={line}\nCONFIG_GPT2_HARD_LIMIT=0\n"
-    for path in (study, *study.glob("runs/*")):
-        (path / "config").write_text(f"{TEXT}CONFIG_GPT2_HARD_LIMIT=0\n")
-    if differs:
-        with pytest.raises(UserError, match='CONFIG_LEARNING_RATES: "" -> "1e-3 2e-3"'):
-            refuse_another_configuration(study, now)
-    else:
-        refuse_another_configuration(study, now)
 
 
 def content(study: Path) -> dict[str, bytes]:
@@ -81,31 +89,54 @@ def test_nothing_is_moved_while_the_study_is_running(study: Path) -> None:
     assert content(study) == before
 
 
-def test_the_number_of_ranks_may_change_between_two_commands(study: Path) -> None:
-    before = (study / "config").read_text()
-    refuse_another_configuration(study, before + "CONFIG_RANKS=4\nCONFIG_RANKS_TIMEOUT=60\n")
-
-
-def test_the_monitor_may_be_turned_on_in_a_study_that_has_begun(study: Path) -> None:
-    before = (study / "config").read_text()
-    refuse_another_configuration(
-        study, before + 'CONFIG_MONITOR=y\nCONFIG_MONITOR_TARGETS="all"\nCONFIG_MONITOR_INTERVAL=1\n'
+@pytest.mark.parametrize("name", sorted(set(SYMBOLS) - GROWING_SYMBOLS))
+def test_after_the_first_run_no_symbol_of_effect_changes(study: Path, name: str) -> None:
+    if name in FREE_SYMBOLS | ROUNDING_SYMBOLS:
+        refuse_another_configuration(study, text(**{name: "11"}))
+        return
+    with pytest.raises(UserError) as caught:
+        refuse_another_configuration(study, text(**{name: "11"}))
+    assert f"{study / 'config'} has another configuration than .config (CONFIG_{name}: 10 -> 11)" in str(
+        caught.value
     )
+    assert "fix: set another CONFIG_STUDY_NAME, or restore" in str(caught.value)
 
 
-def test_a_study_from_before_the_choice_of_a_tokenizer_continues_with_gpt2s_alone(study: Path) -> None:
-    before = (study / "config").read_text()
-    assert "TOKENIZER" not in before
-    refuse_another_configuration(
-        study, before + "CONFIG_TOKENIZER_GPT2=y\n# CONFIG_TOKENIZER_BYTES is not set\n"
-    )
-    with pytest.raises(UserError, match="CONFIG_TOKENIZER_BYTES: None -> y"):
-        refuse_another_configuration(study, before + "CONFIG_TOKENIZER_BYTES=y\n")
+def test_no_symbol_that_changes_training_may_change() -> None:
+    assert not (FREE_SYMBOLS | ROUNDING_SYMBOLS) & {*CHANGES_TRAINING, *HASHED}
+
+
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
+        ({"SEEDS": "4"}, False),
+        ({"SEEDS": "2"}, True),
+        ({"VARIANTS": '"B RALEARN MINE GATED"'}, False),
+        ({"VARIANTS": '"B RALEARN"'}, True),
+        ({"VARIANTS": '"B GATED RALEARN"'}, True),  # it makes GATED the primary comparison
+        ({"PRIMARY": '"RALEARN"'}, False),  # it was the first that is not a control arm
+        ({"PRIMARY": '"GATED"'}, True),
+    ],
+)
+def test_seeds_and_variants_are_only_added(study: Path, changes: dict[str, str], refused: bool) -> None:
+    if refused:
+        with pytest.raises(UserError, match="has another configuration than"):
+            refuse_another_configuration(study, text(**changes))
+    else:
+        refuse_another_configuration(study, text(**changes))
+    shutil.rmtree(study / "runs")
+    files.write_json(study / "plan.json", {})
+    refuse_another_configuration(study, text(**changes))  # before the first run
+
+
+def test_a_configuration_without_a_plan_and_a_run_binds_nothing(tmp_path: Path) -> None:
+    (tmp_path / "config").write_text(TEXT)
+    refuse_another_configuration(tmp_path, text(LEARNING_RATE="11"))
 
 
 def test_without_the_study_s_configuration_that_of_a_run_is_compared(study: Path) -> None:
     (study / "config").write_bytes(b"\xff")
     (study / "runs/B0/config").write_bytes(b"\xff")
     refuse_another_configuration(study, TEXT)
-    with pytest.raises(UserError, match="CONFIG_GPT2_MAX_ITERS: 10 -> 11"):
-        refuse_another_configuration(study, TEXT.replace("10", "11"))
+    with pytest.raises(UserError, match=r"RAALL0/config .*CONFIG_GPT2_MAX_ITERS: 10 -> 11"):
+        refuse_another_configuration(study, text(GPT2_MAX_ITERS="11"))

@@ -48,7 +48,7 @@ class Tuned:
         rows = {name: row | {"looks": [SEEDS]} for name, row in a_plan()["variants"].items() if name in ARMS}
         plan = a_plan(variants=rows, learning_rates=self.rates.to_json())
         files.write_json(folder / "plan.json", plan)
-        expected = Expected(ARMS, SEEDS, "RALEARN", tuple(ExpectedRun(*run) for run in self.runs))
+        expected = Expected(ARMS, SEEDS, tuple(ExpectedRun(*run) for run in self.runs))
         files.write_json(folder / EXPECTED, expected.to_json())
 
     def write(self, name: str, seed: int, loss: float) -> None:
