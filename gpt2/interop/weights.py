@@ -56,8 +56,7 @@ def to_transformers(state: Mapping[str, Tensor], vocabulary: int) -> dict[str, T
 def from_transformers(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return weights for a model of this project. expected: its state, whose padded rows and shapes are used.
 
-    Reads the states of GPT2LMHeadModel and of GPT2Model. A shorter block size takes the first positions. WeightsError
-    names what is missing, unknown or of another shape.
+    Reads the states of GPT2LMHeadModel and of GPT2Model. WeightsError names what is missing, unknown or of another shape.
     """
     given = {name.removeprefix(PREFIX): value for name, value in state.items()}
     given = {name: value for name, value in given.items() if not CAUSAL_MASKS.fullmatch(name)}
@@ -73,8 +72,6 @@ def from_transformers(state: Mapping[str, Tensor], expected: Mapping[str, Tensor
         value = value.T if _is_conv1d(other) else value
         if other == "wte.weight" and value.shape[0] < place.shape[0]:
             value = torch.cat([value, place[value.shape[0] :].to(value.dtype)])
-        if other == "wpe.weight":
-            value = value[: place.shape[0]]
         if value.shape != place.shape:
             raise WeightsError(f"{other} has shape {tuple(value.shape)}, not {tuple(place.shape)}")
         found[name] = value.to(place.dtype).contiguous()
