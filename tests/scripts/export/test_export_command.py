@@ -16,11 +16,16 @@ from tests.study.attention.test_inspect import a_run, config_file
 
 __all__ = ["config_file"]
 IDS = torch.arange(4, 28)[None]
-SCALED = """from gpt2.model.transformer import CausalSelfAttention
+SCALED = """import torch
+from gpt2.model.transformer import CausalSelfAttention
 
 class Scaled(CausalSelfAttention):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.scale = 2 + torch.rand(())
+
     def attend(self, q, k, v):
-        return self.fused(q, k, 2 * v)
+        return self.fused(q, k, self.scale * v)
 
 def attention(layer, spec):
     return Scaled(spec.width, spec.heads, spec.dropout)
