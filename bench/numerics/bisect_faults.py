@@ -158,5 +158,6 @@ def answer(fault: BisectFault) -> Answer:
 
     holds = shows if fault.settings else lambda chosen: not shows(chosen)
     found = smallest_set(fault.items, holds)
-    words = f"{' and '.join(found) if found else 'nothing'}; {len(answers)} replays"
-    return Answer(fault.name, OURS, "bisect", words, found == fault.expected)
+    named = " and ".join(found or ("nothing",))
+    words = f"{named}; {len(answers)} replays"
+    return Answer(fault.name, OURS, "bisect", words, found == fault.expected, named)

@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench.numerics import changes
 from bench.numerics.changes import Parts
-from bench.numerics.corpus import Answer, FaultCorpus, found, record_run
+from bench.numerics.corpus import Answer, FaultCorpus, found, named, record_run
 from bench.numerics.faults import ADAMW, PairSide, PlantedFault
 from bench.numerics.models import OURS, TRANSFORMERS, MicroBatches
 from numerics.compare.run import Comparison, compare_records
@@ -123,7 +123,7 @@ def answer(corpus: FaultCorpus, pair: PlantedFault, kind: str, mode: str) -> Ans
         target = record_run(corpus.folder, pair.target, kind, mode)
     comparison = compare_records(target, golden)
     right = comparison.verdict in {"equal", pair.verdict}
-    return Answer(pair.name, kind, mode, found(comparison), right, growth(comparison))
+    return Answer(pair.name, kind, mode, found(comparison), right, named(comparison), growth(comparison))
 
 
 def growth(comparison: Comparison) -> float:

@@ -21,11 +21,14 @@ MODES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+PINNED = Path(__file__).parents[2] / "tests/pins/numerics.tsv"
+
+
 @dataclass(frozen=True)
 class Answer:
     """The answer of the comparison, and whether it is right.
 
-    growth: of a clean pair, the largest error relative to what explains it.
+    named: the row or verdict alone. growth: of a clean pair, the largest error relative to what explains it.
     """
 
     fault: str
@@ -33,7 +36,13 @@ class Answer:
     mode: str
     found: str
     right: bool
+    named: str = ""
     growth: float = 0.0
+
+    @property
+    def line(self) -> str:
+        """Return the line of PINNED."""
+        return "\t".join((self.fault, self.kind, self.mode, "right" if self.right else "wrong", self.named))
 
 
 class FaultCorpus:
@@ -47,7 +56,8 @@ class FaultCorpus:
         """Inject one fault, compare and judge."""
         golden = self.golden(fault.golden, kind, mode)
         comparison = compare_records(record_run(self.folder, fault.target, kind, mode), golden)
-        return Answer(fault.name, kind, mode, found(comparison), is_right(fault, kind, comparison))
+        right = is_right(fault, kind, comparison)
+        return Answer(fault.name, kind, mode, found(comparison), right, named(comparison))
 
     def golden(self, run: PairSide, kind: str, mode: str) -> Path:
         """Return the record of a run; it is recorded once."""
@@ -82,6 +92,19 @@ def found(comparison: Comparison) -> str:
         return f"{comparison.verdict}, first unequal: {name}" if name else comparison.verdict
     step, first = comparison.first
     return f"{first.name} ({first.direction}, {first.cause}) in {step.place}: {first.why}"
+
+
+def pinned() -> set[str]:
+    """Return the lines of PINNED, without its head."""
+    return set(PINNED.read_text().splitlines()[1:])
+
+
+def named(comparison: Comparison) -> str:
+    """Return the row that the comparison named, or its verdict without one."""
+    if comparison.first is None:
+        return comparison.verdict
+    step, first = comparison.first
+    return f"{first.name}, {first.direction}, {step.place}"
 
 
 def is_right(fault: PlantedFault, kind: str, comparison: Comparison) -> bool:

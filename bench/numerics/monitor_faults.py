@@ -136,7 +136,7 @@ def answer(folder: Path, fault: MonitorFault) -> Answer:
     found = monitored(folder, fault)
     named = f"{found[0].kind} {found[0].name}, step {found[0].step}" if found else "nothing"
     words = f"compare: {compared}; monitor: {found[0].message if found else 'nothing'}"
-    return Answer(fault.name, OURS, CHECKSUMS, words, compared == "equal" and named == fault.answer)
+    return Answer(fault.name, OURS, CHECKSUMS, words, compared == "equal" and named == fault.answer, named)
 
 
 __all__ = ["CLEAN", "MONITOR_FAULTS", "MonitorFault", "answer", "monitored"]

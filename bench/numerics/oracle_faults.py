@@ -200,5 +200,6 @@ def answer(folder: Path, fault: OracleFault, mode: str, kind: str = OURS) -> Ans
         and named - fault.callers == {fault.expected}
         and fault.direction in {c.direction for c in wrong}
     )
-    words = f"compare: {compared}; {len(wrong)} checks wrong: {', '.join(sorted(named)) or 'none'}"
-    return Answer(fault.name, kind, mode, words, right)
+    listed = ", ".join(sorted(named)) or "none"
+    words = f"compare: {compared}; {len(wrong)} checks wrong: {listed}"
+    return Answer(fault.name, kind, mode, words, right, listed)

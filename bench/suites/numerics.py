@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from bench.numerics import bisect_faults, clean, monitor_faults, oracle_faults, repeat_faults
-from bench.numerics.corpus import MODES, Answer, FaultCorpus, cases
+from bench.numerics.corpus import MODES, PINNED, Answer, FaultCorpus, cases, pinned
 from bench.numerics.faults import CHECKSUMS, FAULTS, VALUES
 from bench.suite import Suite, SuiteResult, SuiteSession
 from bench.tables import ResultTable
@@ -109,6 +109,11 @@ def run(session: SuiteSession) -> SuiteResult:
                     session.say(f"wrong: {fault.name}, {kind}, {mode}: {found[-1].found}")
             data[group.title] = [dataclasses.asdict(one) for one in found]
             session.save(data)
+    lines = {one.line for found in answers.values() for one in found}
+    before = {line for line in pinned() if session.cases in line.split("\t")[0]}
+    if changed := sorted(lines ^ before):
+        marked = (f"{'+' if line in lines else '-'} {line}" for line in changed)
+        raise UserError("\n".join([f"{len(changed)} lines differ from {PINNED}", *marked]))
     shown = [group for group in groups if group.faults]
     return SuiteResult(
         data,

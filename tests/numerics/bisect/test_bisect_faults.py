@@ -3,9 +3,11 @@
 import pytest
 
 from bench.numerics.bisect_faults import BISECT_FAULTS, BisectFault, answer
+from bench.numerics.corpus import pinned
 
 
 @pytest.mark.parametrize("fault", BISECT_FAULTS, ids=lambda fault: fault.name)
 def test_the_smallest_set_is_the_fault(fault: BisectFault) -> None:
     found = answer(fault)
     assert found.right, found.found
+    assert found.line in pinned()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import platform
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench.numerics.clean import CLEAN, answer, every_kernel, threads
-from bench.numerics.corpus import MODES, FaultCorpus
+from bench.numerics.corpus import MODES, FaultCorpus, pinned
 from bench.numerics.faults import ADAMW, CHECKSUMS, MODULES, VALUES, PlantedFault
 from bench.numerics.models import OURS, record
 from numerics import Recorder, RecorderConfig
@@ -49,6 +50,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> FaultCorpus:
 def test_a_clean_pair_is_no_divergence(pair: PlantedFault, kind: str, mode: str, corpus: FaultCorpus) -> None:
     found = answer(corpus, pair, kind, mode)
     assert found.right, found.found
+    if platform.machine() == "x86_64":  # elsewhere other kernels round
+        assert found.line in pinned()
     most = (
         GROWTH if "separate" in pair.name else GROWTH / 2
     )  # three partial gradients are added, which cancel

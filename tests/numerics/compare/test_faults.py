@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bench.numerics.clean import math_attention
-from bench.numerics.corpus import FaultCorpus, record_run
+from bench.numerics.corpus import FaultCorpus, pinned, record_run
 from bench.numerics.faults import CHECKSUMS, FAULTS, MODULES, VALUES, PairSide, PlantedFault
 from bench.numerics.models import OURS, TRANSFORMERS, adamw
 from numerics.compare.run import compare_records
@@ -56,6 +56,7 @@ def test_the_corpus_has_thirty_faults_and_the_cases_of_the_guide() -> None:
 def test_the_fault_is_named(fault: PlantedFault, kind: str, mode: str, corpus: FaultCorpus) -> None:
     answer = corpus.answer(fault, kind, mode)
     assert answer.right, answer.found
+    assert answer.line in pinned()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.numerics.corpus import pinned
 from bench.numerics.monitor_faults import CLEAN, MONITOR_FAULTS, MonitorFault, answer, monitored
 from numerics.monitor.findings import find
 from numerics.monitor.tables import TableWriter
@@ -13,6 +14,7 @@ from numerics.monitor.tables import TableWriter
 def test_the_fault_is_named(fault: MonitorFault, tmp_path: Path) -> None:
     found = answer(tmp_path, fault)
     assert found.right, found.found
+    assert found.line in pinned()
 
 
 def test_nothing_is_found_in_a_clean_run(tmp_path: Path) -> None:

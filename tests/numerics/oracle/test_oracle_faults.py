@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bench.numerics.corpus import pinned
 from bench.numerics.faults import CHECKSUMS, VALUES
 from bench.numerics.oracle_faults import ORACLE_FAULTS, OracleFault, answer
 
@@ -25,3 +26,4 @@ def one_thread() -> None:
 def test_the_operation_is_named(fault: OracleFault, mode: str, tmp_path: Path) -> None:
     found = answer(tmp_path, fault, mode)
     assert found.right, found.found
+    assert found.line in pinned()
