@@ -44,7 +44,10 @@ class RecordError(UserError, RuntimeError):
 
 @dataclass(frozen=True)
 class Fingerprint(JsonObject):
-    """Digests that comparable runs share; `initial_weights` per seed. numerics_fix: CONFIG_NUMERICS_FIX, if set."""
+    """Digests that comparable runs share; `initial_weights` per seed.
+
+    numbers: NUMBERS of gpt2.train.fingerprint. numerics_fix: CONFIG_NUMERICS_FIX, if set.
+    """
 
     model: str
     data: str
@@ -53,6 +56,7 @@ class Fingerprint(JsonObject):
     schedule: str
     initial_weights: str
     validation: str
+    numbers: Positive
     numerics_fix: Missing[str] = None
 
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from gpt2.train.step import Stepper
 
 
+# Raised by hand where a change of the code makes a configuration compute other numbers; `python -m
+# scripts.dev.same_numbers` shows whether it does. It is part of the fingerprint: runs with another are not compared.
+NUMBERS = 1
 DROPOUT_SEEDING = "dropout is seeded by (seed, iteration, micro-batch)"
 
 
@@ -57,6 +60,7 @@ def initial_record(
                 standard_shapes(model.layers, model.width, model.block_size, model.padded_vocabulary),
             ),
             validation=hashlib.sha256(np.ascontiguousarray(windows).data).hexdigest(),
+            numbers=NUMBERS,
             numerics_fix=config.numerics_fix or None,
         ),
         target=run_record.RecordedTarget(**resolve.target_record(resolved)),

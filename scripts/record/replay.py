@@ -25,6 +25,7 @@ from gpt2.hardware import attention_kernels
 from gpt2.hardware.resolve import target_record
 from gpt2.system.errors import UserError
 from gpt2.system.signals import Stop
+from gpt2.train.fingerprint import NUMBERS
 from gpt2.train.resume import refuse_another_run
 from gpt2.train.run_plan import RunPlan
 from gpt2.train.step import NotFiniteError, StepResult
@@ -228,6 +229,8 @@ class RunReplay:
         if code:
             more = f" and {len(code) - MOST_MODULES} more" if len(code) > MOST_MODULES else ""
             found.append(f"changed code: {', '.join(code[:MOST_MODULES])}{more}")
+        if record.fingerprint and record.fingerprint.numbers != NUMBERS:
+            found.append(f"NUMBERS {record.fingerprint.numbers} in the run, {NUMBERS} here")
         world = self.run.plan.batch.world_size
         if world > 1 and self.resolved.device != "cpu":
             found.append(f"the order in which the {world} ranks sum gradients, which is known for gloo alone")

@@ -98,6 +98,8 @@ RULES: tuple[EntryRule[FinishedRecord], ...] = (
         "it shuffles the batches: if the order changed, the losses part at the first step"),
     EntryRule("libraries", "python", _environment(lambda e: e.python), HARMLESS,
         "the text it prepares is compared under data"),
+    EntryRule("code", "numbers", lambda r: str(r.fingerprint.numbers), FATAL,
+        "the code computes other numbers from the same configuration"),
     EntryRule("code", "commit", lambda r: _short(r.commit), HARMLESS,
         "the rows on code show the differences"),
     EntryRule("code", "uncommitted changes",

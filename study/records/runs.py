@@ -28,7 +28,7 @@ NOT_FINITE = "NotFiniteError"  # start of the error of such a run
 PENDING = ("missing", "interrupted", "running")  # statuses of runs that a study still has to finish
 UNREADABLE = "unreadable"  # status of a run whose run.json is missing, damaged or altered
 # of every run; initial weights: at each seed
-SHARED = ("model", "data", "tokenizer", "batch", "schedule", "validation", "numerics_fix")
+SHARED = ("model", "data", "tokenizer", "batch", "schedule", "validation", "numbers", "numerics_fix")
 # the record of a run whose run.json is missing or unreadable
 UNREAD = cast("FinishedRecord", run_record.blank("?", "?", 0))
 

@@ -45,7 +45,7 @@ def a_record(name: str, seed: int, loss: float) -> dict[str, Any]:
     )
     return run_record.blank(run_record.run_name(name, seed), name, seed).to_json() | {
         "status": "finished", "commit": "c" * 40, "dirty": False, "config_sha256": "d" * 64,
-        "fingerprint": hashes | {"initial_weights": f"{seed}23456789abcdef"},
+        "fingerprint": hashes | {"initial_weights": f"{seed}23456789abcdef", "numbers": 1},
         "target": {
             "name": "a100-40g", "device": "a card", "memory_bytes": 2**34, "dtype": "bfloat16",
             "attention_backend": "flash", "torch": "2.13.0", "driver": "550",
@@ -142,7 +142,8 @@ def published(folder: Path) -> list[Path]:
             tokens = iterations * study["effective_batch"] * content["block_size"]
             value |= {
                 "status": "finished",
-                "fingerprint": dict.fromkeys(SCHEMA["properties"]["fingerprint"]["properties"], "not recorded"),
+                "fingerprint": dict.fromkeys(SCHEMA["properties"]["fingerprint"]["properties"], "not recorded")
+                | {"numbers": 1},
                 "target": {
                     "name": label.lower(), "device": study["device"], "memory_bytes": 0, "dtype": "not recorded",
                     "attention_backend": "not recorded", "torch": None, "driver": None,

@@ -19,7 +19,7 @@ SCHEMA = json.loads((Path(run_record.__file__).with_name("run.schema.json")).rea
 
 
 def full() -> dict[str, Any]:
-    hashes = dict.fromkeys(SCHEMA["properties"]["fingerprint"]["properties"], "ab")
+    hashes = dict.fromkeys(SCHEMA["properties"]["fingerprint"]["properties"], "ab") | {"numbers": 1}
     return run_record.blank("RALEARN0", "RALEARN", 0).to_json() | {
         "status": "finished",
         "fingerprint": hashes,

@@ -16,7 +16,7 @@ from gpt2.config.config import Config
 from gpt2.hardware import attention_kernels
 from gpt2.model.transformer import CausalSelfAttention
 from gpt2.system.signals import Stop
-from gpt2.train import trainer
+from gpt2.train import fingerprint, trainer
 from gpt2.train.clocks import unevenness
 from gpt2.train.fingerprint import digest, schedule_digest
 from gpt2.train.resume import RunError
@@ -282,6 +282,16 @@ def test_a_run_is_not_resumed_to_another_count(tmp_path: Path, texts: Path) -> N
     run.plan = dataclasses.replace(run.plan, iterations=2 * ITERATIONS)
     with pytest.raises(RunError, match=rf"iterations \({ITERATIONS} -> {2 * ITERATIONS}\)"):
         run.train()
+
+
+def test_a_run_is_not_resumed_by_code_that_computes_other_numbers(
+    tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configuration(texts)
+    interrupted(tmp_path, config)
+    monkeypatch.setattr(fingerprint, "NUMBERS", fingerprint.NUMBERS + 1)
+    with pytest.raises(RunError, match="numbers"):
+        start(tmp_path, config).train()
 
 
 def altered(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:

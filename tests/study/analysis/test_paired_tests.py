@@ -21,7 +21,7 @@ def a_record(name: str, seed: int, loss: float) -> dict[str, Any]:
     keys = ("model", "data", "tokenizer", "batch", "schedule", "validation")
     return run_record.blank(run_record.run_name(name, seed), name, seed).to_json() | {
         "status": "finished",
-        "fingerprint": dict.fromkeys(keys, "same") | {"initial_weights": f"seed{seed}"},
+        "fingerprint": dict.fromkeys(keys, "same") | {"initial_weights": f"seed{seed}", "numbers": 1},
         "target": {"name": "cpu", "device": "a processor", "memory_bytes": 2**34, "dtype": "float32",
                    "attention_backend": "flash", "torch": "2.13.0", "driver": None},
         "batch": {"effective": 100, "micro": 50, "accumulation": 2, "world_size": 1, "block_size": 1},

@@ -58,6 +58,7 @@ ONE_THING = [
     (recorded("target", "torch", to="2.12.0"), "torch", "harmless", "2.12.0"),
     (recorded("environment", "numpy", to="2.0.0"), "numpy", "harmless", "2.0.0"),
     (recorded("environment", "python", to="3.12.1"), "python", "harmless", "3.12.1"),
+    (recorded("fingerprint", "numbers", to=2), "numbers", "fatal", "2"),
     (recorded("commit", to="e" * 40), "commit", "harmless", "eeee"),
     (recorded("dirty", to=True), "uncommitted changes", "harmless", "yes"),
     (recorded("environment", "code", "gpt2.train.optimizer", to="eeee"),
@@ -153,7 +154,7 @@ def loading(version: str, **changed: str) -> Change:
 
 def code_checks(built: build.StudyComparison) -> dict[str, str]:
     """Return subject -> status of the rows on code, without those that are equal in every test here."""
-    subjects = ("commit", "uncommitted changes", "code that plans and reports")
+    subjects = ("numbers", "commit", "uncommitted changes", "code that plans and reports")
     found = {check.subject: check.status for check in built.checks if check.group == "code"}
     assert {found.pop(subject) for subject in subjects} == {"equal"}
     return found

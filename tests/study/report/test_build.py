@@ -22,7 +22,7 @@ def a_record(name: str, seed: int, loss: float) -> dict[str, Any]:
     hashes = dict.fromkeys(("model", "data", "tokenizer", "batch", "schedule", "validation"), "same")
     return run_record.blank(run_record.run_name(name, seed), name, seed).to_json() | {
         "status": "finished",
-        "fingerprint": hashes | {"initial_weights": f"seed{seed}"},
+        "fingerprint": hashes | {"initial_weights": f"seed{seed}", "numbers": 1},
         "target": {
             "name": "cpu", "device": "a processor", "memory_bytes": 2**34, "dtype": "float32",
             "attention_backend": "flash", "torch": "2.13.0", "driver": None,

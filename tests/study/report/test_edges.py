@@ -27,7 +27,7 @@ def a_record(name: str, seed: int, loss: float) -> dict[str, Any]:
         "status": "finished",
         "commit": "c" * 40,
         "dirty": False,
-        "fingerprint": dict.fromkeys(keys, "same") | {"initial_weights": f"seed{seed}"},
+        "fingerprint": dict.fromkeys(keys, "same") | {"initial_weights": f"seed{seed}", "numbers": 1},
         "target": {
             "name": "cpu",
             "device": "a processor",
@@ -103,10 +103,10 @@ def test_a_copied_run_is_not_counted_twice(tmp_path: Path) -> None:
 
 def test_every_differing_entry_of_a_fingerprint_is_named(tmp_path: Path) -> None:
     study = a_study(tmp_path)
-    edit(study, "RALATE1", fingerprint={"data": "other", "schedule": "other"})
+    edit(study, "RALATE1", fingerprint={"data": "other", "schedule": "other", "numbers": 2})
     edit(study, "RAALL2", fingerprint={"initial_weights": "other"})
     reasons = why_not(build.build_report(study))
-    assert "differs in data, schedule from that of most runs" in reasons["RALATE1"]
+    assert "differs in data, schedule, numbers from that of most runs" in reasons["RALATE1"]
     assert "differs in initial_weights from that of most runs of seed 2" in reasons["RAALL2"]
     assert len(reasons) == 2
 
