@@ -5,6 +5,7 @@ Standard library only at import; torch is loaded by `environment_record`.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import subprocess
@@ -14,10 +15,11 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from gpt2.artifacts.equivalent_code import module_digest
 from gpt2.artifacts.run_record import Environment
 
 ROOT = Path(__file__).resolve().parents[2]
+CUSTOM = "ra.custom."  # modules of a user's variants, whose code no commit and no NUMBERS identifies
+DIGITS = 16  # of a SHA-256, recorded for each module
 
 FORMAT, ORDER = "the number format of matrix products", "the kernels or the order in which they sum"
 SETS = "the order of Python's sets of strings"
@@ -64,7 +66,7 @@ def environment_record(variables: Mapping[str, str] = os.environ) -> Environment
     """Return the `environment` object of run.json; a component that the machine lacks is None.
 
     float32_matmul: torch's setting ("highest": float32 throughout, "high": TF32 where the card has it). variables:
-    those of VARIABLES that are set. code: digests of the project's loaded modules.
+    those of VARIABLES that are set. code: digests of the loaded modules of a user's variants.
     """
     import torch
 
@@ -80,28 +82,19 @@ def environment_record(variables: Mapping[str, str] = os.environ) -> Environment
         float32_matmul=torch.get_float32_matmul_precision(),
         threads=torch.get_num_threads(),
         variables={name: variables[name] for name in VARIABLES if name in variables},
-        code=loaded_code(),
+        code=source_digests((CUSTOM,)),
         deterministic=torch.are_deterministic_algorithms_enabled(),
     )
 
 
-def loaded_code(root: Path = ROOT) -> dict[str, str]:
-    """Return module -> digest of its source (module_digest), for the loaded modules of this project.
-
-    A module belongs to the project if its file lies in `root`, in the folder of its top-level package.
-    """
-    found = {}
-    packages = {folder.name for folder in root.iterdir()}
+def source_digests(prefixes: tuple[str, ...]) -> dict[str, str]:
+    """Return module -> digest of its file, for the loaded modules whose names begin with one of the prefixes."""
+    digests = {}
     for name, module in sorted(sys.modules.items()):
-        package = name.split(".")[0]
-        if package not in packages:
-            continue
         path = Path(getattr(module, "__file__", None) or "")
-        if path.suffix != ".py" or not path.is_file():
-            continue
-        if path.resolve().is_relative_to(root / package):
-            found[name] = module_digest(path.read_bytes())
-    return found
+        if name.startswith(prefixes) and path.is_file():
+            digests[name] = hashlib.sha256(path.read_bytes()).hexdigest()[:DIGITS]
+    return digests
 
 
 def _version(package: str) -> str | None:

@@ -75,7 +75,10 @@ class RecordedTarget(JsonObject):
 
 @dataclass(frozen=True)
 class Environment(JsonObject):
-    """Versions, environment variables and code that numbers may depend on. code: module -> digest."""
+    """Versions, environment variables and code that numbers may depend on.
+
+    code: module -> digest, of the loaded modules of ra.custom.
+    """
 
     python: str | None
     platform: str | None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpt2.artifacts.provenance import environment_record
+from gpt2.artifacts.provenance import source_digests
 from gpt2.artifacts.run_record import RunRecord
 from numerics.bisect.journal import Journal
 from scripts.bisect.play import Played, Player
@@ -87,14 +87,10 @@ def identity(
 @functools.cache
 def _environment() -> dict[str, Any]:
     """Return a digest of the modules that compute, and the threads; once, because replays load further modules."""
-    environment = environment_record()
-    code = sorted(
-        (name, digest) for name, digest in environment.code.items() if str(name).startswith(COMPUTING)
-    )
-    return {
-        "code": hashlib.sha256(json.dumps(code).encode()).hexdigest(),
-        "threads": environment.threads,
-    }
+    import torch
+
+    code = json.dumps(source_digests(COMPUTING))
+    return {"code": hashlib.sha256(code.encode()).hexdigest(), "threads": torch.get_num_threads()}
 
 
 def default_folder(run_dir: Path, name: str) -> Path:

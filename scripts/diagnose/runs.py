@@ -34,7 +34,6 @@ REQUIRED = ("fingerprint", "target", "batch", "progress", "environment")  # part
 ASIDE = (
     "commit",
     "uncommitted changes",
-    "code that plans and reports",
     "HellaSwag items",
     "variants",
     "seeds",

@@ -41,7 +41,6 @@ EXPLAINING = (
     "device", "dtype", "attention_backend", "torch", "driver", "threads", "numpy", "cuda", "rocm", "cudnn", "triton",
     "float32_matmul", "variables",
 )  # fmt: skip
-MOST_MODULES = 3  # whose changed code is named
 
 
 @dataclass(frozen=True)
@@ -227,8 +226,7 @@ class RunReplay:
             name for name, digest in before.get("code", {}).items() if now["code"].get(name, digest) != digest
         ]
         if code:
-            more = f" and {len(code) - MOST_MODULES} more" if len(code) > MOST_MODULES else ""
-            found.append(f"changed code: {', '.join(code[:MOST_MODULES])}{more}")
+            found.append(f"changed source: {', '.join(code)}")
         if record.fingerprint and record.fingerprint.numbers != NUMBERS:
             found.append(f"NUMBERS {record.fingerprint.numbers} in the run, {NUMBERS} here")
         world = self.run.plan.batch.world_size

@@ -102,16 +102,13 @@ def build_comparison(paths: Sequence[Path]) -> StudyComparison:
 def _reasons(checks: list[ChecklistRow]) -> list[str]:
     """Return why losses cannot be compared: fatal differences, then missing entries."""
     blocks = [check for check in checks if check.blocks]
-    reasons = [f"{one.subject}{_evidence(one)}: {one.reason}" for one in blocks if one.status == FATAL]
+    reasons = [
+        f"{one.subject} ({' | '.join(one.values)}): {one.reason}" for one in blocks if one.status == FATAL
+    ]
     unknown = [check.subject for check in blocks if check.status != FATAL]
     if unknown:
         reasons.append(f"not recorded, so agreement cannot be shown: {', '.join(unknown)}")
     return reasons
-
-
-def _evidence(check: ChecklistRow) -> str:
-    """The values of all studies in brackets; empty for modules of code, which the reason names."""
-    return "" if check.group == "code" else f" ({' | '.join(check.values)})"
 
 
 def _absolute(studies: Sequence[LoadedStudy], excluded: set[str]) -> list[AbsoluteRow]:

@@ -10,8 +10,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from gpt2.artifacts.equivalent_code import COMPUTING, changed_code
 from gpt2.artifacts.provenance import FORMAT, SATURATION, VARIABLES
+from gpt2.artifacts.run_record import Environment
 from numerics.checklist.checks import (
     EQUAL,
     FATAL,
@@ -24,14 +24,11 @@ from numerics.checklist.checks import (
     by_group,
     compare_tables,
     compare_values,
-    listed,
 )
 from ra.names import LEARNED
 from study.compare import checklist_rows
 from study.records.integrity import FinishedRecord
 from study.records.runs import Run
-
-PLANNING = ("study.", "scripts.", "configuration.", "pages.", "bench.")
 
 
 class Recorded(Protocol):
@@ -145,81 +142,28 @@ def _variable_meaning(name: str) -> tuple[str, str]:
 
 
 def _code(studies: Sequence[Recorded]) -> list[ChecklistRow]:
-    """Compare the modules that the runs had loaded, by digest.
-
-    Modules that compute the same count as equal (gpt2.artifacts.equivalent_code). Records without digests are compared
-    by commit: equal if all have one commit and no uncommitted change. A variant whose code differs is excluded if the
-    code of another variant is equal.
-    """
-
-    def runs(variants: set[str]) -> list[list[Run]]:
-        return [[run for run in study.used if run.variant in variants] for study in studies]
-
-    shared = set.intersection(*(set(study.variants) for study in studies))
-    if not all(_digests(run) for study in runs(shared) for run in study):
-        return [_commits(runs(shared))]
-    reason = "the runs may compute something else"
-    alone = {name: _modules(runs({name}), f"code of {name}", COMPUTING, FATAL, reason) for name in shared}
-    equal = {name for name, check in alone.items() if check.status == EQUAL}
-    differing = sorted(shared - equal) if equal else []
+    """Compare the sources of each variant that a user wrote. Other ones are excluded alone, if variants remain."""
+    shared = sorted(set.intersection(*(set(study.variants) for study in studies)))
+    checks = {name: check for name in shared if (check := _source(name, studies))}
+    remain = any(name not in checks or checks[name].status == EQUAL for name in shared)
     return [
-        *(dataclasses.replace(alone[name], blocks=False, excludes=name) for name in differing),
-        _modules(runs(equal or shared), "code that computes", COMPUTING, FATAL, reason),
-        _modules(
-            runs(shared), "code that plans and reports", PLANNING, HARMLESS, "its decisions are recorded"
-        ),
+        dataclasses.replace(check, blocks=False, excludes=name) if check.blocks and remain else check
+        for name, check in checks.items()
     ]
 
 
-def _digests(run: Run) -> dict[str, str]:
-    environment = run.record.environment
-    return {name: str(digest) for name, digest in environment.code.items()} if environment else {}
-
-
-def _changes(run: Run) -> dict[str, str]:
-    """Return the modules of a run that compute other numbers than the present ones."""
-    return changed_code(_digests(run), checklist_rows.NUMBER_CHANGES.get(run.variant, {}))
-
-
-def _modules(
-    studies: list[list[Run]], subject: str, packages: tuple[str, ...], severity: str, reason: str
-) -> ChecklistRow:
-    """Compare the modules of some packages. A module that only some of the studies loaded counts as different."""
-    changed = [
-        {
-            f"{name} {digest[:6]}"
-            for run in study
-            for name, digest in _changes(run).items()
-            if name.startswith(packages)
-        }
-        for study in studies
+def _source(name: str, studies: Sequence[Recorded]) -> ChecklistRow | None:
+    """Compare the modules of ra.custom that the runs of a variant had loaded; None where they had none."""
+    sources = [
+        {_modules(run.record.environment) for run in study.used if run.variant == name} for study in studies
     ]
-    common = set.intersection(*changed)
-    own = [sorted(study - common) for study in changed]
-    if differing := sorted({line.split()[0] for study in own for line in study}):
-        values = tuple(map(listed, own))
-        return ChecklistRow(
-            "code", subject, severity, values, f"{listed(differing)}: {reason}", severity == FATAL
-        )
-    loaded = [
-        {name for run in study for name in _digests(run) if name.startswith(packages)} for study in studies
-    ]
-    return ChecklistRow("code", subject, EQUAL, tuple(f"{len(names)} modules" for names in loaded), "", False)
+    if set.union(*sources) == {""}:
+        return None
+    return compare_values(
+        "code", f"source of {name}", sources, FATAL, "the variant may compute something else"
+    )
 
 
-def _commits(studies: list[list[Run]]) -> ChecklistRow:
-    """Compare commits. Code without digests is equal only if one clean commit made all runs."""
-    records = [[run.record for run in study] for study in studies]
-    marks = [
-        {
-            f"{(record.commit or NOT_RECORDED)[:12]}{' and changes' if record.dirty else ''}"
-            for record in study
-        }
-        for study in records
-    ]
-    check = compare_values("code", "code that computes", marks, NOT_RECORDED, "")
-    clean = all(record.commit and record.dirty is False for study in records for record in study)
-    if clean and check.status == EQUAL:
-        return check
-    reason = "it differs or is unknown, and the records have no digests of it"
-    return ChecklistRow(check.group, check.subject, NOT_RECORDED, check.values, reason, True)
+def _modules(environment: Environment | None) -> str:
+    code = environment.code if environment else {}
+    return ", ".join(f"{module} {str(digest)[:6]}" for module, digest in code.items())

@@ -8,7 +8,6 @@ from typing import Any
 from gpt2.artifacts.run_record import Environment
 from numerics.checklist.checks import FATAL, HARMLESS, NOT_RECORDED, EntryRule
 from ra.arms import split_rate
-from ra.names import LEARNED
 from study.records.hellaswag_scores import scored_items
 from study.records.integrity import FinishedRecord
 
@@ -51,6 +50,7 @@ def _triton(record: FinishedRecord) -> str | None:
     return None if not environment or environment.triton == "" else environment.triton or "none"
 
 
+NUMBERS = "the row numbers shows whether the code computes the same"
 VERSION = "another version may use other kernels and another order of sums; the computed function is the same"
 RULES: tuple[EntryRule[FinishedRecord], ...] = (
     EntryRule("data", "data", lambda r: _short(r.fingerprint.data), FATAL, "the runs trained on different text"),
@@ -101,10 +101,10 @@ RULES: tuple[EntryRule[FinishedRecord], ...] = (
     EntryRule("code", "numbers", lambda r: str(r.fingerprint.numbers), FATAL,
         "the code computes other numbers from the same configuration"),
     EntryRule("code", "commit", lambda r: _short(r.commit), HARMLESS,
-        "the rows on code show the differences"),
+        NUMBERS),
     EntryRule("code", "uncommitted changes",
         lambda r: None if r.dirty is None else "yes" if r.dirty else "no",
-        HARMLESS, "the rows on code show the differences"),
+        HARMLESS, NUMBERS),
 )  # fmt: skip
 
 # Each Kconfig symbol (for a choice in study.compare.load.CHOICES, the choice) is in one of the tables below. A symbol
@@ -158,7 +158,3 @@ WITHOUT_EFFECT = {
 }  # fmt: skip
 LEARNED_PREFIX = "ALTERNATION_"
 OFF_WHEN_EMPTY = ("LEARNING_RATES", "NUMERICS_FIX")  # absent in older studies, with the same effect
-
-# Changes of code that changed the numbers of one variant only: variant -> module -> its last digest before the change.
-# They are in no fingerprint, because a study excludes runs with another fingerprint than its baseline.
-NUMBER_CHANGES = {LEARNED: {"ra.attention": "6263fc97ba25014b"}}  # the mix, see docs/results/README.md

@@ -12,7 +12,7 @@ from study.analysis.trend import SizeTrend, trends
 from study.compare.load import LoadedStudy
 from study.records.runs import BASELINE
 
-SHARED = ("data", "validation", "batch")  # of the fingerprint, at all sizes
+SHARED = ("data", "validation", "batch", "numbers")  # of the fingerprint, at all sizes
 
 
 @dataclass(frozen=True)

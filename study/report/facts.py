@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pages.document import BulletList, Details, Section, Table
+from pages.document import Section, Table
 from pages.markup import Code, Text
 from study.records.runs import SHARED
 from study.report.build import Report
@@ -56,13 +56,13 @@ def facts_section(report: Report) -> Section:
     variables = _named([found.variables if found else {} for found in environments], "=")
     none_set = ["none set that changes numbers"] if any(environments) else []
     facts.append(("variables", variables or none_set))
+    modules = _named([found.code if found else {} for found in environments], " ")
+    facts.append(("custom source", modules))
     rows: list[list[Text]] = []
     for name, values in facts:
         found = [value for value in values if value]
         rows += [[name if number == 0 else "", value] for number, value in enumerate(found)]
-    modules = _named([found.code if found else {} for found in environments], " ")
-    code = Details("SHA-256 of the modules of code", [BulletList(modules, small=True)])
-    return Section("Experiment and fingerprint", [Table(["entry", "value"], rows, (1,)), code])
+    return Section("Experiment and fingerprint", [Table(["entry", "value"], rows, (1,))])
 
 
 def _listed(values: Mapping[str, Any]) -> str:

@@ -53,10 +53,7 @@ def a_record(name: str, seed: int, loss: float) -> dict[str, Any]:
         "environment": {
             "python": "3.11.9", "platform": "Linux x86_64", "numpy": "2.3.1", "cuda": "12.8", "rocm": None,
             "cudnn": "91002", "float32_matmul": "high", "threads": 8, "variables": {},
-            "code": {
-                "gpt2.train.step": "aaaa", "gpt2.train.optimizer": "bbbb", "ra.attention": "cccc",
-                "study.runner.plan": "dddd",
-            },
+            "code": {},
         },
         "batch": {"effective": 8, "micro": 4, "accumulation": 2, "world_size": 1, "block_size": 64},
         "parameters": 1000,

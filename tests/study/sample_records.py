@@ -19,7 +19,7 @@ UPDATE = 512 * 1024  # tokens
 ENVIRONMENT: dict[str, Any] = {
     "python": "3.11.9", "platform": "Linux x86_64", "numpy": "2.3.1", "cuda": "12.8", "rocm": None, "cudnn": "91002",
     "float32_matmul": "high", "threads": 8, "variables": {},
-    "code": {"gpt2.train.step": "aaaaaaaaaaaaaaaa", "ra.attention": "cccccccccccccccc"},
+    "code": {"ra.custom.mine": "aaaaaaaaaaaaaaaa", "ra.custom.parts": "cccccccccccccccc"},
 }  # fmt: skip
 
 

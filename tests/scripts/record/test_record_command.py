@@ -260,7 +260,9 @@ def test_a_custom_variant_is_replayed_and_its_changed_or_missing_source_is_named
     source.write_text(CUSTOM.format(factor=1.5))
     sys.modules.pop("ra.custom.scaled")
     assert record(monkeypatch, run=run_dir, step=2) == 1
-    assert "not exact: step 1 differs" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert "not exact: step 1 differs" in message
+    assert "ra.custom.scaled" in message
     source.unlink()
     sys.modules.pop("ra.custom.scaled")
     with pytest.raises(

@@ -1,12 +1,9 @@
-import itertools
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpt2.artifacts import equivalent_code
-from gpt2.artifacts.equivalent_code import changed_code, equivalent_versions, former_digests
-from study.compare import build, checklist_rows
+from study.compare import build
 from tests.study.compared import (
     SCORE,
     VARIANTS,
@@ -61,11 +58,6 @@ ONE_THING = [
     (recorded("fingerprint", "numbers", to=2), "numbers", "fatal", "2"),
     (recorded("commit", to="e" * 40), "commit", "harmless", "eeee"),
     (recorded("dirty", to=True), "uncommitted changes", "harmless", "yes"),
-    (recorded("environment", "code", "gpt2.train.optimizer", to="eeee"),
-     "code that computes", "fatal", "train.optimizer eeee"),
-    (recorded("environment", "code", "ra.new", to="eeee"), "code that computes", "fatal", "ra.new"),
-    (recorded("environment", "code", "study.runner.plan", to="eeee"),
-     "code that plans and reports", "harmless", "eeee"),
     (recorded("environment", "variables", to={"NVIDIA_TF32_OVERRIDE": "0"}), "NVIDIA_TF32_OVERRIDE", "fatal", "0"),
     (recorded("environment", "variables", to={"MKL_CBWR": "AVX2"}), "MKL_CBWR", "harmless", "AVX2"),
     (recorded("fingerprint", "schedule", to="other"), "optimizer and budget (hash)", "fatal", "other"),
@@ -137,103 +129,32 @@ def test_older_records_are_read_and_their_missing_parts_are_named(first: Path, t
     comparison = build.build_comparison([first, a_study(tmp_path / "two", older)])
     output = {check.subject for check in comparison.checks if check.status == "not recorded"}
     assert {"numpy", "python", "environment variables", "CUDA or ROCm"} <= output
-    assert comparison.absolute  # same commit, no uncommitted changes: the code is known
-    dirty = build.build_comparison(
-        [first, a_study(tmp_path / "three", lambda v, c: (older(v, c), v.update(dirty=True))[0])]
-    )
-    assert dirty.reasons == ["not recorded, so agreement cannot be shown: code that computes"]
+    assert comparison.absolute
 
 
-def loading(version: str, **changed: str) -> Change:
-    """Records whose runs loaded the computing modules of a version, some of them changed."""
-    modules = dict(equivalent_versions()[version])
-    code = modules | {name.replace("__", "."): digest for name, digest in changed.items()}
-    assert set(code) == set(modules)
-    return recorded("environment", "code", to=code)
+def custom(digest: str) -> Change:
+    def change(value: dict[str, Any], config: Settings) -> None:
+        if value["variant"] == "RALEARN":
+            value["environment"]["code"] = {"ra.custom.mine": digest}
+
+    return change
 
 
-def code_checks(built: build.StudyComparison) -> dict[str, str]:
-    """Return subject -> status of the rows on code, without those that are equal in every test here."""
-    subjects = ("numbers", "commit", "uncommitted changes", "code that plans and reports")
-    found = {check.subject: check.status for check in built.checks if check.group == "code"}
-    assert {found.pop(subject) for subject in subjects} == {"equal"}
-    return found
+def test_another_source_of_a_custom_variant_excludes_that_variant_alone(tmp_path: Path) -> None:
+    def comparison(name: str, variants: tuple[str, ...]) -> build.StudyComparison:
+        studies = [a_study(tmp_path / name / digest, custom(digest), variants=variants) for digest in "12"]
+        return build.build_comparison(studies)
 
-
-def test_records_with_former_module_names_compare_with_new_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checklist_rows, "NUMBER_CHANGES", {})
-    old = a_study(tmp_path / "old", loading("reference"))
-    new = a_study(tmp_path / "new", loading("present"))
-    comparison = build.build_comparison([old, new])
-    assert code_checks(comparison) == {"code that computes": "equal"}
-    assert {"B", "RALEARN"} <= {row.variant for row in comparison.absolute}
-
-
-def test_a_change_of_the_numbers_of_one_variant_excludes_only_that_variant(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def study(name: str, code: Change, variants: tuple[str, ...] = VARIANTS) -> Path:
-        return a_study(tmp_path / name, code, variants=variants)
-
-    digests = {number: number * 16 for number in "123"}
-    monkeypatch.setattr(equivalent_code, "former_digests", lambda: {"ra.attention": [*digests.values()]})
-    monkeypatch.setattr(checklist_rows, "NUMBER_CHANGES", {"RALEARN": {"ra.attention": digests["2"]}})
-    former = {number: loading("present", ra__attention=digest) for number, digest in digests.items()}
-    before = [study("reference", loading("reference")), study("1", former["1"]), study("2", former["2"])]
-    after = [study("3", former["3"]), study("present", loading("present"))]
-    for same in (before, after):
-        comparison = build.build_comparison(same)
-        assert code_checks(comparison) == {"code that computes": "equal"}
-        assert "RALEARN" in {row.variant for row in comparison.absolute}
-    for one, other in itertools.product(before, after):
-        comparison = build.build_comparison([one, other])
-        assert code_checks(comparison) == {"code of RALEARN": "fatal", "code that computes": "equal"}
-        assert {row.variant for row in comparison.absolute} == {
-            "B",
-            "RAEARLY",
-            "RALATE",
-            "RAALL",
-            "control arms",
-        }
-        shown = " ".join(terminal(comparison).split())
-        assert "RALEARN is excluded: ra.attention: the runs may compute something else" in shown
-    alone = [study(f"{number} alone", former[number], ("RALEARN",)) for number in "23"]
-    comparison = build.build_comparison(alone)
-    assert code_checks(comparison) == {"code that computes": "fatal"}
-    assert not comparison.absolute
-
-
-def test_the_former_mix_of_ralearn_is_listed_as_a_change_of_its_numbers() -> None:
-    """The versions up to the listed digest have the mix of the reference commit, later ones another."""
-    changes = checklist_rows.NUMBER_CHANGES["RALEARN"]
-    last, present = changes["ra.attention"], equivalent_versions()["present"]["ra.attention"]
-    listed = [*former_digests().get("ra.attention", []), present]
-    outdated = listed[: listed.index(last) + 1]
-    for digest in [*outdated, equivalent_versions()["reference"]["ra.attention"]]:
-        assert changed_code({"ra.attention": digest}, changes) == changes
-        assert changed_code({"ra.attention": digest}) == {}
-    for digest in listed[len(outdated) :]:
-        assert changed_code({"ra.attention": digest}, changes) == {}
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "named"),
-    [
-        (loading("reference", gpt2__again="0" * 16), loading("present"), "gpt2.model.recompute"),
-        (loading("reference"), loading("present", ra__attention="0" * 16), "ra.attention"),
-    ],
-)
-def test_a_changed_computing_module_is_fatal_under_former_and_present_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: Change, new: Change, named: str
-) -> None:
-    monkeypatch.setattr(checklist_rows, "NUMBER_CHANGES", {})
-    comparison = build.build_comparison([a_study(tmp_path / "old", old), a_study(tmp_path / "new", new)])
-    fatal = [check for check in comparison.checks if check.status == "fatal"]
-    assert [check.subject for check in fatal] == ["code that computes"]
-    assert fatal[0].reason.startswith(f"{named}: ")
-    assert not comparison.absolute
+    same = build.build_comparison([a_study(tmp_path / name, custom("1")) for name in ("one", "two")])
+    assert {check.status for check in same.checks} == {"equal"}
+    mixed = comparison("mixed", VARIANTS)
+    differing = {check.subject: check.status for check in mixed.checks if check.status != "equal"}
+    assert differing == {"source of RALEARN": "fatal"}
+    assert {row.variant for row in mixed.absolute} == {*VARIANTS, "control arms"} - {"RALEARN"}
+    assert "RALEARN is excluded" in " ".join(terminal(mixed).split())
+    alone = comparison("alone", ("RALEARN",))
+    assert not alone.absolute
+    assert "source of RALEARN" in alone.reasons[0]
 
 
 def test_other_hellaswag_items_are_reported_and_losses_are_still_compared(tmp_path: Path) -> None:

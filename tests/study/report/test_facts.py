@@ -25,7 +25,7 @@ def test_each_value_of_the_environment_is_listed_once_with_the_runs_that_have_it
     evil = "<img src=x onerror=alert(1)>"
     edit(study, "B1", environment={
         "numpy": "2.3.2", "variables": {"OMP_NUM_THREADS": evil},
-        "code": ENVIRONMENT["code"] | {"gpt2.train.step": "aaaa", evil: "bbbb"},
+        "code": ENVIRONMENT["code"] | {"ra.custom.mine": "aaaa", evil: "bbbb"},
     })  # fmt: skip
     text = page(study)
     outline(text)
@@ -37,16 +37,14 @@ def test_each_value_of_the_environment_is_listed_once_with_the_runs_that_have_it
     assert found["NumPy"] == ["2.3.1 (3 runs)", "2.3.2 (1 run)"]
     inert = evil.replace("<", "&lt;").replace(">", "&gt;")
     assert found["variables"] == [f"<code>OMP_NUM_THREADS={inert} (1 run)</code>"]
-    step, attention = ENVIRONMENT["code"].values()
-    lines = [f"{inert} bbbb (1 run)", f"gpt2.train.step {step} (3 runs)", "gpt2.train.step aaaa (1 run)",
-             f"ra.attention {attention}"]  # fmt: skip
-    modules = text.partition("SHA-256 of the modules of code")[2]
-    assert re.findall("<code>(.*?)</code>", modules) == lines
+    mine, parts = ENVIRONMENT["code"].values()
+    lines = [f"{inert} bbbb (1 run)", f"ra.custom.mine {mine} (3 runs)", "ra.custom.mine aaaa (1 run)",
+             f"ra.custom.parts {parts}"]  # fmt: skip
+    assert found["custom source"] == [f"<code>{line}</code>" for line in lines]
 
 
 def test_unset_variables_are_stated_and_a_missing_environment_has_no_rows(tmp_path: Path) -> None:
     study = a_study(tmp_path, seeds=1, variants=("B",))
     assert facts(page(study))["variables"] == ["none set that changes numbers"]
     edit(study, "B0", environment=None)
-    assert not {"Python", "variables"} & set(facts(page(study)))
-    assert "modules of code" not in page(study)
+    assert not {"Python", "variables", "custom source"} & set(facts(page(study)))

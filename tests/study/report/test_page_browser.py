@@ -356,7 +356,7 @@ def test_a_dark_page_prints_its_verdict_and_its_figures_in_the_colours_of_print(
         assert sentence.startswith("exploratory: ")
         assert "better than" in sentence
         assert sentence in output
-        assert all(digest in output for digest in ENVIRONMENT["code"].values())  # which the screen folds away
+        assert all(digest in output for digest in ENVIRONMENT["code"].values())
         assert "click to hide or show" not in output
     else:
         assert len(pdf) > 50_000
