@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from configuration import rules
 from gpt2.config.config import Config, detected
-from gpt2.config.dotconfig import ConfigError, Entry, Symbols, parse_lines
-from gpt2.config.vocabulary import TOKENIZERS
+from gpt2.config.dotconfig import ConfigError, Symbols, parse_lines
 from gpt2.system.files import write_bytes
 from gpt2.system.read_files import DamagedFileError, read_bytes
 from gpt2.system.resource_errors import disk_full
@@ -30,8 +28,7 @@ def load_strictly(text: str, label: str) -> LoadedConfig:
     if "DETECTED" not in entries:
         raise ConfigError(f"{label}: CONFIG_DETECTED is missing; fix: make olddefconfig")
     tree = rules.load_kconfig(detected(Symbols(label, entries)))
-    settable = [*entries.values(), *former_values(entries)]
-    settable = [entry for entry in settable if rules.has_prompt(rules.find_symbol(tree, entry))]
+    settable = [entry for entry in entries.values() if rules.has_prompt(rules.find_symbol(tree, entry))]
     rules.check_entries(tree, settable)
     rules.apply_entries(tree, settable)
     expected = parse_lines(rules.render(tree), label)
@@ -59,9 +56,7 @@ def load_leniently(text: str, label: str, detect: str) -> LoadedConfig:
     entries = parse_lines(text, label)
     tree = rules.load_kconfig(detected(Symbols(label, entries)) if "DETECTED" in entries else detect)
     settable = {
-        entry.name: entry
-        for entry in [*entries.values(), *former_values(entries)]
-        if rules.has_prompt(rules.find_symbol(tree, entry))
+        entry.name: entry for entry in entries.values() if rules.has_prompt(rules.find_symbol(tree, entry))
     }
     rules.check_entries(tree, settable.values())
     rules.set_values(tree, settable.values())
@@ -82,13 +77,6 @@ def load_leniently(text: str, label: str, detect: str) -> LoadedConfig:
     ]
     origins = {name: entry.where for name, entry in settable.items()}
     return LoadedConfig(tree, Config.from_symbols(rules.check_tree(tree, origins)), tuple(notes))
-
-
-def former_values(entries: Mapping[str, Entry]) -> list[Entry]:
-    """Return what a .config of an older version means by a choice that it lacks: its only tokenizer was GPT-2's."""
-    if "DETECTED" not in entries or any(name in entries for name in TOKENIZERS):
-        return []
-    return [Entry("TOKENIZER_GPT2", "y", False, entries["DETECTED"].where)]
 
 
 def back_up(path: Path, text: str) -> str:

@@ -221,7 +221,7 @@ def check_settings(symbols: Symbols) -> Config:
     config = Config.from_symbols(symbols)
     AlternationSettings.from_symbols(symbols)
     StudySettings.from_symbols(symbols)
-    if symbols.flag("GRPO", absent=False):
+    if symbols.flag("GRPO"):
         GrpoSettings.from_symbols(symbols)
     return config
 

@@ -49,7 +49,7 @@ def load() -> tuple[Symbols, Config, StudySettings]:
         raise UserError("there is no .config; fix: make defconfig-gpt2-ra-ablation (make help lists others)")
     load_strictly(read_text(CONFIG), str(CONFIG))  # an edited one follows Kconfig's rules, too
     symbols = read_symbols(CONFIG)
-    if symbols.flag("GRPO", absent=False):
+    if symbols.flag("GRPO"):
         raise UserError(".config is of a GRPO study (CONFIG_GRPO=y); fix: make grpo, or another defconfig")
     return symbols, Config.from_symbols(symbols), StudySettings.from_symbols(symbols)
 

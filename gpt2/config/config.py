@@ -95,7 +95,7 @@ class BatchConfig:
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> BatchConfig:
         effective, micro = symbols.integer("EFFECTIVE_BATCH"), symbols.integer("MICRO_BATCH")
-        ranks = symbols.integer("RANKS", absent=1)
+        ranks = symbols.integer("RANKS")
         if effective < 1:
             raise symbols.error("EFFECTIVE_BATCH", "is not a batch; fix: use at least 1 sequence")
         if effective % ranks:
@@ -119,7 +119,7 @@ class BatchConfig:
 class BudgetConfig:
     """Limits of a run, 0 for none. The first three set its number of iterations; at least one of them is set.
 
-    hard_limit_seconds: of wall time, after which a run is cut. Configurations of older versions have no such limit.
+    hard_limit_seconds: of wall time, after which a run is cut.
     """
 
     max_time_seconds: int
@@ -136,7 +136,7 @@ class BudgetConfig:
                 names[0],
                 "and CONFIG_GPT2_MAX_TOKENS=0 and CONFIG_GPT2_MAX_ITERS=0 give no budget; set one above 0",
             )
-        return cls(seconds, tokens, iterations, symbols.integer("GPT2_HARD_LIMIT", absent=0))
+        return cls(seconds, tokens, iterations, symbols.integer("GPT2_HARD_LIMIT"))
 
     @property
     def text(self) -> str:
@@ -282,16 +282,19 @@ class TargetConfig:
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> TargetConfig:
         name, dtype = TARGETS[symbols.choice(TARGETS)], DTYPES[symbols.choice(DTYPES)]
+        ranks = symbols.integer("RANKS")
         return cls(
             name=name,
             dtype=dtype,
             compile=symbols.flag("COMPILE"),
             cpu_threads=symbols.integer("CPU_THREADS"),
             detected=detected(symbols),
-            scale_cpu=symbols.flag("SCALE_CPU", absent=False),  # .config omits n
-            deterministic=symbols.flag("DETERMINISTIC", absent=False),
-            ranks=symbols.integer("RANKS", absent=1),
-            ranks_timeout_seconds=symbols.integer("RANKS_TIMEOUT", absent=cls.ranks_timeout_seconds),
+            scale_cpu="SCALE_CPU" in symbols and symbols.flag("SCALE_CPU"),  # .config omits n
+            deterministic=symbols.flag("DETERMINISTIC"),
+            ranks=ranks,
+            ranks_timeout_seconds=symbols.integer("RANKS_TIMEOUT")
+            if ranks > 1
+            else cls.ranks_timeout_seconds,
         )
 
 
@@ -319,8 +322,7 @@ class TrackingConfig:
                 raise symbols.error(
                     "WANDB_PROJECT", "is not a project name; fix: use letters, digits, . _ and -"
                 )
-        board = symbols.flag("TENSORBOARD", absent=False)
-        return cls(wandb, mode, project, board)
+        return cls(wandb, mode, project, symbols.flag("TENSORBOARD"))
 
 
 @dataclass(frozen=True)

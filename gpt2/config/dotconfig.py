@@ -155,13 +155,8 @@ class Symbols:
             )
         return self.entries[name]
 
-    def text(self, name: str, absent: str | None = None) -> str:
-        """Return a string value, which .config quotes.
-
-        absent: here and below, the value of a configuration of an older version, which lacks the symbol.
-        """
-        if absent is not None and name not in self:
-            return absent
+    def text(self, name: str) -> str:
+        """Return a string value, which .config quotes."""
         entry = self._entry(name)
         if not entry.quoted:
             raise self.error(name, f'is not in double quotes; fix: CONFIG_{name}="{entry.value}"')
@@ -173,18 +168,14 @@ class Symbols:
             raise self.error(name, "names no folder; fix: use a path, relative to the repository or absolute")
         return Path(self.text(name))
 
-    def integer(self, name: str, absent: int | None = None) -> int:
+    def integer(self, name: str) -> int:
         """Return a whole number of 0 or more."""
-        if absent is not None and name not in self:
-            return absent
         entry = self._entry(name)
         if entry.quoted or not INTEGER.fullmatch(entry.value) or entry.value.startswith("-"):
             raise self.error(name, "is not a whole number; fix: use 0 or more, unquoted")
         return int(entry.value)
 
-    def flag(self, name: str, absent: bool | None = None) -> bool:
-        if absent is not None and name not in self:
-            return absent
+    def flag(self, name: str) -> bool:
         entry = self._entry(name)
         if entry.quoted or entry.value not in ("y", "n"):
             raise self.error(name, "is neither y nor n; fix: use y or n, unquoted")

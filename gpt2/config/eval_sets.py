@@ -20,12 +20,12 @@ class EvalSet:
 
 
 def eval_sets(symbols: Symbols) -> tuple[EvalSet, ...]:
-    """Return the sets in their order. Configurations of older versions have none.
+    """Return the sets in their order.
 
     ConfigError for a name of another form, a name twice, and an unknown name without a file.
     """
     found: dict[str, EvalSet] = {}
-    for word in split_words(symbols.text("EVAL_SETS", absent="")):
+    for word in split_words(symbols.text("EVAL_SETS")):
         name, equals, pattern = word.partition("=")
         if not NAME.fullmatch(name):
             raise symbols.error(

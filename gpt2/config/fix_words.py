@@ -10,11 +10,11 @@ WORD = re.compile(r"(cpu|upcast|small):.+")
 
 
 def numerics_fix(symbols: Symbols) -> str:
-    """Return the words, separated by blanks. Configurations of older versions have none.
+    """Return the words, separated by blanks.
 
     ConfigError for a word of another form.
     """
-    words = symbols.text("NUMERICS_FIX", absent="").split()
+    words = symbols.text("NUMERICS_FIX").split()
     for word in words:
         if not WORD.fullmatch(word):
             raise symbols.error(

@@ -27,7 +27,7 @@ class MonitorSettings:
 
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> MonitorSettings:
-        if not symbols.flag("MONITOR", absent=False):
+        if not symbols.flag("MONITOR"):
             return cls()
         words = {name: split_words(symbols.text(f"MONITOR_{name}")) for name in ("TARGETS", "TRIGGERS")}
         references = split_words(symbols.text("MONITOR_REFERENCES"))

@@ -26,6 +26,5 @@ TOKENIZERS = {"TOKENIZER_GPT2": GPT2, "TOKENIZER_BYTES": BYTES}
 
 
 def vocabulary(symbols: Symbols) -> Vocabulary:
-    """Read the tokenizer. Configurations of older versions have no such choice and use GPT-2's."""
-    old = not any(name in symbols for name in TOKENIZERS)
-    return GPT2 if old else TOKENIZERS[symbols.choice(TOKENIZERS)]
+    """Read the tokenizer."""
+    return TOKENIZERS[symbols.choice(TOKENIZERS)]

@@ -29,7 +29,7 @@ def main() -> None:
     config = read_text(CONFIG)
     load_strictly(config, str(CONFIG))
     symbols = read_symbols(CONFIG)
-    if not symbols.flag("GRPO", absent=False):
+    if not symbols.flag("GRPO"):
         raise UserError(".config is of no GRPO study; fix: make defconfig-grpo-gsm8k")
     settings = GrpoSettings.from_symbols(symbols)
     identity = check(settings)

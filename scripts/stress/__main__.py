@@ -53,7 +53,7 @@ def configured_ranks() -> int:
     """Return CONFIG_RANKS of .config; 1 without the file."""
     if not Path(".config").exists():
         return 1
-    return read_symbols(".config").integer("RANKS", absent=1)
+    return read_symbols(".config").integer("RANKS")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from ra.names import VariantError, is_control_arm, refuse_misnamed_files
 from study.records.plan_file import LearningRates
 from study.sweep.rates import read_rates
 
+EXECUTORS = {"EXECUTOR_LOCAL": "local", "EXECUTOR_SLURM": "slurm", "EXECUTOR_RAY": "ray"}
 ONLY_WSD = (
     "cannot be continued with a cosine schedule: only WSD can be continued, since a cosine has other learning rates at "
     "another count from the first step on; fix: CONFIG_SCHEDULE_WSD=y in both studies"
@@ -59,7 +60,7 @@ class StudySettings:
             )
         if seeds < 1:
             raise symbols.error("SEEDS", "leaves nothing to run; fix: CONFIG_SEEDS=1 or more")
-        variants = _variants(symbols)
+        variants, executor = _variants(symbols), EXECUTORS[symbols.choice(EXECUTORS)]
         return cls(
             name=name,
             variants=variants,
@@ -70,10 +71,10 @@ class StudySettings:
             primary=_primary(symbols, variants),
             rates=read_rates(symbols, variants),
             continues=_continues(symbols),
-            slots=symbols.integer("SLOTS", absent=1),
-            executor=_executor(symbols),
-            slurm_options=_slurm_options(symbols),
-            ray_address=symbols.text("RAY_ADDRESS", absent=""),
+            slots=symbols.integer("SLOTS"),
+            executor=executor,
+            slurm_options=_slurm_options(symbols) if executor == "slurm" else "",
+            ray_address=symbols.text("RAY_ADDRESS") if executor == "ray" else "",
         )
 
 
@@ -108,10 +109,10 @@ def _primary(symbols: Symbols, variants: tuple[str, ...]) -> str:
 
 def _continues(symbols: Symbols) -> Path | None:
     """Return the folder of the study to continue. ConfigError where its runs have no state to continue from."""
-    text = symbols.text("CONTINUES", absent="")
+    text = symbols.text("CONTINUES")
     if text and not symbols.flag("SCHEDULE_WSD"):
         raise symbols.error("CONTINUES", ONLY_WSD)
-    if text and symbols.text("LEARNING_RATES", absent=""):
+    if text and symbols.text("LEARNING_RATES"):
         raise symbols.error(
             "CONTINUES",
             "and CONFIG_LEARNING_RATES exclude each other: longer runs can need other rates; fix: remove one",
@@ -119,15 +120,9 @@ def _continues(symbols: Symbols) -> Path | None:
     return Path(text) if text else None
 
 
-def _executor(symbols: Symbols) -> str:
-    """Return where runs execute. Older configurations lack it."""
-    names = {"EXECUTOR_SLURM": "slurm", "EXECUTOR_RAY": "ray"}
-    return next((names[name] for name in names if symbols.flag(name, absent=False)), "local")
-
-
 def _slurm_options(symbols: Symbols) -> str:
     """Return the options of sbatch. ConfigError where a quote is not closed."""
-    options = symbols.text("SLURM_OPTIONS", absent="")
+    options = symbols.text("SLURM_OPTIONS")
     try:
         shlex.split(options)
     except ValueError as error:

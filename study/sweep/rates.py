@@ -23,7 +23,7 @@ Table = Mapping[str, Mapping[str, Sequence[float | None]]]  # arm -> rate -> los
 
 def read_rates(symbols: Symbols, variants: Sequence[str]) -> LearningRates | None:
     """Read the rates, in ascending order; None without rates. ConfigError for rates that cannot be tuned."""
-    typed = symbols.text(SYMBOL, absent="").split()
+    typed = symbols.text(SYMBOL).split()
     if not typed:
         return None
     _, interval = OPTIMIZER_NUMBERS["learning_rate"]

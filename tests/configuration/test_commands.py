@@ -200,16 +200,6 @@ def test_an_outdated_config_is_refused_and_olddefconfig_updates_it(old, new, sym
     assert "up to date" in capsys.readouterr().out
 
 
-def test_a_config_from_before_the_choice_of_a_tokenizer_means_gpt2s():
-    defconfig()
-    edited("# CONFIG_TOKENIZER_GPT2 is not set", "")
-    edited("CONFIG_TOKENIZER_BYTES=y", "")
-    assert "make olddefconfig (it adds CONFIG_TOKENIZER_GPT2=y)" in refusal("check")
-    run("olddefconfig")
-    commands.check()
-    assert load_config(".config").data.tokenizer == "gpt2"
-
-
 @pytest.mark.parametrize("command", ["check", "olddefconfig", "savedefconfig"])
 def test_without_a_config_the_command_that_writes_one_is_named(command):
     assert "make defconfig-gpt2-ra-ablation" in refusal(command)

@@ -169,7 +169,7 @@ def test_names_are_checked_before_a_run(plain: Path, tmp_path: Path) -> None:
     assert type(model.blocks[1].mlp) is MLP
 
 
-def test_the_setting_is_read_and_absent_in_older_configurations() -> None:
+def test_the_setting_is_read() -> None:
     assert Config.from_symbols(test_config.symbols()).numerics_fix == ""
     found = Config.from_symbols(test_config.symbols(NUMERICS_FIX='" upcast:a  cpu:b "'))
     assert found.numerics_fix == "upcast:a cpu:b"

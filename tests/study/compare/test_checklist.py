@@ -56,7 +56,10 @@ def test_different_settings_of_the_learned_variant_are_named() -> None:
 
 
 WSD = {"SCHEDULE_COSINE": "n", "SCHEDULE_WSD": "y", "DECAY_FRACTION": '"0.2"'}
-OTHER = {"EFFECTIVE_BATCH": "32", "GPT2_BLOCK_SIZE": "64", "HELLASWAG_FILE": '"other"', "DATA_DIR": '"other"'}
+OTHER = {
+    "EFFECTIVE_BATCH": "32", "GPT2_BLOCK_SIZE": "64", "HELLASWAG_FILE": '"other"', "DATA_DIR": '"other"',
+    "EVAL_SETS": '"wikitext-2"', "NUMERICS_FIX": '"cpu:loss"',
+}  # fmt: skip
 
 
 def another(name: str, value: str) -> str:

@@ -26,7 +26,14 @@ VALUES = {
     "GPT2_MODEL_MINI": "y",
     "GPT2_BLOCK_SIZE": "128",
     "GPT2_DROPOUT": '"0.0"',
+    "GPT2_HARD_LIMIT": "0",
+    "TOKENIZER_GPT2": "y",
+    "SLOTS": "1",
+    "EXECUTOR_LOCAL": "y",
+    "LEARNING_RATES": '""',
+    "CONTINUES": '""',
 }
+SLURM = {"EXECUTOR_LOCAL": "n", "EXECUTOR_SLURM": "y"}
 
 
 def read(**changes: str) -> StudySettings:
@@ -103,7 +110,7 @@ def test_the_primary_comparison_is_named_or_the_first_variant_that_is_no_control
 
 
 def test_options_of_sbatch_with_an_open_quote_are_refused():
-    assert "CONFIG_SLURM_OPTIONS" in (message := refusal(SLURM_OPTIONS=quote("--comment='a b")))
+    assert "CONFIG_SLURM_OPTIONS" in (message := refusal(**SLURM, SLURM_OPTIONS=quote("--comment='a b")))
     assert "no closing quotation; fix: " in message
     options = "--comment='a b' --partition=\"gpu\""
-    assert read(SLURM_OPTIONS=quote(options)).slurm_options == options
+    assert read(**SLURM, SLURM_OPTIONS=quote(options)).slurm_options == options

@@ -41,9 +41,8 @@ def test_the_rates_are_sorted_by_value_and_retain_their_spelling() -> None:
     assert read("1.2e-3 3e-4 0.0006") == LearningRates(("3e-4", "0.0006", "1.2e-3"), 3)
 
 
-def test_without_rates_and_in_an_older_configuration_nothing_is_tuned() -> None:
+def test_without_rates_nothing_is_tuned() -> None:
     assert read("") is read("  ") is None
-    assert read_rates(Symbols("c", {}), ARMS) is None
 
 
 @pytest.mark.parametrize(
