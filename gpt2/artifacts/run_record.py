@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from gpt2.artifacts.eval_sets import EvalSetEntry
 from gpt2.artifacts.seal import Seal, read_sealed, write_sealed
@@ -20,9 +20,7 @@ from gpt2.artifacts.typed_json import (
     Count,
     InvalidJsonError,
     JsonObject,
-    LeftOut,
     Missing,
-    MissingOrNull,
     Positive,
     Share,
     Text,
@@ -90,9 +88,8 @@ class Environment(JsonObject):
     threads: Count | None
     variables: Mapping[str, Any]
     code: Mapping[str, Any]
-    # "": an older record, without the key
-    triton: Annotated[str | None, LeftOut(nullable=True, value="")] = ""
-    deterministic: Missing[bool] = None  # torch's deterministic algorithms; older records lack it
+    triton: str | None
+    deterministic: bool  # torch's deterministic algorithms
 
 
 @dataclass(frozen=True)
@@ -143,7 +140,7 @@ class Evaluation(NamedTuple):
 class RecordedValidation(JsonObject):
     """The last validation and the history. tokens: scored at each validation.
 
-    bytes: of UTF-8 that these tokens decode to; an end of text has none. Missing in older records, as is bits_per_byte.
+    bytes: of UTF-8 that these tokens decode to; an end of text has none.
     """
 
     loss: float | None
@@ -151,19 +148,19 @@ class RecordedValidation(JsonObject):
     best_perplexity: float | None
     tokens: Count
     history: tuple[Evaluation, ...]
-    bytes: Missing[Count] = None
-    bits_per_byte: MissingOrNull[float] = None
+    bytes: Count
+    bits_per_byte: float | None
 
 
 @dataclass(frozen=True)
 class HellaSwagEntry(JsonObject):
-    """HellaSwag accuracies, or `absent`: the reason for no score. items_sha256: missing in older records."""
+    """HellaSwag accuracies, or `absent`: the reason for no score."""
 
     absent: Missing[str] = None
     acc: Missing[Share] = None
-    acc_stderr: MissingOrNull[Amount] = None
+    acc_stderr: Missing[Amount] = None
     acc_norm: Missing[Share] = None
-    acc_norm_stderr: MissingOrNull[Amount] = None
+    acc_norm_stderr: Missing[Amount] = None
     items: Missing[Count] = None
     items_sha256: Missing[Text] = None
 
@@ -207,7 +204,7 @@ class Learned(JsonObject):
     """Scalars that the attentions learned, one per layer."""
 
     alternation_probability: tuple[Share, ...]
-    history: Missing[tuple[LearnedPoint, ...]] = None
+    history: tuple[LearnedPoint, ...]
 
 
 class ScalarPoint(NamedTuple):
@@ -266,7 +263,7 @@ class Spike(NamedTuple):
 
 @dataclass(frozen=True)
 class RunRecord(JsonObject):
-    """The content of run.json. A part is None until it is known. seal: older records have none.
+    """The content of run.json. A part is None until it is known. seal: None before it is written.
 
     fixes: the computations that CONFIG_NUMERICS_FIX replaced, in words. eval_sets: by name, those of the run's end.
     """
@@ -291,8 +288,8 @@ class RunRecord(JsonObject):
     memory: Memory | None
     throughput: Throughput | None
     learned: Learned | None
-    environment: Environment | None = None
-    schedule: Schedule | None = None
+    environment: Environment | None
+    schedule: Schedule | None
     notes: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
     spikes: tuple[Spike, ...] = ()
@@ -313,7 +310,7 @@ class RunRecord(JsonObject):
         return self.schedule is not None and self.schedule.cut
 
 
-def bits_per_byte(loss: float | None, tokens: int, text_bytes: int | None) -> float | None:
+def bits_per_byte(loss: float | None, tokens: int, text_bytes: int) -> float | None:
     """Return the nats of all tokens over ln 2 and over the bytes that they decode to; None where one is unknown.
 
     loss: mean nats per token. The result does not depend on the tokenizer's units (Gao et al. 2020, arXiv:2101.00027).

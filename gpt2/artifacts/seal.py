@@ -43,7 +43,7 @@ def write_sealed(
 def read_sealed(path: Path) -> Any:
     """Return the JSON value in a file. DamagedFileError if it is not valid or does not agree with its seal.
 
-    A file without a seal is of an older version.
+    A file without a seal is only parsed.
     """
     content = read_bytes(path)
     value = parse_json(content, path)

@@ -44,10 +44,7 @@ class NonEmpty:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Marks a field that is left out of the JSON object if it equals `value`. nullable: null is readable, too."""
-
-    nullable: bool = False
-    value: Any = None
+    """Marks a field that is left out of the JSON object if it is None."""
 
 
 Count = Annotated[int, Range(0)]
@@ -56,7 +53,6 @@ Amount = Annotated[float, Range(0)]
 Share = Annotated[float, Range(0, 1)]
 Text = Annotated[str, NonEmpty()]
 Missing = Annotated[T | None, LeftOut()]
-MissingOrNull = Annotated[T | None, LeftOut(nullable=True)]
 
 
 class JsonObject:
@@ -87,10 +83,11 @@ def read_file(kind: type[T], path: Path) -> T:
 def to_plain(value: Any) -> Any:
     """Return plain JSON data, with objects and tuples inside converted."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        values = {
-            key: (getattr(value, field.name), field.mark) for key, field in _fields(_class_of(value)).items()
-        }
-        return {key: to_plain(item) for key, (item, mark) in values.items() if not mark or item != mark.value}
+        values = [
+            (key, field.left_out, getattr(value, field.name))
+            for key, field in _fields(_class_of(value)).items()
+        ]
+        return {key: to_plain(item) for key, left_out, item in values if item is not None or not left_out}
     if isinstance(value, Mapping):
         return {key: to_plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -107,12 +104,12 @@ def _class_of(value: Any) -> Any:
 
 
 class _Field(NamedTuple):
-    """A field of a dataclass. mark: None if its key is always written."""
+    """A field of a dataclass. left_out: whether its key is left out where it is None."""
 
     name: str
     read: Reader
     required: bool
-    mark: LeftOut | None
+    left_out: bool
 
 
 @functools.cache
@@ -123,12 +120,11 @@ def _fields(kind: Any) -> dict[str, _Field]:
     for one in dataclasses.fields(kind):
         hint, annotations = hints[one.name], getattr(hints[one.name], "__metadata__", ())
         required = one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING
-        mark = next((part for part in annotations if isinstance(part, LeftOut)), None)
-        if mark:
+        left_out = any(isinstance(part, LeftOut) for part in annotations)
+        if left_out:
             hint = get_args(hint)[0]
-        if mark and not mark.nullable:
             (hint,) = (part for part in get_args(hint) if part is not type(None))
-        found[one.metadata.get("key", one.name)] = _Field(one.name, _reader(hint), required, mark)
+        found[one.metadata.get("key", one.name)] = _Field(one.name, _reader(hint), required, left_out)
     return found
 
 

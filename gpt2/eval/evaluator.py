@@ -60,7 +60,7 @@ class Evaluator:
         return {"losses": self.losses, "learned": self.learned, "scalars": self.scalars}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        self.losses, self.learned, self.scalars = saved["losses"], saved["learned"], saved.get("scalars", [])
+        self.losses, self.learned, self.scalars = saved["losses"], saved["learned"], saved["scalars"]
 
     def due(self, tokens: int) -> bool:
         """Whether training passed a point of the token grid since the last evaluation (never at 0 tokens)."""
@@ -167,7 +167,7 @@ class Evaluator:
 def hellaswag_entry(score: hellaswag.HellaSwag) -> dict[str, Any]:
     """Return the record's `hellaswag`."""
     names = ("acc", "acc_stderr", "acc_norm", "acc_norm_stderr", "items", "items_sha256")
-    return {name: getattr(score, name) for name in names}
+    return {name: value for name in names if (value := getattr(score, name)) is not None}
 
 
 def hellaswag_choices(score: hellaswag.HellaSwag) -> dict[str, Any]:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 # Raised by hand where a change of the code makes a configuration compute other numbers; `python -m
 # scripts.dev.same_numbers` shows whether it does. It is part of the fingerprint: runs with another are not compared.
 NUMBERS = 1
-DROPOUT_SEEDING = "dropout is seeded by (seed, iteration, micro-batch)"
 
 
 def initial_record(
@@ -40,8 +39,6 @@ def initial_record(
     config: the settings that the runs of the study share.
     """
     code, model = revision(), config.model
-    # older versions seeded dropout once an update: their runs with dropout have other masks
-    masks = [DROPOUT_SEEDING] if model.dropout else []
     record = run_record.blank(plan.run, plan.variant, plan.seed)
     return dataclasses.replace(
         record,
@@ -52,7 +49,7 @@ def initial_record(
             model=digest(dataclasses.asdict(config.model)),
             data=data_fingerprint,
             tokenizer=tokenizer.load(config.data.tokenizer).fingerprint,
-            batch=digest([plan.batch.effective, plan.batch.block_size, *masks]),
+            batch=digest([plan.batch.effective, plan.batch.block_size]),
             schedule=schedule_digest(config, plan.continues.schedule if plan.continues else None),
             initial_weights=weights_digest(
                 stepper.model,
@@ -73,8 +70,6 @@ def initial_record(
 def schedule_digest(config: Config, continues: str | None = None) -> str:
     """Digest the settings that decide the learning rate. continues: that digest of the runs that are continued."""
     settings = dataclasses.asdict(config.optimizer)
-    if settings["schedule"] == "cosine":  # the digest from before the other schedules
-        del settings["schedule"], settings["decay_fraction"]
     budget = dataclasses.asdict(config.budget)
     del budget["hard_limit_seconds"]  # no learning rate depends on it
     return digest([settings, budget, *filter(None, [continues])])

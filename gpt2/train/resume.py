@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gpt2.artifacts.checkpoint import CheckpointError, LoadedCheckpoint
 from gpt2.artifacts.run_record import Clock, Evaluation, LearnedPoint, RunRecord, ScalarPoint, Spike
-from gpt2.artifacts.typed_json import Count, InvalidJsonError, JsonObject, Missing, parse
+from gpt2.artifacts.typed_json import Count, InvalidJsonError, JsonObject, parse
 from gpt2.system.errors import UserError
 
 # Settings of torch's optimizer, which differ between versions of torch. `load_state_dict` completes them.
@@ -38,7 +38,7 @@ class Meta(JsonObject):
     watch: tuple[float, ...]
     spikes: tuple[Spike, ...]
     clocks: Clock
-    scalars: Missing[tuple[ScalarPoint, ...]] = None
+    scalars: tuple[ScalarPoint, ...]
 
 
 def check_fits(
@@ -86,17 +86,17 @@ def refuse_another_run(loaded: LoadedCheckpoint, now: dict[str, Any], run: str, 
     """Return the plain data of the checkpoint of a run.
 
     Raises RunError where the checkpoint has other data, weights, settings or another length.
-    now: the values that must agree between two processes of the run. Older checkpoints have no warm-up to compare.
+    now: the values that must agree between two processes of the run.
     """
     restart = f"set another CONFIG_STUDY_NAME, or delete {directory} to train it from the start"
     try:
         meta = parse(Meta, loaded.meta, "meta.json")
     except InvalidJsonError as error:
         raise RunError(
-            f"the checkpoint of {run} at iteration {loaded.iteration} cannot be continued: {error} (an older "
-            f"version may have written it); fix: use the version that wrote it, or {restart}"
+            f"the checkpoint of {run} at iteration {loaded.iteration} cannot be continued: {error}; fix: "
+            f"{restart}"
         ) from error
-    before = {"warmup_iterations": now.get("warmup_iterations")} | dict(meta.of)
+    before = meta.of
     now = {"numerics_fix": None} | now  # absent where it is not set
     differing = [name for name in now if before.get(name) != now[name]]
     if differing:

@@ -253,8 +253,8 @@ def check_step(record: run_record.RunRecord, run_dir: Path, step: int) -> int:
     """Return the planned iterations of the run. UserError where it has no such step, or no such plan."""
     if not (record.schedule and record.batch and record.fingerprint and record.target):
         raise UserError(
-            f"{run_dir / 'run.json'} lacks schedule, batch, fingerprint or target (an older version may have written "
-            "it), so its steps cannot be replayed"
+            f"{run_dir / 'run.json'} lacks schedule, batch, fingerprint or target, so its steps cannot be "
+            "replayed; fix: train it with `make`"
         )
     planned = record.schedule.iterations
     if not 1 <= step <= planned:

@@ -105,7 +105,7 @@ def _values(config: Mapping[str, str]) -> dict[str, str]:
     return {
         name: NOT_SET if value == "n" else value or '""'
         for name, value in config.items()
-        if name not in checklist_rows.COVERED and (value or name not in checklist_rows.OFF_WHEN_EMPTY)
+        if name not in checklist_rows.COVERED
     }
 
 
@@ -123,14 +123,9 @@ def _meaning(name: str, learned: bool) -> tuple[str, str]:
 def _variables(studies: Sequence[Recorded]) -> list[ChecklistRow]:
     """Compare each environment variable that any run has."""
     group, subject = "environment", "environment variables"
-    recorded = [[run.record.environment for run in study.used] for study in studies]
-    if not all(entry for study in recorded for entry in study):
-        values = tuple("recorded" if all(study) else NOT_RECORDED for study in recorded)
-        reason = "older records lack the variables that change numbers, so a difference cannot be excluded"
-        return [ChecklistRow(group, subject, NOT_RECORDED, values, reason, False)]
     tables = [
-        [{name: str(value) for name, value in entry.variables.items()} for entry in study if entry]
-        for study in recorded
+        [{name: str(value) for name, value in run.record.environment.variables.items()} for run in study.used]
+        for study in studies
     ]
     checks = compare_tables(group, tables, _variable_meaning)
     return checks or [compare_values(group, subject, [{"none set"} for _ in studies], EQUAL, "")]
@@ -164,6 +159,5 @@ def _source(name: str, studies: Sequence[Recorded]) -> ChecklistRow | None:
     )
 
 
-def _modules(environment: Environment | None) -> str:
-    code = environment.code if environment else {}
-    return ", ".join(f"{module} {str(digest)[:6]}" for module, digest in code.items())
+def _modules(environment: Environment) -> str:
+    return ", ".join(f"{module} {str(digest)[:6]}" for module, digest in environment.code.items())

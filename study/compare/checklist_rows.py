@@ -16,7 +16,7 @@ Read = Callable[[FinishedRecord], Any]
 
 def _environment(read: Callable[[Environment], Any]) -> Read:
     """An entry of the environment; "none" where it has no value."""
-    return lambda record: str(read(record.environment) or "none") if record.environment else None
+    return lambda record: str(read(record.environment) or "none")
 
 
 def _short(text: str | None) -> str | None:
@@ -24,10 +24,8 @@ def _short(text: str | None) -> str | None:
     return text if text is None or text == NOT_RECORDED else text[:12]
 
 
-def _schedule(record: FinishedRecord) -> str | None:
+def _schedule(record: FinishedRecord) -> str:
     planned = record.schedule
-    if not planned:
-        return None
     warmup = "" if planned.warmup_iterations is None else f", {planned.warmup_iterations:,} of warm-up"
     return f"{record.progress.iterations:,} of {planned.iterations:,} iterations{warmup}"
 
@@ -37,17 +35,9 @@ def _split(record: FinishedRecord) -> str:
     return f"{batch.micro:,} x {batch.accumulation:,} x {batch.world_size:,}"
 
 
-def _hellaswag(record: FinishedRecord) -> str | None:
+def _hellaswag(record: FinishedRecord) -> str:
     items = scored_items(record)
-    if items is None:
-        return "not scored"
-    return str(items) if items.sha256 else None
-
-
-def _triton(record: FinishedRecord) -> str | None:
-    """The version of triton; older records lack the entry and have an empty string."""
-    environment = record.environment
-    return None if not environment or environment.triton == "" else environment.triton or "none"
+    return str(items) if items else "not scored"
 
 
 NUMBERS = "the row numbers shows whether the code computes the same"
@@ -59,8 +49,7 @@ RULES: tuple[EntryRule[FinishedRecord], ...] = (
     EntryRule("data", "validation set", lambda r: _short(r.fingerprint.validation), FATAL,
         "losses refer to different text"),
     EntryRule("data", "HellaSwag items", _hellaswag, HARMLESS,
-        "losses do not depend on them; HellaSwag accuracies refer to different questions: do not compare them",
-        unknown="losses do not depend on them; whether HellaSwag accuracies refer to the same questions is unknown"),
+        "losses do not depend on them; HellaSwag accuracies refer to different questions: do not compare them"),
     EntryRule("model", "model", lambda r: _short(r.fingerprint.model), FATAL, "size, block size or dropout differ"),
     EntryRule("model", "parameters", lambda r: r.parameters and f"{r.parameters:,}", FATAL,
         "the variants are different models", by="variant"),
@@ -69,8 +58,6 @@ RULES: tuple[EntryRule[FinishedRecord], ...] = (
     EntryRule("batch", "effective batch", lambda r: f"{r.batch.effective:,}", FATAL,
         "an optimizer step averages over a different number of sequences"),
     EntryRule("batch", "sequence length", lambda r: f"{r.batch.block_size:,}", FATAL, "the context lengths differ"),
-    EntryRule("batch", "batch and dropout", lambda r: _short(r.fingerprint.batch), HARMLESS,
-        "where the rows above agree, another version drew other masks of dropout: noise like that of another seed"),
     EntryRule("batch", "micro-batch x accumulation x processes", _split, HARMLESS,
         "the gradient is a mean over the same sequences however they are split; only rounding differs"),
     EntryRule("schedule", "schedule", _schedule, FATAL,
@@ -80,8 +67,7 @@ RULES: tuple[EntryRule[FinishedRecord], ...] = (
         "each study chose the rates of its arms", by="variant", recent=True, unknown_blocks=False),
     EntryRule("precision", "precision", lambda r: r.target.dtype, FATAL, "the number formats differ"),
     EntryRule("precision", "float32 products", _environment(lambda e: e.float32_matmul), FATAL,
-        "torch's setting: TF32 keeps 10 bits of a float32's 23",
-        unknown_blocks=False),  # older records lack it
+        "torch's setting: TF32 keeps 10 bits of a float32's 23"),
     EntryRule("precision", "attention backend", lambda r: r.target.attention_backend, HARMLESS,
         "every backend computes exact softmax attention; the order of sums differs"),
     EntryRule("machine", "device", lambda r: r.target.device, HARMLESS,
@@ -93,7 +79,7 @@ RULES: tuple[EntryRule[FinishedRecord], ...] = (
         "sums are split among threads: rounding only"),
     EntryRule("machine", "platform", _environment(lambda e: e.platform), HARMLESS, VERSION),
     EntryRule("libraries", "torch", lambda r: r.target.torch, HARMLESS, VERSION),
-    EntryRule("libraries", "triton", _triton, HARMLESS, "it compiles kernels: " + VERSION, recent=True),
+    EntryRule("libraries", "triton", _environment(lambda e: e.triton), HARMLESS, "it compiles kernels: " + VERSION),
     EntryRule("libraries", "numpy", _environment(lambda e: e.numpy), HARMLESS,
         "it shuffles the batches: if the order changed, the losses part at the first step"),
     EntryRule("libraries", "python", _environment(lambda e: e.python), HARMLESS,
@@ -110,8 +96,7 @@ RULES: tuple[EntryRule[FinishedRecord], ...] = (
 # Each Kconfig symbol (for a choice in study.compare.load.CHOICES, the choice) is in one of the tables below. A symbol
 # in none of them, from another version of this project, is fatal where it differs.
 
-# Settings that the rows above cover, or that only name things. SCHEDULE_WSD is the opposite of SCHEDULE_COSINE; studies
-# from before that choice have neither.
+# Settings that the rows above cover, or that only name things. SCHEDULE_WSD is the opposite of SCHEDULE_COSINE.
 COVERED = (
     "DATASET_EMBEDDED", "DATASET_FILES", "DATASET_FINEWEB_EDU", "DATASET_LOCAL", "DATASET_MAX_TOKENS",
     "DATASET_OPENWEBTEXT", "DATASET_TINYSTORIES", "DATASET_WIKITEXT103", "DATA_DIR", "DETECTED", "DTYPE",
@@ -132,7 +117,6 @@ LEARNED_SETTINGS = (
 TUNED = ("LEARNING_RATES", "TUNING_SEEDS")
 CHANGES_TRAINING = (*OPTIMIZER, *LEARNED_SETTINGS, *TUNED, "NUMERICS_FIX", "CONTINUES")
 BUDGET = "a budget only sets the number of iterations, which the row schedule compares"
-FORMER = ("BUDGET_EQUAL_TOKENS",)  # symbols of older studies
 SPEED = "it changes speed and rounding, not the computed function"
 ASIDE = "it changes no training step"
 GRPO = (
@@ -142,7 +126,7 @@ GRPO = (
 )  # fmt: skip
 PLACES = "it chooses where runs execute and how many at once, not their numbers"
 WITHOUT_EFFECT = {
-    **dict.fromkeys(LIMITS, BUDGET), "BUDGET_EQUAL_TIME": BUDGET, **dict.fromkeys(FORMER, BUDGET),
+    **dict.fromkeys(LIMITS, BUDGET), "BUDGET_EQUAL_TIME": BUDGET,
     "GPT2_HARD_LIMIT": "it only cuts runs short, which the row schedule shows",
     "EQUIVALENCE_MARGIN_PERCENT": "it changes a study's verdicts, not its losses",
     "COMPILE": SPEED, "CPU_THREADS": SPEED, "DETERMINISTIC": SPEED, "RANKS": SPEED,
@@ -157,4 +141,3 @@ WITHOUT_EFFECT = {
     "SLOTS": PLACES, "EXECUTOR": PLACES, "SLURM_OPTIONS": PLACES, "RAY_ADDRESS": PLACES,
 }  # fmt: skip
 LEARNED_PREFIX = "ALTERNATION_"
-OFF_WHEN_EMPTY = ("LEARNING_RATES", "NUMERICS_FIX")  # absent in older studies, with the same effect

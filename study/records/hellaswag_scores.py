@@ -16,14 +16,13 @@ OTHER_ITEMS = "its runs were scored on other items than most"
 
 
 class Items(NamedTuple):
-    """Which items were scored: how many, and their digest; "" in a record that has none."""
+    """Which items were scored: how many, and their digest."""
 
     number: int
     sha256: str
 
     def __str__(self) -> str:
-        which = f"SHA-256 {self.sha256[:12]}" if self.sha256 else "which ones is not recorded"
-        return f"{self.number:,} items ({which})"
+        return f"{self.number:,} items (SHA-256 {self.sha256[:12]})"
 
 
 @dataclass(frozen=True)
@@ -67,9 +66,9 @@ def near_chance(rate: float, error: float) -> bool:
 def scored_items(record: RunRecord) -> Items | None:
     """The items of a record's score; None where it has none."""
     score = record.hellaswag
-    if not score or score.acc is None or score.acc_norm is None or not score.items:
+    if not score or score.acc is None or score.acc_norm is None or not score.items or not score.items_sha256:
         return None
-    return Items(score.items, score.items_sha256 or "")
+    return Items(score.items, score.items_sha256)
 
 
 def common_items(records: Sequence[RunRecord]) -> Items | None:

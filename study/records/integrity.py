@@ -15,12 +15,14 @@ from typing import Any, cast
 from gpt2.artifacts import metrics_log, seal
 from gpt2.artifacts.run_record import (
     Batch,
+    Environment,
     Fingerprint,
     HellaSwagEntry,
     Progress,
     RecordedTarget,
     RecordedValidation,
     RunRecord,
+    Schedule,
     bits_per_byte,
 )
 from gpt2.system.read_files import DamagedFileError, parse_json, read_bytes, read_json
@@ -48,6 +50,8 @@ class FinishedRecord(RunRecord):
     batch: Batch
     progress: Progress
     validation: FinishedValidation
+    environment: Environment
+    schedule: Schedule
 
 
 def disagreements(run: RunRecord, file: Callable[[str], Path], full: bool = False) -> list[str]:

@@ -120,7 +120,7 @@ def _why_not(record: RunRecord, name: str) -> tuple[str, str]:
         return DIVERGED, f"it diverged: {record.error}"
     if record.status != "finished":
         return "", record.error or f"it is {record.status}"
-    parts = ("validation", "progress", "fingerprint", "batch", "target")
+    parts = ("validation", "progress", "fingerprint", "batch", "target", "environment", "schedule")
     unknown = [name for name in parts if getattr(record, name) is None]
     if unknown:
         return "incomplete record", f"its record says finished but has no {', '.join(unknown)}"

@@ -198,9 +198,7 @@ def build_report(study_dir: Path) -> Report:
         effective_batch=first.batch.effective if first else None,
         block_size=first.batch.block_size if first else None,
         validation_tokens=first.validation.tokens if first else None,
-        validation_bytes=next(
-            (run.record.validation.bytes for run in used if run.record.validation.bytes), None
-        ),
+        validation_bytes=first.validation.bytes if first else None,
         unit=tokenizer.find(first.fingerprint.tokenizer if first else "").unit,
         target=first.target if first else None,
         notes=_notes(
@@ -260,7 +258,7 @@ def ended_runs(report: Report) -> list[Run]:
 
 
 def bits(report: Report, loss: Interval | None) -> Interval | None:
-    """Convert a validation loss to bits per byte; None where no record has the bytes of the validation windows."""
+    """Convert a validation loss to bits per byte; None without a counted run."""
     if loss is None or not report.validation_tokens or not report.validation_bytes:
         return None
     mean, low, high = (
@@ -302,8 +300,8 @@ def _notes(planned: list[str], used: list[Run]) -> list[str]:
     unsealed = sum(run.record.seal is None for run in used)
     if unsealed:
         others.append(
-            f"{unsealed} of {len(used)} counted records have no checksum, because an older version wrote them; they "
-            "were compared with themselves and their side files"
+            f"{unsealed} of {len(used)} counted records have no checksum; they were compared with themselves and their "
+            "side files"
         )
     return list(dict.fromkeys([*provenance(used), *others, *planned, *own]))
 

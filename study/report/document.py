@@ -164,8 +164,6 @@ def _terminal_table(report: Report) -> Table:
         "tokens": lambda row: f"{row.tokens / 1e6:,.2f}M",
         "tok/s": sections.tokens_per_second,
     }
-    if not report.validation_bytes:  # records of older versions
-        del columns["bits/byte"]
     if all(row.hellaswag.acc is None for row in report.rows):
         del columns["HellaSwag"]
     return Table.of(report.rows, columns)

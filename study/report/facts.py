@@ -50,13 +50,11 @@ def facts_section(report: Report) -> Section:
     shown = [Code(f"seed {seed}: {value}") for seed, value in list(weights.items())[:MOST_SEEDS]]
     facts.append(("fingerprint: initial weights", shown))
     facts += [
-        (name, _counted([found and getattr(found, key) for found in environments]))
-        for key, name in ENVIRONMENT.items()
+        (name, _counted([getattr(found, key) for found in environments])) for key, name in ENVIRONMENT.items()
     ]
-    variables = _named([found.variables if found else {} for found in environments], "=")
-    none_set = ["none set that changes numbers"] if any(environments) else []
-    facts.append(("variables", variables or none_set))
-    modules = _named([found.code if found else {} for found in environments], " ")
+    variables = _named([found.variables for found in environments], "=")
+    facts.append(("variables", variables or ["none set that changes numbers"]))
+    modules = _named([found.code for found in environments], " ")
     facts.append(("custom source", modules))
     rows: list[list[Text]] = []
     for name, values in facts:

@@ -72,8 +72,6 @@ def results_table(report: Report) -> Table:
         ),
         "HellaSwag (norm)": lambda row: score(row.hellaswag, norm=True),
     }
-    if not report.validation_bytes:  # records of older versions
-        del columns["bits per byte"]
     return Table.of(report.rows, columns, tools=(SORT, COPY))
 
 

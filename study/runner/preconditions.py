@@ -178,13 +178,10 @@ def symbol_values(text: str) -> dict[str, str]:
 
 
 def refuse_other_items(directory: Path, source: Path, items: int, digest: str) -> None:
-    """Raise UserError if a run has a HellaSwag score on items with another number or digest.
-
-    A score of an older version has no digest; then only the number of items is compared.
-    """
+    """Raise UserError if a run has a HellaSwag score on items with another number or digest."""
     for folder, record in read_records(directory).items():
         seen = scored_items(record)
-        if seen and seen != Items(items, digest if seen.sha256 else ""):
+        if seen and seen != Items(items, digest):
             raise UserError(
                 f"{source} gives {Items(items, digest)}, but {folder.name} was scored on {seen}; fix: "
                 "use the items of the existing scores, or set another CONFIG_STUDY_NAME"

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from configuration import commands, rules
 from configuration.arguments import make_variables
-from gpt2.config.config import load_config
 from gpt2.config.dotconfig import read_symbols
 from gpt2.system.errors import UserError
 from tests.kconfig_commands import BASES, FRAGMENTS, STUDY, defconfig, refusal, run

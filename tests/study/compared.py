@@ -1,4 +1,4 @@
-"""Studies to compare: synthetic ones that differ in one respect, and the published tables."""
+"""Synthetic studies to compare, which differ in one respect."""
 
 import json
 import math
@@ -18,7 +18,6 @@ from study.compare.sections import comparison_document
 from tests.study.sample_records import with_derived
 
 ROOT = Path(__file__).parents[2]
-FIXTURES = ROOT / "tests" / "fixtures"
 SCHEMA = json.loads((ROOT / "gpt2" / "artifacts" / "run.schema.json").read_text())
 VARIANTS = ("B", "RAEARLY", "RALATE", "RAALL", "RALEARN")
 CONFIG = {
@@ -30,7 +29,14 @@ CONFIG = {
     "GRAD_CLIP": '"1.0"', "DATASET_EMBEDDED": "y", "DATA_WORKERS": "0", "HELLASWAG": "n", "EVAL_TOKENS": "4096",
     "ALTERNATION_MIX_OUTPUT": "y", "ALTERNATION_MIX_SCORE": "n", "ALTERNATION_INIT": '"0.5"',
 }  # fmt: skip
-SCORE = {"acc": 0.3, "acc_stderr": 0.005, "acc_norm": 0.31, "acc_norm_stderr": 0.005, "items": 10042}
+SCORE = {
+    "acc": 0.3,
+    "acc_stderr": 0.005,
+    "acc_norm": 0.31,
+    "acc_norm_stderr": 0.005,
+    "items": 10042,
+    "items_sha256": "f" * 64,
+}
 Settings = dict[str, str]
 Change = Callable[[dict[str, Any], Settings], None]
 
@@ -53,6 +59,7 @@ def a_record(name: str, seed: int, loss: float) -> dict[str, Any]:
         "environment": {
             "python": "3.11.9", "platform": "Linux x86_64", "numpy": "2.3.1", "cuda": "12.8", "rocm": None,
             "cudnn": "91002", "float32_matmul": "high", "threads": 8, "variables": {},
+            "triton": "3.5.0", "deterministic": False,
             "code": {},
         },
         "batch": {"effective": 8, "micro": 4, "accumulation": 2, "world_size": 1, "block_size": 64},
@@ -60,6 +67,7 @@ def a_record(name: str, seed: int, loss: float) -> dict[str, Any]:
         "progress": {"iterations": 100, "tokens": 51200, "train_seconds": 60.0},
         "validation": {
             "loss": loss, "perplexity": math.exp(loss), "best_perplexity": math.exp(loss), "tokens": 4096,
+            "bytes": 4096, "bits_per_byte": loss / math.log(2),
             "history": [[25600, 30.0, loss + 1], [51200, 60.0, loss]],
         },
         "schedule": {"iterations": 100, "cut": False},
@@ -123,42 +131,6 @@ def recorded(*path: str, to: Any) -> Change:
 
 def setting(to: Settings) -> Change:
     return lambda value, config: config.update(to)
-
-
-def published(folder: Path) -> list[Path]:
-    """Write the published tables as records, without the values that they lack.
-
-    The schema wants numbers for the split of the batch, the memory and the validation tokens: 1 and 0 stand in.
-    """
-    content = json.loads((FIXTURES / "published_2025.json").read_text())
-    folders = []
-    for label, study in content["studies"].items():
-        for name, perplexity in study["perplexity"].items():
-            value = run_record.blank(run_record.run_name(name, 0), name, 0).to_json()
-            iterations, loss = study["iterations"], math.log(perplexity)
-            tokens = iterations * study["effective_batch"] * content["block_size"]
-            value |= {
-                "status": "finished",
-                "fingerprint": dict.fromkeys(SCHEMA["properties"]["fingerprint"]["properties"], "not recorded")
-                | {"numbers": 1},
-                "target": {
-                    "name": label.lower(), "device": study["device"], "memory_bytes": 0, "dtype": "not recorded",
-                    "attention_backend": "not recorded", "torch": None, "driver": None,
-                },
-                "batch": {
-                    "effective": study["effective_batch"], "micro": 1, "accumulation": study["effective_batch"],
-                    "world_size": 1, "block_size": content["block_size"],
-                },
-                "progress": {"iterations": iterations, "tokens": tokens, "train_seconds": 7200.0},
-                "validation": {
-                    "loss": loss, "perplexity": perplexity, "best_perplexity": perplexity, "tokens": 0,
-                    "history": [[tokens, 7200.0, loss]],
-                },
-                "schedule": {"iterations": content["planned_iterations"], "cut": True},
-            }  # fmt: skip
-            put(folder / label, value, None, None)
-        folders.append(folder / label)
-    return folders
 
 
 def markdown(comparison: StudyComparison) -> str:

@@ -18,7 +18,7 @@ STEPS = 300
 UPDATE = 512 * 1024  # tokens
 ENVIRONMENT: dict[str, Any] = {
     "python": "3.11.9", "platform": "Linux x86_64", "numpy": "2.3.1", "cuda": "12.8", "rocm": None, "cudnn": "91002",
-    "float32_matmul": "high", "threads": 8, "variables": {},
+    "float32_matmul": "high", "threads": 8, "variables": {}, "triton": None, "deterministic": False,
     "code": {"ra.custom.mine": "aaaaaaaaaaaaaaaa", "ra.custom.parts": "cccccccccccccccc"},
 }  # fmt: skip
 
@@ -42,7 +42,7 @@ def a_record(name: str, seed: int, loss: float, steps: int = STEPS) -> dict[str,
         "progress": {"iterations": steps, "tokens": steps * UPDATE, "train_seconds": steps * 10.0},
         "clock": {"train": steps * 10.0, "compile": 40.0, "evaluate": 90.0, "checkpoint": 9.0, "data": 1.0},
         "validation": {"loss": loss, "perplexity": math.exp(loss), "best_perplexity": math.exp(loss), "tokens": 4096,
-                       "history": history},
+                       "bytes": 4096, "bits_per_byte": loss / math.log(2), "history": history},
         "memory": {"peak_allocated_bytes": 2**30, "peak_reserved_bytes": 2**31, "predicted_bytes": None,
                    "by_phase": {"forward": 1, "backward": 1, "optimizer": 1}},
         "throughput": {"tokens_per_second": 52428.8, "mfu": 0.4},
@@ -74,7 +74,7 @@ def a_study(
                 value["learned"] = {"alternation_probability": path[-1][1], "history": path}
             if hellaswag:
                 value["hellaswag"] = {"acc": 0.3, "acc_stderr": 0.005, "acc_norm": 0.31, "acc_norm_stderr": 0.005,
-                                      "items": 10042}  # fmt: skip
+                                      "items": 10042, "items_sha256": "f" * 64}  # fmt: skip
             run_dir = study / "runs" / value["run"]
             run_dir.mkdir(parents=True)
             files.write_json(run_dir / "run.json", value)
@@ -103,9 +103,8 @@ def with_derived(value: dict[str, Any]) -> dict[str, Any]:
         losses = [loss for _, _, loss in validation["history"] if loss is not None]
         validation["perplexity"] = math.exp(validation["loss"])
         validation["best_perplexity"] = math.exp(min(losses))
-        if "bytes" in validation:
-            nats = validation["loss"] * validation["tokens"]
-            validation["bits_per_byte"] = nats / math.log(2) / validation["bytes"]
+        nats = validation["loss"] * validation["tokens"]
+        validation["bits_per_byte"] = nats / math.log(2) / validation["bytes"]
     return value
 
 

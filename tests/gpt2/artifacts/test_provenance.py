@@ -24,13 +24,6 @@ def test_the_environment_has_every_key_of_the_schema() -> None:
     assert (found.numpy, found.threads) == (np.__version__, torch.get_num_threads())
 
 
-def test_a_record_without_an_environment_is_read() -> None:
-    value = run_record.blank("B0", "B", 0).to_json()
-    del value["environment"]
-    assert run_record.from_json(value).environment is None
-    assert "environment" not in SCHEMA["required"]
-
-
 def test_only_environment_variables_that_change_numbers_are_recorded() -> None:
     given = {"NVIDIA_TF32_OVERRIDE": "0", "API_TOKEN": "secret", "OMP_NUM_THREADS": "2"}
     assert provenance.environment_record(given).variables == {

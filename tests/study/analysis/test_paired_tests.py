@@ -12,6 +12,7 @@ from scipy import stats
 from gpt2.artifacts import run_record
 from gpt2.system import files
 from study.report import build
+from tests.study.sample_records import ENVIRONMENT
 
 VARIANTS = ("B", "RAEARLY", "RALATE", "RAALL", "RALEARN")
 ITEMS = 400
@@ -24,10 +25,13 @@ def a_record(name: str, seed: int, loss: float) -> dict[str, Any]:
         "fingerprint": dict.fromkeys(keys, "same") | {"initial_weights": f"seed{seed}", "numbers": 1},
         "target": {"name": "cpu", "device": "a processor", "memory_bytes": 2**34, "dtype": "float32",
                    "attention_backend": "flash", "torch": "2.13.0", "driver": None},
+        "environment": ENVIRONMENT,
         "batch": {"effective": 100, "micro": 50, "accumulation": 2, "world_size": 1, "block_size": 1},
+        "schedule": {"iterations": 30, "cut": False},
         "progress": {"iterations": 30, "tokens": 3000, "train_seconds": 1800.0},
         "clock": {"train": 1800.0, "compile": 60.0, "evaluate": 100.0, "checkpoint": 30.0, "data": 10.0},
         "validation": {"loss": loss, "perplexity": None, "best_perplexity": None, "tokens": 4096,
+                       "bytes": 4096, "bits_per_byte": None,
                        "history": [[3000, 1800.0, loss]]},
     }  # fmt: skip
 
@@ -47,7 +51,7 @@ def a_study(study: Path, seeds: int = 3, variants: tuple[str, ...] = VARIANTS, i
                 rate = sum(correct) / ITEMS
                 error = math.sqrt(rate * (1 - rate) / (ITEMS - 1))
                 value["hellaswag"] = {"acc": rate, "acc_stderr": error, "acc_norm": rate, "acc_norm_stderr": error,
-                                      "items": ITEMS}  # fmt: skip
+                                      "items": ITEMS, "items_sha256": "f" * 64}  # fmt: skip
                 files.write_json(
                     run_dir / "hellaswag.json",
                     {"choices": [], "choices_norm": [], "correct": correct, "correct_norm": correct},

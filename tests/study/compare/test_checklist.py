@@ -1,6 +1,5 @@
 """Settings and versions in the checklist: each has a decision, and none hides another."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from study.compare import build
 from study.compare.checklist_rows import (
     CHANGES_TRAINING,
     COVERED,
-    FORMER,
     HASHED,
     LEARNED_PREFIX,
     LEARNED_SETTINGS,
@@ -36,7 +34,7 @@ def symbols_of_kconfig() -> set[str]:
 def test_every_symbol_of_kconfig_is_in_exactly_one_table_of_the_checklist() -> None:
     tables = [*COVERED, *WITHOUT_EFFECT, *CHANGES_TRAINING]
     assert sorted(set(tables)) == sorted(tables)
-    assert set(tables) - set(FORMER) == symbols_of_kconfig()
+    assert set(tables) == symbols_of_kconfig()
 
 
 def test_every_choice_that_is_one_symbol_here_is_a_choice_of_kconfig() -> None:
@@ -114,23 +112,3 @@ def test_another_schedule_is_fatal_also_for_studies_without_that_setting(first: 
         "SCHEDULE_WSD",
         "DECAY_FRACTION",
     }
-
-
-def test_the_triton_version_is_a_row_where_a_record_has_it(first: Path, tmp_path: Path) -> None:
-    def triton(version: str | None) -> Any:
-        return lambda value, config: value["environment"].update(triton=version)
-
-    def row(*folders: Path) -> tuple[str, tuple[str, ...]] | None:
-        comparison = build.build_comparison(folders)
-        assert comparison.absolute
-        return next(((c.status, c.values) for c in comparison.checks if c.subject == "triton"), None)
-
-    none, old, new = (
-        a_study(tmp_path / name, triton(version))
-        for name, version in (("none", None), ("old", "3.4.0"), ("new", "3.5.0"))
-    )
-    assert row(first, a_study(tmp_path / "two")) is None
-    assert row(old, new) == ("harmless", ("3.4.0", "3.5.0"))
-    assert row(none, new) == ("harmless", ("none", "3.5.0"))
-    assert row(first, new) == ("not recorded", ("not recorded", "3.5.0"))
-    assert json.loads((new / "runs" / "B0" / "run.json").read_text())["environment"]["triton"] == "3.5.0"

@@ -43,8 +43,8 @@ ITEM = {
 }
 CLOCKS = {"train": 1.0, "compile": 0.5, "evaluate": 0.25, "checkpoint": 0.0, "data": 0.0}
 META = {
-    "of": {"model": "m"}, "cut": False, "timed_steps": 3, "losses": [[128, 1.5, 9.5]], "learned": [], "notes": [],
-    "watch": [9.5], "spikes": [], "clocks": CLOCKS,
+    "of": {"model": "m"}, "cut": False, "timed_steps": 3, "losses": [[128, 1.5, 9.5]], "learned": [], "scalars": [],
+    "notes": [],    "watch": [9.5], "spikes": [], "clocks": CLOCKS,
 }  # fmt: skip
 DAMAGES = 80  # of each file
 DEEP = "@deep@"  # replaced by 100,000 brackets

@@ -7,7 +7,7 @@ import pytest
 
 from gpt2.artifacts import run_record
 from gpt2.system.errors import UserError
-from study.records.hellaswag_scores import Items, common_items, hellaswag
+from study.records.hellaswag_scores import Items, common_items
 from study.report import build
 from study.runner.preconditions import refuse_other_items
 from tests.study.analysis.test_paired_tests import a_study as a_study_by_item
@@ -65,13 +65,6 @@ def test_the_items_of_most_runs_count_and_ties_go_to_the_first() -> None:
     assert common_items([scored(None), scored({"absent": "no network"})]) is None
 
 
-def test_scores_without_a_digest_count_only_with_scores_without_one() -> None:
-    older = [scored(a_score(None))] * 2
-    assert hellaswag(older, common_items(older)).runs == 2
-    mixed = [*older, scored(a_score(ONE))]
-    assert hellaswag(mixed, common_items(mixed)).runs == 2
-
-
 def test_only_equal_items_are_paired(tmp_path: Path) -> None:
     """As many on either side: by their number alone they would be taken for the same."""
     study = a_study_by_item(tmp_path)
@@ -96,16 +89,6 @@ def test_a_study_is_not_continued_on_other_items(tmp_path: Path) -> None:
         )
         assert "CONFIG_STUDY_NAME" in str(caught.value)
         assert "\n" not in str(caught.value)
-
-
-def test_an_older_score_is_compared_by_the_number_of_items(tmp_path: Path) -> None:
-    study, source = a_scored_study(tmp_path, {}, seeds=1), Path("items.jsonl")
-    for name in ("B0", "RAALL0"):
-        edit(study, name, hellaswag=None)
-        edit(study, name, hellaswag=a_score(None))
-    refuse_other_items(study, source, 400, OTHER)
-    with pytest.raises(UserError, match="which ones is not recorded"):
-        refuse_other_items(study, source, 12, OTHER)
 
 
 def test_a_study_without_a_score_accepts_any_items(tmp_path: Path) -> None:

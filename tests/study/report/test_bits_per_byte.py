@@ -1,4 +1,4 @@
-"""Bits per byte in report and comparison, and their absence for older records."""
+"""Bits per byte in report and comparison."""
 
 import math
 from pathlib import Path
@@ -39,15 +39,6 @@ def test_a_report_shows_bits_per_byte_and_the_unit_of_perplexity(tmp_path: Path)
         assert "Perplexity is per byte." in page
     assert max(map(len, terminal.splitlines())) <= 100
     assert "4,096 targets, 4,000 bytes" in render_markdown(report_document(report, study))
-
-
-def test_a_report_of_older_records_has_no_bits_per_byte(tmp_path: Path) -> None:
-    study = a_study(tmp_path / "study")
-    report = build_report(study)
-    assert as_json(report)["rows"][0]["bits_per_byte"] is None
-    page = render_markdown(report_document(report, study)) + render_terminal(terminal_document(report))
-    assert "its per byte" not in page
-    assert "Perplexity is per GPT-2 token." in page
 
 
 def test_a_record_whose_bits_do_not_follow_from_its_loss_does_not_count(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from gpt2.artifacts import run_record
 from gpt2.system import files
 from study.report import build, sentences, summary, write
 from tests.study.report import rendered
-from tests.study.sample_records import with_derived
+from tests.study.sample_records import ENVIRONMENT, with_derived
 
 VARIANTS = ("B", "RAEARLY", "RALATE", "RAALL", "RALEARN")
 Change = Callable[[dict[str, Any]], None]
@@ -27,15 +27,18 @@ def a_record(name: str, seed: int, loss: float) -> dict[str, Any]:
             "name": "cpu", "device": "a processor", "memory_bytes": 2**34, "dtype": "float32",
             "attention_backend": "flash", "torch": "2.13.0", "driver": None,
         },
+        "environment": ENVIRONMENT,
         "batch": {"effective": 10, "micro": 5, "accumulation": 2, "world_size": 1, "block_size": 1},
         "parameters": 124439808,
         "progress": {"iterations": 300, "tokens": 3000, "train_seconds": 60.0},
         "clock": {"train": 60.0, "compile": 1.0, "evaluate": 0.5, "checkpoint": 0.1, "data": 0.0},
         "validation": {
             "loss": loss, "perplexity": math.exp(loss), "best_perplexity": math.exp(loss - 0.01), "tokens": 4096,
+            "bytes": 4096, "bits_per_byte": loss / math.log(2),
             "history": [[1000, 20.0, loss + 1], [2000, 40.0, loss - 0.01], [3000, 60.0, loss]],
         },
-        "hellaswag": {"acc": 0.3, "acc_stderr": 0.005, "acc_norm": 0.31, "acc_norm_stderr": 0.005, "items": 10042},
+        "hellaswag": {"acc": 0.3, "acc_stderr": 0.005, "acc_norm": 0.31, "acc_norm_stderr": 0.005, "items": 10042,
+                      "items_sha256": "f" * 64},
         "memory": {
             "peak_allocated_bytes": 2**30, "peak_reserved_bytes": 2**31, "predicted_bytes": None,
             "by_phase": {"forward": 1, "backward": 1, "optimizer": 1},

@@ -16,7 +16,7 @@ from pages.markup import to_markdown
 from study.records import runs
 from study.report import build, sentences, summary, write
 from tests.study.report import rendered
-from tests.study.sample_records import edit, with_derived
+from tests.study.sample_records import ENVIRONMENT, edit, with_derived
 
 VARIANTS = ("B", "RAEARLY", "RALATE", "RAALL", "RALEARN")
 
@@ -37,13 +37,17 @@ def a_record(name: str, seed: int, loss: float) -> dict[str, Any]:
             "torch": "2.13.0",
             "driver": None,
         },
+        "environment": ENVIRONMENT,
         "batch": {"effective": 100, "micro": 50, "accumulation": 2, "world_size": 1, "block_size": 1},
+        "schedule": {"iterations": 30, "cut": False},
         "progress": {"iterations": 30, "tokens": 3000, "train_seconds": 60.0},
         "validation": {
             "loss": loss,
             "perplexity": None,
             "best_perplexity": None,
             "tokens": 4096,
+            "bytes": 4096,
+            "bits_per_byte": None,
             "history": [[1000, 20.0, loss + 1], [3000, 60.0, loss]],
         },
     }
@@ -76,7 +80,9 @@ def test_unknown_parts_of_a_record_do_not_break_the_report(tmp_path: Path) -> No
     assert "HellaSwag" not in rendered.terminal(report)
 
 
-@pytest.mark.parametrize("part", ["validation", "progress", "fingerprint", "batch", "target"])
+@pytest.mark.parametrize(
+    "part", ["validation", "progress", "fingerprint", "batch", "target", "environment", "schedule"]
+)
 def test_a_finished_record_without_a_required_part_is_named_and_not_averaged(
     tmp_path: Path, part: str
 ) -> None:
@@ -353,7 +359,7 @@ def test_every_terminal_line_fits_a_hundred_columns(tmp_path: Path, loss: float)
 def test_hellaswag_near_chance_is_noted_on_the_terminal(tmp_path: Path) -> None:
     study = a_study(tmp_path)
     score = {"acc": 0.252, "acc_stderr": 0.004, "acc_norm": 0.3, "acc_norm_stderr": 0.004, "items": 10042}
-    edit(study, "B0", hellaswag=score)
+    edit(study, "B0", hellaswag=score | {"items_sha256": "f" * 64})
     report = build.build_report(study)
     assert "no sign of skill: B." in rendered.terminal(report)
     assert "| B | 25.2 ± 0.4 % † | 30.0 ± 0.5 % | 10,042 | 1 of 3 |" in rendered.markdown(report)

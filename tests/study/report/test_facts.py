@@ -43,8 +43,6 @@ def test_each_value_of_the_environment_is_listed_once_with_the_runs_that_have_it
     assert found["custom source"] == [f"<code>{line}</code>" for line in lines]
 
 
-def test_unset_variables_are_stated_and_a_missing_environment_has_no_rows(tmp_path: Path) -> None:
+def test_unset_variables_are_stated(tmp_path: Path) -> None:
     study = a_study(tmp_path, seeds=1, variants=("B",))
     assert facts(page(study))["variables"] == ["none set that changes numbers"]
-    edit(study, "B0", environment=None)
-    assert not {"Python", "variables", "custom source"} & set(facts(page(study)))

@@ -32,7 +32,7 @@ from study.memory.page import memory_document
 from study.report.write import write_report
 from tests.study import sample_records as records
 from tests.study.browser import BROWSER, faultless, percent, printed
-from tests.study.compared import a_study, published, recorded
+from tests.study.compared import a_study, recorded
 from tests.study.memory.test_page import a_row, peak_at_the_end
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")]
@@ -92,18 +92,6 @@ def test_a_comparison_is_drawn_and_fits(tmp_path: Path, phone: bool) -> None:
     for line in content["alignments"]:
         assert curves[line["run"]]["x"] == [int(step) for step in line["curve"]]
         assert curves[line["run"]]["y"] == pytest.approx([100 * e for e in line["curve"].values()], rel=1e-3)
-    assert drawn["width"][0] <= drawn["width"][1]
-    assert drawn["beyond"] == []
-
-
-def test_the_published_study_is_drawn_without_its_curves(tmp_path: Path) -> None:
-    write.write_comparison(compare.build_comparison(published(tmp_path)), tmp_path / "out")
-    drawn = faultless(as_report(tmp_path / "out", "compare.html"), phone=True)
-    assert set(drawn["drawn"]) == {"changes"}
-    content = json.loads((tmp_path / "out" / "compare.json").read_text())
-    assert not content["absolute"]
-    changes_are_drawn(drawn, content)
-    is_printed(drawn, content)
     assert drawn["width"][0] <= drawn["width"][1]
     assert drawn["beyond"] == []
 

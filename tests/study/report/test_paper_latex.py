@@ -60,10 +60,11 @@ def test_every_interval_of_the_table_is_that_of_report_json(tmp_path: Path) -> N
     table, report = written(study)
     heads = re.search(r"\\toprule\n(.*) \\\\", table)
     assert heads
-    assert heads[1].split(" & ")[:5] == [
+    assert heads[1].split(" & ")[:6] == [
         "variant",
         "seeds",
         "final perplexity",
+        "bits per byte",
         "best perplexity",
         "final against B",
     ]
@@ -73,11 +74,11 @@ def test_every_interval_of_the_table_is_that_of_report_json(tmp_path: Path) -> N
         cells = rows[row["variant"]]
         assert cells[1] == "3"
         printed(cells[2], row["final_loss"], True)
-        printed(cells[3], row["best_loss"], True)
+        printed(cells[4], row["best_loss"], True)
         if row["variant"] == "B":
-            assert cells[4] == "-"
+            assert cells[5] == "-"
         else:
-            printed(cells[4], row["against_baseline"], False)
+            printed(cells[5], row["against_baseline"], False)
 
 
 def test_the_caption_has_the_sentence_of_the_verdict_and_the_runs_that_do_not_count(tmp_path: Path) -> None:
