@@ -44,8 +44,8 @@ class EntryRule(Generic[Record]):
     """One entry to compare. read: its value, None where the record lacks it. severity: of a difference.
 
     by: the kind of key (such as "seed") for an entry that may differ between keys. unknown: the reason shown where an
-    entry that does not block is not recorded. recent: older records lack the entry; the row is left out where no
-    record has it. unknown_blocks: whether a fatal entry also blocks where it is not recorded.
+    entry that does not block is not recorded. optional: the row is left out where no record has the
+    entry. unknown_blocks: whether a fatal entry also blocks where it is not recorded.
     """
 
     group: str
@@ -55,7 +55,7 @@ class EntryRule(Generic[Record]):
     reason: str
     by: str = ""
     unknown: str = "only the losses can show a difference"
-    recent: bool = False
+    optional: bool = False
     unknown_blocks: bool = True
 
 
@@ -108,7 +108,7 @@ def apply_rule(
         key for key in shared if len(set.union(*(table[key] for table in found)) - {NOT_RECORDED}) > 1
     }
     values = tuple(_shown(table, differing or set(table)) for table in found)
-    if rule.recent and every == {NOT_RECORDED}:
+    if rule.optional and every == {NOT_RECORDED}:
         return None
     if differing:
         return ChecklistRow(

@@ -39,7 +39,9 @@ COMPUTING = {
 
 
 def _machine(subject: str, severity: str, reason: str) -> EntryRule[Snapshot]:
-    return EntryRule("machine", subject, lambda one: one.machine.get(subject), severity, reason, recent=True)
+    return EntryRule(
+        "machine", subject, lambda one: one.machine.get(subject), severity, reason, optional=True
+    )
 
 
 TF32 = "TF32 keeps 10 bits of a float32's 23"

@@ -65,7 +65,7 @@ def write_names(folder: Path, names: ModelNames) -> None:
 
 
 def read_names(folder: Path) -> ModelNames | None:
-    """Return the names that the monitor of a run wrote; None where it wrote none, as older versions."""
+    """Return the names that the monitor of a run wrote; None where it wrote none."""
     if not (folder / FILE).exists():
         return None
     content = read_json(folder / FILE, "move it away")

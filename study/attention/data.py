@@ -155,12 +155,7 @@ def read_study(study_dir: Path) -> tuple[list[RunAttention], InputText] | None:
         content = read_sealed(study_dir / FILE)
         known = content["schema"] == SCHEMA
         text = parse(InputText, content["text"], "text")
-        # an older version wrote the text and the halves of each run as well
-        fields = [
-            {key: run[key] for key in run if key not in ("schema", "text", "halves")}
-            for run in content["runs"]
-        ]
-        runs = [parse(RunAttention, run, "run") for run in fields]
+        runs = [parse(RunAttention, run, "run") for run in content["runs"]]
     except (OSError, UserError, InvalidJsonError, LookupError, TypeError):
         return None
     shapes = all(

@@ -64,7 +64,7 @@ RULES: tuple[EntryRule[FinishedRecord], ...] = (
         "the learning rate is a function of iteration / planned iterations: the runs end at different points of it",
         by="variant"),
     EntryRule("schedule", "tuned learning rate", lambda r: split_rate(r.variant)[1] or None, FATAL,
-        "each study chose the rates of its arms", by="variant", recent=True, unknown_blocks=False),
+        "each study chose the rates of its arms", by="variant", optional=True, unknown_blocks=False),
     EntryRule("precision", "precision", lambda r: r.target.dtype, FATAL, "the number formats differ"),
     EntryRule("precision", "float32 products", _environment(lambda e: e.float32_matmul), FATAL,
         "torch's setting: TF32 keeps 10 bits of a float32's 23"),

@@ -20,8 +20,8 @@ Configuration = Mapping[str, str]  # symbol -> value
 class Design:
     """primary: as plan.json has it.
 
-    looks: variant -> planned numbers of seeds; empty in older plans. finished: variant -> planned seeds at which its
-    run and those of the control arms count. altered: the primary comparison does not have its SHA-256.
+    looks: variant -> planned numbers of seeds. finished: variant -> planned seeds at which its run and those of the
+    control arms count. altered: the primary comparison does not have its SHA-256.
     """
 
     primary: Primary | None = None
@@ -63,7 +63,7 @@ def configuration(run_dir: Path) -> Configuration:
 
 
 def primary_arm(settings: Configuration) -> str | None:
-    """Return the variant of the primary comparison in the settings; None in settings of an older version."""
+    """Return the variant of the primary comparison in the settings; None in unreadable settings."""
     if "PRIMARY" not in settings:
         return None
     candidates = (name for name in settings.get("VARIANTS", "").split() if not is_control_arm(name))

@@ -30,7 +30,6 @@ from ra.arms import split_rate
 
 FILE = "plan.json"
 REBUILD = "fix: run `make`, which rebuilds it from the records of the runs"
-NO_PART = ("seal", "evaluation", "margin", "planned_anew")  # the seal, and keys of older plans
 
 Seconds = Annotated[float, Range(1e-9, 1e9)]  # of one step
 Ratio = Annotated[float, Range(1e-6, 1e6)]
@@ -74,7 +73,8 @@ class StepTimeRatio(JsonObject):
 class PlanRow(JsonObject):
     """The runs of one variant. warmup_iterations: of "wsd" alone.
 
-    looks: the planned numbers of seeds, ascending; a verdict is given at the last one. None in older plans.
+    looks: the planned numbers of seeds, ascending; a verdict is given at the last one. None before
+    they are planned.
     """
 
     cost_class: str = field(metadata={"key": "class"})
@@ -148,7 +148,7 @@ class Continued(JsonObject):
 class Plan(JsonObject):
     """The content of plan.json.
 
-    primary: None in older plans, and in a study of control arms alone. learning_rates: None in a study at one rate.
+    primary: None in a study of control arms alone. learning_rates: None in a study at one rate.
     continues: None where the runs begin at the first iteration.
     """
 
@@ -224,18 +224,7 @@ def write(study_dir: Path, plan: Plan) -> Plan:
 
 
 def from_json(content: Any) -> Plan:
-    """Return the plan in the content of plan.json. InvalidJsonError names the first part that is not a plan's.
-
-    Former plans are readable: in their budget, `equal_tokens` is the negation of `equal_time`.
-    """
+    """Return the plan in the content of plan.json. InvalidJsonError names the first part that is not a plan's."""
     if isinstance(content, dict):
-        content = {key: value for key, value in content.items() if key not in NO_PART}
-        budget = content.get("budget")
-        if isinstance(budget, dict) and "equal_tokens" in budget:
-            content["budget"] = {key: value for key, value in budget.items() if key != "equal_tokens"}
-            plan = parse(Plan, content, "plan")
-            differ = len({row.iterations for row in plan.variants.values()}) > 1
-            return replace(
-                plan, budget=replace(plan.budget, equal_time=differ and not budget["equal_tokens"])
-            )
+        content = {key: value for key, value in content.items() if key != "seal"}
     return parse(Plan, content, "plan")

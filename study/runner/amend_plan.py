@@ -47,9 +47,7 @@ def restore_counts(
             )
         tokens = row.tokens // row.iterations
         restored = planned_row(row.cost_class, count, tokens, optimizers[name], row.predicted_bytes)
-        if restored.warmup_iterations is not None and schedule.warmup_iterations is not None:
-            restored = dataclasses.replace(restored, warmup_iterations=schedule.warmup_iterations)
-        rows[name] = restored
+        rows[name] = dataclasses.replace(restored, warmup_iterations=schedule.warmup_iterations)
     recorded = next((rows[name] for name in rows if name in schedules), None)
     if recorded and not plan.budget.equal_time:
         rows |= {

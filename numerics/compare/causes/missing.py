@@ -133,7 +133,7 @@ class Missing:
 
 
 def changed_selection(target: StepRecord, golden: StepRecord) -> set[str]:
-    """Return the settings by which the records have other calls. An older record does not say all of them."""
+    """Return the settings by which the records have other calls. A record of msProbe does not say all of them."""
     one, other = target.selection, golden.selection
     both = one.keys() & other.keys() | ((one.keys() | other.keys()) & {"construct"})
     return {name for name in both if one.get(name) != other.get(name)}

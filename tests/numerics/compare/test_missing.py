@@ -129,7 +129,7 @@ def test_a_truncated_record_is_not_equal(
     def damage(content: dict[str, Any]) -> None:
         change(content)
         if not counted:
-            del content["rows"]  # as of an older recorder, or msProbe's
+            del content["rows"]  # as in a record of msProbe
 
     part = damaged(whole, damage)
     found = compared(whole, part) if swapped else compared(part, whole)

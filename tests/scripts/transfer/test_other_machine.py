@@ -155,7 +155,7 @@ def test_home_is_never_taken_from_another_machine(here: Path, transfer: Transfer
     folder = here / "runs/B0"
     right = read(folder, "fp32")
     assert right
-    write(folder, dataclasses.replace(right, device=NPU, loss=1.0))  # as an older version wrote it there
+    write(folder, dataclasses.replace(right, device=NPU, loss=1.0))
     report = build_transfer([here], ["bf16"])
     assert "B0 on fp32" in report.missing
     assert not [row for row in report.matrix if row.run == "B0"]
@@ -223,7 +223,7 @@ def test_hellaswag_is_scored_on_every_platform_by_item(here: Path, transfer: Tra
 def test_a_record_without_hellaswag_is_read_and_evaluated_again(here: Path, transfer: Transfer) -> None:
     transfer(here, "--platforms", "int2")
     folder = here / "runs/B0"
-    for name in ("fp32", "int2"):  # as an older version wrote them
+    for name in ("fp32", "int2"):
         record = read(folder, name)
         assert record
         write(folder, dataclasses.replace(record, hellaswag=None, torchao=None, identity="older"))

@@ -116,16 +116,6 @@ def test_a_verdict_at_equal_time_states_so_first_and_gives_the_number_of_updates
     assert report.speeds[0].at_equal_time is None
 
 
-def test_an_old_plan_under_a_time_limit_with_different_counts_is_read_as_equal_time(tmp_path: Path) -> None:
-    content = plan(None)
-    content["budget"] = {"max_time_seconds": 40, "max_tokens": 0, "max_iterations": 0, "equal_tokens": False}
-    content["variants"]["RALEARN"] |= {"iterations": 285, "tokens": 285 * UPDATE}
-    study = a_study(tmp_path, effect=0.1, ends={"RALEARN": 285})
-    files.write_json(study / "plan.json", content)
-    text = rendered.markdown(build.build_report(study))
-    assert "At equal time (285 of 300 updates), **RALEARN** (exploratory) is worse" in text
-
-
 def test_different_numbers_of_updates_without_a_plan_are_reported(tmp_path: Path) -> None:
     text = rendered.markdown(build.build_report(a_study(tmp_path, ends={"RALEARN": 285})))
     assert "With another number of updates (285 of 300 updates), **RALEARN**" in text

@@ -19,7 +19,6 @@ from study.records.plan_file import (
     StepTimeRatio,
 )
 
-RESULTS = Path(__file__).parents[3] / "docs" / "results"
 PLAN = Plan(
     batch=BatchPlan(4, 2, 2, 1, 16),
     budget=PlanBudget(60, 0, 0, 90, True),
@@ -43,24 +42,6 @@ def test_a_written_plan_is_read_unchanged(tmp_path: Path) -> None:
     plan_file.write(tmp_path, PLAN)
     assert plan_file.read(tmp_path) == PLAN
     assert json.loads((tmp_path / "plan.json").read_text())["schema"] == 1
-
-
-def test_published_plans_of_older_versions_are_readable() -> None:
-    plans = {path.parent.name: plan_file.read(path.parent) for path in RESULTS.glob("*/plan.json")}
-    assert plans
-    for plan in plans.values():
-        assert plan
-        assert plan_file.from_json(plan.to_json()) == plan
-        assert plan.budget.equal_time == (len({row.iterations for row in plan.variants.values()}) > 1)
-
-
-@pytest.mark.parametrize("equal_tokens", [False, True])
-def test_an_old_plan_with_unequal_counts_is_read_as_equal_time(equal_tokens: bool) -> None:
-    content = PLAN.to_json()
-    content["budget"] = {
-        "max_time_seconds": 60, "max_tokens": 0, "max_iterations": 0, "equal_tokens": equal_tokens,
-    }  # fmt: skip
-    assert plan_file.from_json(content).budget == PlanBudget(60, 0, 0, 0, not equal_tokens)
 
 
 def test_planned_seconds_are_the_steps_of_the_class() -> None:

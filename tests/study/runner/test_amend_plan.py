@@ -78,14 +78,10 @@ def on_record(folder: Path, name: str, **schedule: Any) -> None:
     files.write_json(run / "run.json", found)
 
 
-@pytest.mark.parametrize("recorded", [True, False])
-def test_a_rebuilt_plan_has_the_warm_up_of_existing_runs(
-    config: Config, tmp_path: Path, recorded: bool
-) -> None:
+def test_a_rebuilt_plan_has_the_warm_up_of_existing_runs(config: Config, tmp_path: Path) -> None:
     place = Place(wsd(config), tmp_path, equal_time=True)
     first = place.make("B", "RALEARN").variants["B"]
-    known = {"warmup_iterations": first.warmup_iterations} if recorded else {}  # older records have none
-    on_record(tmp_path, "B", iterations=first.iterations, **known)
+    on_record(tmp_path, "B", iterations=first.iterations, warmup_iterations=first.warmup_iterations)
     slower = place.make("B", "RALEARN", time_steps=steady({"B": 4.0, "RALEARN": 6.0}))
     assert (slower.variants["B"].warmup_iterations or 0) < (first.warmup_iterations or 0)
     plan = restored(slower, tmp_path, place.config)
