@@ -307,11 +307,16 @@ def _notes(planned: list[str], used: list[Run]) -> list[str]:
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """The report as plain data, with perplexities beside the losses and without the records of the runs."""
+    """Return the report as plain data, with perplexities beside the losses.
+
+    Of the record of a run it has the validation losses in nats: [tokens, loss] of each evaluation.
+    """
     bare = [dataclasses.replace(run, record=UNREAD) for run in report.runs]
     value = dataclasses.asdict(dataclasses.replace(report, runs=bare))
-    for run in value["runs"]:
+    for run, source in zip(value["runs"], report.runs, strict=True):
         del run["record"]
+        history = source.record.validation.history if source.record.validation else ()
+        run["losses"] = [[evaluation.tokens, evaluation.loss] for evaluation in history]
     for row in value["rows"]:
         for key in ("final_loss", "best_loss"):
             row[key.replace("loss", "perplexity")] = row[key] and {

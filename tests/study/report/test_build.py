@@ -197,6 +197,18 @@ def test_the_terminal_table_fits_a_hundred_columns(tmp_path: Path) -> None:
     assert max(len(line) for line in table.splitlines()) <= 100
 
 
+def test_report_json_has_the_losses_of_each_run(tmp_path: Path) -> None:
+    study = a_study(tmp_path, seeds=2)
+    (study / "runs" / "B1" / "run.json").unlink()
+    report = write.write_report(study)
+    runs = {run["name"]: run for run in json.loads((study / "report.json").read_text())["runs"]}
+    for run in report.used:
+        history = run.record.validation.history
+        assert runs[run.name]["losses"] == [[row.tokens, row.loss] for row in history]
+        assert runs[run.name]["losses"][-1][1] == run.record.validation.loss
+    assert runs["B1"]["losses"] == []
+
+
 def test_report_json_contains_every_interval_of_the_report(tmp_path: Path) -> None:
     report = write.write_report(a_study(tmp_path))
     content = json.loads((tmp_path / "report.json").read_text())
