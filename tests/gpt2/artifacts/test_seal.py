@@ -1,4 +1,4 @@
-"""Every changed bit of a sealed file is found; copies and files of older versions are readable."""
+"""Every changed bit of a sealed file is found; copies and files without a seal are readable."""
 
 import json
 import random
