@@ -56,7 +56,8 @@ def to_transformers(state: Mapping[str, Tensor], vocabulary: int) -> dict[str, T
 def from_transformers(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return weights for a model of this project. expected: its state, whose padded rows and shapes are used.
 
-    Reads the states of GPT2LMHeadModel and of GPT2Model. WeightsError names what is missing, unknown or of another shape.
+    Reads the states of GPT2LMHeadModel and of GPT2Model. WeightsError names what is missing, unknown or of another
+    shape.
     """
     given = {name.removeprefix(PREFIX): value for name, value in state.items()}
     given = {name: value for name, value in given.items() if not CAUSAL_MASKS.fullmatch(name)}
