@@ -29,7 +29,6 @@ READS.record := RUN STEP LEVEL TASK OUT
 READS.repeat := RUN STEP TIMES OUT
 READS.report := STUDY FORMAT
 READS.sample := RUN PROMPT TOKENS COUNT TEMPERATURE TOP_K TOP_P SEED OUT
-READS.shrink := RUN AGAINST STEP SYMPTOM OUT
 READS.status := STUDY
 READS.stress := MINUTES OUT
 READS.transfer := STUDIES PLATFORMS MACHINE OUT
@@ -53,7 +52,7 @@ endif
 
 .PHONY: all help setup-base setup-core setup-main setup-exchange setup-lm-eval setup-dev menuconfig savedefconfig \
         olddefconfig demo data run plan report status verify compare diagnose monitor trend record \
-        bisect shrink stress repeat compare-records check-config pack-run logp-diff oracle attention sample export \
+        bisect stress repeat compare-records check-config pack-run logp-diff oracle attention sample export \
         lm-eval evaluate transfer grpo admit control memory bench card check faults clean mrproper
 .DEFAULT_GOAL := all
 
@@ -120,9 +119,6 @@ stress: setup-core  ## MINUTES=10 [OUT=]: golden computations over and over, to 
 
 bisect: setup-core  ## RUN=results/x/runs/B0 [AGAINST=results/y/runs/B0] [STEP=40] [OVER=modules]: find a culprit
 	@$(INTERPRETER) -m scripts.bisect
-
-shrink: setup-core  ## RUN=results/x/runs/B0 [AGAINST=results/y/runs/B0] [SYMPTOM=nan]: the smallest run that shows it
-	@$(INTERPRETER) -m scripts.shrink
 
 compare-records: export COMPARE_A = $(value A)
 compare-records: export COMPARE_B = $(value B)

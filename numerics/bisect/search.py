@@ -6,7 +6,7 @@ log2(n) + 2 of them, k culprits about k (log2(n) + 1) + 2 plus those of the last
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
 Item = TypeVar("Item", bound=Hashable)
@@ -70,31 +70,4 @@ def ddmin(items: Sequence[Item], holds: Holds[Item]) -> tuple[Item, ...]:
             break
         else:
             parts = min(2 * parts, len(found))
-    return found
-
-
-Sizes = Mapping[str, int]
-
-
-def smallest_sizes(
-    start: Sizes, choices: Mapping[str, Sequence[int]], holds: Callable[[Sizes], bool]
-) -> dict[str, int]:
-    """Reduce one size after the other while `holds` is true, until none can be reduced.
-
-    choices: of each size, ascending. Binary search finds the smallest value of a size, the others as they are; the
-    value before it does not hold. `holds` is false for combinations that make no sense. It holds for `start`.
-    """
-    found = dict(start)
-    changed = True
-    while changed:
-        changed = False
-        for name, values in choices.items():
-            smaller = [value for value in values if value < found[name]]
-
-            def fits(number: int, name: str = name, smaller: Sequence[int] = smaller) -> bool:
-                return number == len(smaller) or holds(found | {name: smaller[number]})
-
-            number = first_true(0, len(smaller), fits)
-            if number < len(smaller):
-                found[name], changed = smaller[number], True
     return found

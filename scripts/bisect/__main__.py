@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-from collections.abc import Mapping
 
 from gpt2.artifacts import run_record
 from gpt2.system.errors import UserError, run_command
@@ -17,6 +16,7 @@ from scripts.record.arguments import run_arguments
 
 USAGE = "make bisect RUN=results/STUDY/runs/NAME [AGAINST=results/OTHER/runs/NAME]"
 SEARCHES = ("settings", "steps", "phases", "modules")
+VARIABLES = {"AGAINST": "", "STEP": "", "SYMPTOM": "", "OVER": "", "OUT": ""}
 SYMPTOMS = ("nan", "spike", "differs", "rounding")
 
 
@@ -31,23 +31,16 @@ def main(restart: bool = False) -> int:
 
 def parse_arguments() -> argparse.Namespace:
     """Parse the variables of make. UserError names a wrong one."""
-    found = symptom_arguments("bisect", USAGE, {"OVER": ""})
+    found = run_arguments("bisect", USAGE, VARIABLES, choices={"SYMPTOM": SYMPTOMS})
     found.over = tuple(found.over.split())
     for name in found.over:
         if name not in SEARCHES:
             raise UserError(f"OVER={name} is unknown; fix: use {', '.join(SEARCHES)}")
-    return found
-
-
-def symptom_arguments(program: str, usage: str, others: Mapping[str, str]) -> argparse.Namespace:
-    """Parse RUN, AGAINST, STEP, SYMPTOM, OUT, and other variables with their defaults. UserError names a wrong one."""
-    variables = {"AGAINST": "", "STEP": "", "SYMPTOM": "", **others, "OUT": ""}
-    found = run_arguments(program, usage, variables, choices={"SYMPTOM": SYMPTOMS})
     for name, path in (("RUN", found.run), ("AGAINST", found.against)):
         if path and not (path / "run.json").exists():
-            raise UserError(f"{name}={path} is not a run folder; fix: {usage}")
+            raise UserError(f"{name}={path} is not a run folder; fix: {USAGE}")
     if found.step == 0:
-        raise UserError(f"STEP=0 is not a step number; fix: {usage}")
+        raise UserError(f"STEP=0 is not a step number; fix: {USAGE}")
     return found
 
 

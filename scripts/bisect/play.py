@@ -179,12 +179,6 @@ class RunSettings:
             record.batch.world_size,
         )
 
-    def micro_batch(self, effective: int) -> int:
-        """Return the largest micro-batch that divides that of the run and a rank's share of the effective batch."""
-        return (
-            math.gcd(effective // self.ranks, self.micro) or 1
-        )  # plan_batch refuses a share that is not whole
-
     def player(self, scratch: Path) -> Player:
         """Return the run from its initial weights. scratch: a folder that is not written to.
 
@@ -196,9 +190,8 @@ class RunSettings:
         config = dataclasses.replace(config, target=target)
         resolved = attention_kernels.prepare_device(target, config.model)
         effective = config.batch.effective
-        micro = (
-            math.gcd(effective // self.ranks, self.micro) or 1
-        )  # plan_batch refuses a share that is not whole
+        # plan_batch refuses a share that is not whole
+        micro = math.gcd(effective // self.ranks, self.micro) or 1
         batch = plan_batch(effective, micro, self.ranks, config.model.block_size)
         chosen = variant(self.variant, config.model, AlternationSettings.from_symbols(symbols))
         plan = RunPlan(

@@ -22,7 +22,6 @@ RUN_BY = {
     "admit": "tests/scripts/admit/test_admit_command.py",
     "transfer": "tests/scripts/transfer/test_transfer_command.py",
     "evaluate": "tests/scripts/evaluate/test_evaluate_command.py",
-    "shrink": "tests/scripts/shrink/test_shrink_command.py",
     "bisect": "tests/scripts/bisect/test_bisect_command.py",
     "attention": "tests/study/attention/test_inspect.py",
     "bench": "tests/scripts/test_bench_command.py",

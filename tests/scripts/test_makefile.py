@@ -129,9 +129,8 @@ def test_no_recipe_expands_anything_but_the_interpreter_and_the_kind_of_setup() 
 ALWAYS_READ = {  # function -> the variables that it reads
     "study_directory": {"STUDY"},
     "run_arguments": {"RUN"},
-    "symptom_arguments": {"RUN", "AGAINST", "STEP", "SYMPTOM", "OUT"},
 }
-READERS = ("command_arguments", "make_variables().get", "run_arguments", "symptom_arguments")
+READERS = ("command_arguments", "make_variables().get", "run_arguments")
 
 
 def variables_of(module: Path) -> set[str]:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from numerics.bisect.journal import Journal
-from numerics.bisect.search import ddmin, first_true, smallest_set, smallest_sizes
+from numerics.bisect.search import ddmin, first_true, smallest_set
 
 
 class Asked:
@@ -67,15 +67,6 @@ def test_nothing_and_everything() -> None:
     assert smallest_set("abc", lambda chosen: False) is None
     assert smallest_set("", lambda chosen: False) is None
     assert first_true(3, 9, lambda number: number >= 7) == 7
-
-
-def test_sizes_are_reduced_until_none_can_be() -> None:
-    start = {"layers": 12, "width": 768, "batch": 8}
-    choices = {"layers": range(1, 13), "width": [64, 128, 256, 768], "batch": [1, 2, 4, 8]}
-    asked = Asked(lambda sizes: sizes["layers"] * sizes["width"] >= 256 and sizes["batch"] >= 2)
-    found = smallest_sizes(start, choices, asked)
-    assert found == {"layers": 1, "width": 256, "batch": 2}
-    assert len(asked.answers) < 20
 
 
 KILLED = """

@@ -1,4 +1,4 @@
-"""Runs of two ranks under every command of numerics: record, bisect, shrink, repeat, monitor and trend."""
+"""Runs of two ranks under every command of numerics: record, bisect, repeat, monitor and trend."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from scripts.monitor import __main__ as monitor_command
 from scripts.record import __main__ as record_command
 from scripts.record.replay import RunReplay
 from scripts.repeat.__main__ import step_of
-from scripts.shrink import __main__ as shrink_command
 from scripts.trend import __main__ as trend_command
 from tests.scripts.bisect.faulty_runs import HALF, ROOT, configured, train, workplace
 
@@ -125,13 +124,3 @@ def test_repeat_replays_both_ranks(place: Path) -> None:
         found = repeat_step(step_of(replay, ids_ET, replay.check), times=2, threads=1)
     assert (replay.differences, replay.checked) == ([], 3)
     assert not found.conclusion.is_fault, found.text()
-
-
-def test_the_ranks_shrink_first_where_the_symptom_stays(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert call(shrink_command, monkeypatch, run=run("half", "HALF0")) == 0
-    printed = capsys.readouterr().out
-    assert "smallest: 2 layers, 1 head, width 8, 16 tokens, batch 1; at first 2 layers" in printed
-    assert "16 tokens, batch 8, 2 ranks\n" in printed
-    assert "RANKS" not in Path("results/half/shrink/HALF0/defconfig").read_text()
