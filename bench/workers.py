@@ -13,7 +13,6 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any, Self, TypeVar
 
-from gpt2.hardware.ascend import load_torch_npu
 from gpt2.system.errors import UserError
 from study.executors.child_process import exit_text, process_settings
 
@@ -103,7 +102,6 @@ def _execute_calls(connection: Connection, output: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C stops the bench, which ends its workers
     for stream in (1, 2):
         os.dup2(os.open(output, os.O_WRONLY | os.O_APPEND), stream)
-    load_torch_npu()  # for calls that get a device by name
     while True:
         try:
             function, arguments = connection.recv()

@@ -248,8 +248,6 @@ def scale_line(config: Config) -> str:
     why = f"target {target} ({found} found here): a {scale} study"
     if target == "auto":
         why = "no GPU found: scaled to a CPU study" if scale == "CPU" else f"found {found}: a GPU study"
-        if found == "mps":
-            why = "found Apple's GPU: at the scale of a CPU study"
     return (
         f"{why} (model {config.model.size}, sequences of {config.model.block_size}, effective batch "
         f"{config.batch.effective}, {config.budget.text} a run, data {config.data.dataset})"

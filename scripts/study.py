@@ -34,8 +34,6 @@ def first_line(config: Config, settings: StudySettings) -> str:
 
 def why_cpu(target: TargetConfig) -> str:
     """Why .config is scaled to a CPU: nothing larger was there when it was made, or it was chosen."""
-    if target.name == "mps" or (target.name == "auto" and target.detected == "mps"):
-        return "the scale of Apple's GPU too"
     if target.detected == "cpu":
         return "no GPU was found when .config was made, so it is scaled to one"
     seen = TARGETS[target.detected].title if target.detected in TARGETS else target.detected

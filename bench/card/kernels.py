@@ -23,7 +23,6 @@ KERNELS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
-NPU_KERNELS = {"fusion": SDPBackend.OVERRIDEABLE}
 Shape = tuple[int, int, int, int]  # sequences, heads, tokens, head size
 # A micro-batch of training, the same with the head size of RALEARN:score, and a length that 128 does not divide.
 SHAPES: dict[bool, tuple[Shape, ...]] = {
@@ -57,7 +56,7 @@ def kernel_checks(card: CheckedDevice) -> Iterator[CardCheck]:
         shapes = SHAPES[card.on_cpu]
         milliseconds: dict[str, float] = {}
         for shape in shapes:
-            for kernel in NPU_KERNELS if resolved.target.kind == "npu" else KERNELS:
+            for kernel in KERNELS:
                 name = f"kernels: {kernel}, {' x '.join(map(str, shape))}"
                 limit = TOLERANCE[resolved.dtype]
                 expected = f"error at most {limit:g}, result repeats to the bit"
@@ -116,7 +115,7 @@ def measure_kernel(resolved: ResolvedTarget, kernel: str, shape: Shape) -> Kerne
     with sdpa_kernel(SDPBackend.MATH):
         some = slice(0, EXACT_SEQUENCES)
         exact = attend(x[some].float(), grad[some].float(), H)
-    with sdpa_kernel((KERNELS | NPU_KERNELS)[kernel]):
+    with sdpa_kernel(KERNELS[kernel]):
         first = attend(x, grad, H)
         others = [attend(x, grad, H) for _ in range(REPEATS - 1)]
         repeats = [all(torch.equal(a, b) for b in rest) for a, *rest in zip(first, *others, strict=True)]

@@ -68,7 +68,7 @@ def save(
         _remove_leftovers(root)
         temporary.mkdir()
         with (temporary / STATE).open("wb") as file:  # Python's file reports the cause of an error
-            torch.save(_portable(state), file)
+            torch.save(state, file)
         (temporary / META).write_text(json.dumps(meta | {"iteration": iteration}))
         sums = {name: _describe(temporary / name) for name in (STATE, META)}
         (temporary / MANIFEST).write_text(json.dumps({"schema": 1, "files": sums}, indent=1))
@@ -91,19 +91,6 @@ def save(
             shutil.rmtree(path)
     keep_newest(root, keep)
     return final
-
-
-def _portable(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the state with the tensors of an NPU or of mps on the CPU, so that it loads on every machine."""
-    import torch
-    from torch.utils._pytree import tree_leaves, tree_map_only
-
-    if not any(
-        isinstance(leaf, torch.Tensor) and leaf.device.type in ("npu", "mps") for leaf in tree_leaves(state)
-    ):
-        return state
-    moved: dict[str, Any] = tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), state)
-    return moved
 
 
 def _free_name(root: Path, iteration: int) -> Path:

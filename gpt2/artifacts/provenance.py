@@ -25,7 +25,6 @@ FORMAT, ORDER = "the number format of matrix products", "the kernels or the orde
 SETS = "the order of Python's sets of strings"
 OVERFLOW = "the result of an overflow on an NPU: Inf, or a saturated number"
 SATURATION = "every overflow on an NPU into a saturated number"
-PLACE = "whether the CPU computes operations that torch lacks for mps"
 TIMING = "the timing of operations, which hides overwritten memory"
 
 # environment variables that change a run's numbers without a trace in its configuration -> the aspect they change
@@ -48,10 +47,6 @@ VARIABLES = {
     "INF_NAN_MODE_ENABLE": OVERFLOW,
     "INF_NAN_MODE_FORCE_DISABLE": SATURATION,
     "ASCEND_LAUNCH_BLOCKING": TIMING,
-    "PYTORCH_ENABLE_MPS_FALLBACK": PLACE,
-    "PYTORCH_MPS_FAST_MATH": ORDER,
-    "PYTORCH_MPS_PREFER_METAL": ORDER,
-    "PYTORCH_MPS_METAL_VERSION": ORDER,
     "PYTHONHASHSEED": SETS,
     "TORCH_BLAS_PREFER_CUBLASLT": ORDER,
     "TORCH_BLAS_PREFER_HIPBLASLT": ORDER,

@@ -38,7 +38,6 @@ TARGETS = {
     "TARGET_MI300X": "mi300x",
     "TARGET_910B": "910b",
     "TARGET_910C": "910c",
-    "TARGET_MPS": "mps",
     "TARGET_CPU": "cpu",
 }
 OPTIMIZER_NUMBERS = {  # field of OptimizerConfig -> symbol, interval

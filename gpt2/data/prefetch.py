@@ -33,7 +33,7 @@ class BatchPrefetcher:
         for iteration in range(start, end):
             try:
                 item = torch.from_numpy(self._make(iteration).astype(np.int64))
-                if self._device.type not in ("cpu", "mps"):  # mps shares the CPU's memory
+                if self._device.type != "cpu":
                     item = item.pin_memory()
             except BaseException as error:  # `get` raises it in the training thread
                 item = error

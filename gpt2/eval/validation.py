@@ -23,11 +23,8 @@ EVALUATION_TOKENS = {"cpu": 4096, "card": 65536}  # per evaluation batch
 
 
 def evaluation_tokens(device: str) -> int:
-    """Return the tokens of an evaluation batch on a device or a kind of device.
-
-    On mps they are as few as on a CPU, since its attention stores T x T scores.
-    """
-    return EVALUATION_TOKENS["cpu" if device.startswith(("cpu", "mps")) else "card"]
+    """Return the tokens of an evaluation batch on a device or a kind of device."""
+    return EVALUATION_TOKENS["cpu" if device.startswith("cpu") else "card"]
 
 
 @dataclass(frozen=True)

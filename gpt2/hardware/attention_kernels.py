@@ -1,7 +1,5 @@
 """Restrict attention to the target's kernels, so that no call silently computes a T x T matrix of scores.
 
-They are fused, except those of mps, which has no fused one with gradients.
-
 In the context, a call that no fused kernel supports raises. A check before training names the fix.
 """
 
@@ -16,13 +14,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from gpt2.hardware import mps
 from gpt2.hardware.cpu import cpu_threads
 from gpt2.hardware.gpu_specs import TargetError
 from gpt2.hardware.resolve import ResolvedTarget, resolve
 from gpt2.hardware.torch_devices import list_torch_devices
 from gpt2.system import ranks
-from gpt2.system.resource_errors import device_fault, explain_missing_operation, out_of_memory
+from gpt2.system.resource_errors import device_fault, out_of_memory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,7 +72,6 @@ def attention_context(resolved: ResolvedTarget, dropout: float = 0.0) -> Abstrac
         "efficient": SDPBackend.EFFICIENT_ATTENTION,
         "cudnn": SDPBackend.CUDNN_ATTENTION,
         "fusion": SDPBackend.OVERRIDEABLE,  # of a device outside torch's own
-        "math": SDPBackend.MATH,  # mps has no fused kernel with gradients
     }
     allowed = [kernels[name] for name in kernel_order(resolved)]
     if resolved.device_type == "cuda":
@@ -91,10 +87,10 @@ def check_attention(
     """Run forward and backward with the model's shapes and return the target with the kernel that ran.
 
     TargetError where no fused kernel supports the call, or where the result differs from the definition (compared
-    without dropout). The definition is computed in float64 on the CPU for one sequence of up to 64 tokens. A GPU or NPU
+    without dropout). The definition is computed in float64 on the CPU for one sequence of up to 64 tokens. A card
     also runs two sequences of 200 tokens, which 128 does not divide, and two of the model's length, and computes their
-    definition in float32. Uses a separate random generator. torch_npu takes the T x T path without an error where its
-    fused kernel does not support a call; that is refused here.
+    definition in float32. Uses a separate random generator. A backend outside torch may take the T x T path without an
+    error where its fused kernel does not support a call; that is refused here.
     """
     import torch
 
@@ -107,7 +103,7 @@ def check_attention(
         shape = (B, min(block_size, longest), 3 * heads * head_size)
         qkv_BTC = torch.randn(shape, generator=draw, dtype=torch.float64).to(dtype)
         found, kernel = _attend_fused(resolved, qkv_BTC, heads, dropout)
-        if kernel == "math" and resolved.target.kind == "npu":  # no context of torch forbids it there
+        if kernel == "math" and resolved.device_type not in ("cpu", "cuda"):
             raise _no_kernel(resolved, qkv_BTC, heads, "it took the T x T path")
         if not dropout:
             exact, _ = _attend(qkv_BTC.to(exact_device, exact_dtype), heads, _definition)
@@ -134,7 +130,7 @@ def _attend_fused(
         with attention_context(resolved, dropout), _reasons(reasons):
             found, operation = _attend(qkv_BTC.to(resolved.device), heads, fused)
     except RuntimeError as error:
-        if out_of_memory(error) or device_fault(error) or explain_missing_operation(error):
+        if out_of_memory(error) or device_fault(error):
             raise
         reason = next(iter(reasons), str(error).strip().splitlines()[0])
         raise _no_kernel(resolved, qkv_BTC, heads, reason) from error
@@ -212,11 +208,6 @@ def kernels_of(operations: Iterable[str]) -> set[str]:
 
 
 def _fix(resolved: ResolvedTarget) -> str:
-    if resolved.target.kind == "npu":
-        return (
-            "fix: use an Ascend 910B or newer, or install another version of torch_npu (its fused kernel supports "
-            "head sizes up to 512)"
-        )
     needs = resolved.target.environment
     missing = " ".join(f"{name}={value}" for name, value in needs.items() if os.environ.get(name) != value)
     if missing:
@@ -255,18 +246,15 @@ def prepare_device(config: TargetConfig, model: ModelConfig) -> ResolvedTarget:
         seed_all(mode=True, rm_dropout=False)
     heads, head_size = model.heads, model.width // model.heads
     resolved = resolve(config, devices=list_torch_devices())
-    if resolved.device_type == "mps":
-        mps.fallback_log()  # before the first operation
     if resolved.device != "cpu":
         module = torch.get_device_module(resolved.device)
-        if hasattr(module, "set_device"):  # torch.mps has one device
-            module.set_device(resolved.device)  # the default for torch calls that name no device
+        module.set_device(resolved.device)  # the default for torch calls that name no device
     resolved = check_attention(resolved, heads, head_size, model.block_size, model.dropout)
     if resolved.device == "cpu":
         here = 1 if config.cpu_threads else ranks.local("LOCAL_WORLD_SIZE", config.ranks)
         torch.set_num_threads(max(1, cpu_threads(config.cpu_threads) // here))
     else:
         module.empty_cache()  # of the check
-        if resolved.device_type == "cuda":  # TF32; float32 products of an NPU and of mps stay whole
+        if resolved.device_type == "cuda":  # TF32
             torch.set_float32_matmul_precision("high")
     return resolved

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-SYS, PROC, DEV = Path("/sys"), Path("/proc"), Path("/dev")
+SYS, PROC = Path("/sys"), Path("/proc")
 UNLIMITED = 2**60  # bytes; cgroup v1 writes "no limit" as a number just below 2**63
 
 

@@ -1,8 +1,8 @@
 """Detect the hardware without torch, fast enough for every `make defconfig`. Standard library only.
 
 nvidia-smi lists NVIDIA cards, or /proc/driver/nvidia where nvidia-smi is missing or hangs. The kernel's compute
-topology (/sys/class/kfd) lists AMD cards, npu-smi Ascend NPUs, and sysctl Apple's GPU. Integrated GPUs of other vendors
-are ignored. Memory is total memory, not free memory.
+topology (/sys/class/kfd) lists AMD cards. Integrated GPUs are ignored. Other accelerators are known to torch alone
+(torch_devices). Memory is total memory, not free memory.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpt2.hardware import cpu
-from gpt2.hardware.ascend import list_npus
-from gpt2.hardware.cpu import DEV, PROC, SYS, read_integer, read_text
+from gpt2.hardware.cpu import PROC, SYS, read_integer, read_text
 from gpt2.hardware.gpu_specs import GIB, TARGETS, TargetError, match_target
-from gpt2.hardware.mps import list_apple_gpu
 
 TIMEOUT_SECONDS = 8  # of a vendor's tool, which may need seconds to load the driver
 NVIDIA_SMI = ("nvidia-smi", "/usr/lib/wsl/lib/nvidia-smi")
@@ -42,12 +40,12 @@ Run = Callable[[Sequence[str]], str]
 
 @dataclass(frozen=True)
 class Hardware:
-    """The device of a study. count: visible discrete GPUs or NPUs of its kind, 1 for Apple's, 0 for a CPU.
+    """The device of a study. count: visible discrete GPUs of its kind, 0 for a CPU.
 
     memory_bytes: total, 0 where unknown. ignored: the skipped devices and tools, each with a reason in brackets.
     """
 
-    kind: str  # "cuda", "rocm", "npu", "mps" or "cpu"
+    kind: str  # "cuda", "rocm" or "cpu"
     name: str
     memory_bytes: int
     count: int
@@ -57,7 +55,7 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Card:
-    """A GPU or NPU in the driver's order. index: its number there; slices of a card (MIG) share it."""
+    """A GPU in the driver's order. index: its number there; slices of a card (MIG) share it."""
 
     kind: str
     index: int
@@ -100,12 +98,8 @@ def detect_hardware(
     proc: Path = PROC,
     run: Run = run_tool,
     environment: Mapping[str, str] = os.environ,
-    dev: Path = DEV,
 ) -> Hardware:
-    """Return the first visible discrete GPU or NPU (NVIDIA, AMD, Ascend), else Apple's, else the CPU.
-
-    A missing tool is no error.
-    """
+    """Return the first visible discrete GPU (NVIDIA, AMD), else the CPU. A missing tool is no error."""
     ignored: list[str] = []
     nvidia, nvidia_driver = _nvidia(proc, run, ignored)
     if environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
@@ -116,14 +110,7 @@ def detect_hardware(
     amd = _visible(amd, ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"), environment, ignored)
     ignored += [f"{card.name} (integrated)" for card in amd if card.integrated]
     amd = [card for card in amd if not card.integrated]
-    ascend, ascend_driver = _ascend(dev, run, ignored)
-    ascend = _visible(ascend, ("ASCEND_RT_VISIBLE_DEVICES",), environment, ignored)
-    for cards, others, driver in (
-        (nvidia, [*amd, *ascend], nvidia_driver),
-        (amd, ascend, _amd_driver(sys, proc)),
-        (ascend, [], ascend_driver),
-        (_apple(run, ignored), [], ""),  # torch_devices has the version of macOS
-    ):
+    for cards, others, driver in ((nvidia, amd, nvidia_driver), (amd, [], _amd_driver(sys, proc))):
         if cards:
             ignored += [f"{card.name} (another vendor)" for card in others]
             first = cards[0]
@@ -177,32 +164,6 @@ def _tool_failure(tool: str, error: Exception) -> str:
         lines = (error.output or "").strip().splitlines()
         return f"{tool} ({lines[0] if lines else f'exit status {error.returncode}'})"
     return f"{tool} ({getattr(error, 'strerror', error)})"
-
-
-# -- Ascend -----------------------------------------------------------------------------------------------------
-
-
-def _ascend(dev: Path, run: Run, ignored: list[str]) -> tuple[list[Card], str]:
-    """Return Ascend NPUs and the driver's version."""
-    try:
-        found, driver = list_npus(dev, run)
-    except (OSError, subprocess.SubprocessError) as error:
-        ignored.append(_tool_failure("npu-smi", error))
-        return [], ""
-    return [Card("npu", index, name, size, "") for index, (name, size) in enumerate(found)], driver
-
-
-# -- Apple ------------------------------------------------------------------------------------------------------
-
-
-def _apple(run: Run, ignored: list[str]) -> list[Card]:
-    """Return Apple's GPU."""
-    try:
-        found = list_apple_gpu(run)
-    except (OSError, subprocess.SubprocessError) as error:
-        ignored.append(_tool_failure("sysctl", error))
-        return []
-    return [Card("mps", 0, name, size, "") for name, size in found]
 
 
 # -- NVIDIA -----------------------------------------------------------------------------------------------------

@@ -20,9 +20,6 @@ SMALLEST_SHARE = 0.9
 FUSED_CUDA = ("flash", "efficient", "cudnn")
 FUSED_HOPPER = ("cudnn", "flash", "efficient")
 FUSED_ROCM = ("flash", "efficient")  # both are AOTriton's
-MATH_MPS = (
-    "math",
-)  # T x T scores: torch 2.13 has no fused kernel with gradients (pytorch/pytorch issue 179294)
 FUSED_NPU = ("fusion",)  # torch_npu's npu_fusion_attention, which scaled_dot_product_attention calls
 # AOTriton's kernels for most Radeon cards are experimental; without this variable torch uses the T x T path instead.
 # torch reads the variable once, at the first attention call.
@@ -33,10 +30,8 @@ DEVICE_TYPES = {
     "cuda": "cuda",
     "rocm": "cuda",
     "npu": "npu",
-    "mps": "mps",
     "cpu": "cpu",
 }  # kind -> torch's device type
-MSMODELING = "Huawei's device profiles (github.com/Ascend/msmodeling)"
 
 
 class TargetError(UserError, RuntimeError):
@@ -54,7 +49,7 @@ class Target:
 
     name: str
     title: str
-    kind: str  # "cuda", "rocm", "npu", "mps" or "cpu"
+    kind: str  # "cuda", "rocm", "npu" or "cpu"
     memory_bytes: int | None = None
     peak_flops: float | None = None
     peak_source: str = "none: the card has no row, so no utilisation is reported"
@@ -175,20 +170,8 @@ _ROWS = (
         kind="npu",
         memory_bytes=int(60.9 * GIB),
         attention=FUSED_NPU,
-        peak_source="none: the peak of this grade of the 910B was not found, so no utilisation is reported",
+        peak_source="none: the peak differs by grade, so no utilisation is reported",
         patterns=(r"(Ascend ?)?910B(1|2|2C|3|4-1)",),
-        forms=(
-            (
-                r".*910B3",
-                294.9e12,
-                f"{MSMODELING}: ATLAS_800_A2_313T_64G, bfloat16 294.9 TFLOPS; 20 cores at 1.8 GHz",
-            ),
-            (
-                r".*910B2C",
-                353.9e12,
-                f"{MSMODELING}: ATLAS_800_A2_376T_64G, bfloat16 353.9 TFLOPS; 24 cores at 1.8 GHz",
-            ),
-        ),
         environment=INF_NAN,
     ),
     Target(
@@ -197,15 +180,8 @@ _ROWS = (
         kind="npu",
         memory_bytes=int(60.9 * GIB),
         attention=FUSED_NPU,
-        peak_source="none: the peak of this grade of the 910C was not found, so no utilisation is reported",
-        patterns=(r"(Ascend ?)?910_93\d\d", r"Ascend ?910"),  # torch_npu's name; npu-smi's
-        forms=(
-            (
-                r".*910_93[89]\d",
-                353.9e12,
-                f"{MSMODELING}: ATLAS_800_A3_752T_128G_DIE, bfloat16 353.9 TFLOPS a die of 24 cores",
-            ),
-        ),
+        peak_source="none: the peak differs by grade, so no utilisation is reported",
+        patterns=(r"(Ascend ?)?910_93\d\d",),
         environment=INF_NAN,
     ),
     Target(name="generic-cuda", title="an NVIDIA GPU that the table lacks", kind="cuda"),
@@ -224,14 +200,6 @@ _ROWS = (
         environment=INF_NAN,
     ),
     Target(
-        name="mps",
-        title="Apple's GPU (mps)",
-        kind="mps",
-        dtype="float32",  # bfloat16 needs macOS 14, and no published peak says that it is faster
-        attention=MATH_MPS,
-        peak_source="none: Apple publishes no peak of matrix products, so no utilisation is reported",
-    ),
-    Target(
         name="cpu",
         title="the CPU",
         kind="cpu",
@@ -246,9 +214,9 @@ TARGETS = {row.name: row for row in _ROWS}
 def match_target(device_name: str, memory_bytes: int, kind: str) -> Target:
     """Return the row of a device by name and total memory (0: unknown), else the generic row of its kind.
 
-    kind: "cuda", "rocm", "npu", "mps" or "cpu". A slice of a card (MIG, a partition) gets the generic row.
+    kind: "cuda", "rocm", "npu" or "cpu". A slice of a card (MIG, a partition) gets the generic row.
     """
-    if kind in ("mps", "cpu"):
+    if kind == "cpu":
         return TARGETS[kind]
     name = " ".join(device_name.split())
     for row in _ROWS:

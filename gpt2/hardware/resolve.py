@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpt2.hardware import cpu, mps
+from gpt2.hardware import cpu
 from gpt2.hardware.detect import Hardware, detect_hardware, detected_target_name
 from gpt2.hardware.gpu_specs import DEVICE_TYPES, GIB, TARGETS, Target, TargetError, match_target
 from gpt2.hardware.torch_devices import BFLOAT16_CAPABILITY, TorchDevice, TorchDevices, list_in_child
@@ -24,10 +24,8 @@ BUILDS = {
     "cuda": "for NVIDIA GPUs",
     "rocm": "for AMD GPUs",
     "npu": "for NPUs",
-    "mps": "for Apple's GPU",
     "cpu": "for CPUs only",
 }
-CANN_ENVIRONMENT = "/usr/local/Ascend/ascend-toolkit/set_env.sh"  # its default place
 # ROCm's names for cards that it does not know
 NAMELESS = ("", "amd radeon graphics", "amd radeon(tm) graphics")
 
@@ -36,7 +34,7 @@ NAMELESS = ("", "amd radeon graphics", "amd radeon(tm) graphics")
 class ResolvedTarget:
     """A row of the table and its device.
 
-    device: torch's name ("cuda:0", "npu:0", "mps:0", "cpu"). memory_bytes: total. attention_backend: the expected
+    device: torch's name ("cuda:0", "npu:0", "cpu"). memory_bytes: total. attention_backend: the expected
     kernel, after check_attention the one that ran. driver and torch are None in a plan without the machine.
     """
 
@@ -52,7 +50,7 @@ class ResolvedTarget:
 
     @property
     def device_type(self) -> str:
-        """Return torch's device type: "cpu", "npu", "mps", or "cuda" for NVIDIA and AMD cards."""
+        """Return torch's device type: "cpu", "npu", or "cuda" for NVIDIA and AMD cards."""
         return self.device.partition(":")[0]
 
     @property
@@ -70,10 +68,9 @@ def resolve(
 ) -> ResolvedTarget:
     """Return the device of a study on this machine, or with `planning` the row alone.
 
-    "auto" selects the first discrete GPU or Apple's, else the CPU. TargetError where this machine lacks the named card,
-    and where torch cannot use its GPU, unless .config was scaled to a CPU or the GPU is Apple's. devices, hardware: the
-    reports of torch and the system; by default torch reports from another process, so that this one needs no memory of
-    the GPU.
+    "auto" selects the first discrete GPU, else the CPU. TargetError where this machine lacks the named card, and where
+    torch cannot use its GPU, unless .config was scaled to a CPU. devices, hardware: the reports of torch and the
+    system; by default torch reports from another process, so that this one needs no memory of the GPU.
     """
     hardware = detect_hardware() if hardware is None else hardware
     if planning:
@@ -84,14 +81,13 @@ def resolve(
     devices = devices or list_in_child()
     discrete = [device for device in devices.gpus if not device.integrated]
     if not discrete:
-        on_cpu = asked == "auto" and (config.scale_cpu or hardware.kind == "mps")
-        if hardware.kind != "cpu" and not on_cpu:
+        if hardware.kind != "cpu" and not (asked == "auto" and config.scale_cpu):
             raise TargetError(_unusable(hardware, devices))
         if asked != "auto":
             raise TargetError(
                 f"{_symbol(asked)}=y, but this machine has no GPU: {_ignored_gpus(hardware) or hardware.name}; {_AUTO}"
             )
-        return _resolve_cpu(config, hardware, _why_cpu(hardware, config, devices), devices.torch)
+        return _resolve_cpu(config, hardware, _why_cpu(hardware, config), devices.torch)
     rows = [_row_of(device, devices.kind, hardware) for device in discrete]
     fits = [(device, row) for device, row in zip(discrete, rows, strict=True) if asked in ("auto", row.name)]
     if not fits:
@@ -135,42 +131,24 @@ def _unusable(hardware: Hardware, devices: TorchDevices) -> str:
     """Explain why torch cannot use the GPU, with the fix."""
     found = f"{hardware.name} is present, but torch {devices.torch} cannot use it"
     if devices.kind != hardware.kind:
-        if hardware.kind == "npu":
-            return f"{found}: {_without_torch_npu(devices)}; {_USE_CPU}"
-        if hardware.kind == "mps":
-            return f"{found}: {devices.trouble}; fix: macOS 14 or newer and torch's build for Apple silicon; {_USE_CPU}"
         built = BUILDS[devices.kind]
         need = {"cuda": "CUDA", "rocm": "ROCm"}[hardware.kind]
         fix = f"install torch's {need} build into .venv, or name a Python that has it (make PYTHON=...)"
         return f"{found}: it was built {built}; fix: {fix}; {_USE_CPU}"
-    reason = devices.trouble or f"it was built {'for' if devices.kind == 'npu' else 'with'} {devices.runtime}"
+    reason = devices.trouble or f"it was built with {devices.runtime}"
     driver = f" (driver {hardware.driver})" if hardware.driver else ""
-    if devices.kind == "npu":
-        fix = f"run `source {CANN_ENVIRONMENT}` and give this user access to /dev/davinci*"
-    elif devices.kind == "rocm":
+    if devices.kind == "rocm":
         fix = "give this user access to /dev/kfd and /dev/dri/renderD*"
     else:
         fix = "install a driver that supports this torch"
     return f"{found}{driver}: {reason}; fix: {fix}; {_USE_CPU}"
 
 
-def _without_torch_npu(devices: TorchDevices) -> str:
-    """Explain why torch has no device "npu", with the fix."""
-    if devices.kind != "cpu":  # torch_npu refuses to load beside another accelerator
-        return f"it was built {BUILDS[devices.kind]}; fix: install torch's CPU build and torch_npu (docs/ascend.md)"
-    if devices.trouble:
-        return f"{devices.trouble}; fix: source {CANN_ENVIRONMENT} (docs/ascend.md)"
-    version = (devices.torch or "").partition("+")[0]
-    return f"torch_npu is not installed; fix: .venv/bin/python -m pip install torch-npu=={version} (docs/ascend.md)"
-
-
 def _ignored_gpus(hardware: Hardware) -> str:
     return f"{hardware.name}; ignored: {', '.join(hardware.ignored)}" if hardware.ignored else ""
 
 
-def _why_cpu(hardware: Hardware, config: TargetConfig, devices: TorchDevices) -> str | None:
-    if hardware.kind == "mps":
-        return f"torch {devices.torch} cannot use {hardware.name}: {devices.trouble}; so this study runs on the CPU"
+def _why_cpu(hardware: Hardware, config: TargetConfig) -> str | None:
     if hardware.kind != "cpu":
         return f".config is scaled to a CPU, so this is a CPU study; torch cannot use {hardware.name}"
     if not config.scale_cpu:
@@ -195,18 +173,15 @@ def _resolve_gpu(
     config: TargetConfig, device: TorchDevice, row: Target, devices: TorchDevices, hardware: Hardware
 ) -> ResolvedTarget:
     discrete = [other for other in devices.gpus if not other.integrated]
-    dtype, backend, notes = _precision(config, device, row, devices.kind)
+    dtype, backend, notes = _precision(config, device, row)
     where = f"{DEVICE_TYPES[devices.kind]}:{device.index}"
-    if row.kind == "mps":
-        notes += [*mps.NOTES, mps.COMPILED if config.compile else None]
-    elif row.memory_bytes is None:
+    if row.memory_bytes is None:
         notes.append(
             f"the target table lacks {device.name}: torch reports {device.memory_bytes / GIB:.1f} GiB; the peak is "
             "unknown, so no utilisation is reported"
         )
     if len(discrete) > 1 and config.ranks == 1:
-        cards = "NPUs" if devices.kind == "npu" else "GPUs"
-        notes.append(f"a run uses one of {len(discrete)} {cards}: {device.name}, {where}")
+        notes.append(f"a run uses one of {len(discrete)} cards: {device.name}, {where}")
     ignored = [other.name for other in devices.gpus if other.integrated]
     if ignored:
         notes.append(f"integrated GPU ignored: {', '.join(ignored)}")
@@ -217,16 +192,9 @@ def _resolve_gpu(
     )
 
 
-def _precision(
-    config: TargetConfig, device: TorchDevice, row: Target, kind: str
-) -> tuple[str, str, list[str | None]]:
+def _precision(config: TargetConfig, device: TorchDevice, row: Target) -> tuple[str, str, list[str | None]]:
     """Return dtype, the expected fused kernel, and notes."""
     able = device.capability >= BFLOAT16_CAPABILITY
-    if config.dtype == "bfloat16" and not able and kind == "mps":
-        raise TargetError(
-            f"CONFIG_DTYPE_BFLOAT16=y, but Metal has bfloat16 from macOS 14 on, and this is {mps.macos()}; "
-            "fix: set CONFIG_DTYPE_AUTO=y, which selects float32 there"
-        )
     if config.dtype == "bfloat16" and not able:
         major, minor = device.capability
         raise TargetError(
@@ -234,7 +202,7 @@ def _precision(
             "fix: set CONFIG_DTYPE_AUTO=y, which selects float32 there"
         )
     dtype = config.dtype if config.dtype != "auto" else row.dtype if able else "float32"
-    if dtype != "float32" or kind in ("npu", "mps"):  # whose attention supports float32
+    if dtype != "float32" or "efficient" not in row.attention:
         return dtype, row.attention_backend, []
     reason = "is configured" if able else "is used, since the card has no bfloat16"
     note = f"float32 {reason}; flash attention supports half precision only, so the efficient kernel is used"
@@ -250,11 +218,7 @@ def _plan(config: TargetConfig, hardware: Hardware) -> ResolvedTarget:
     if row.kind == "cpu":
         return _resolve_cpu(config, hardware, None, None)
     memory, title = row.memory_bytes, row.title
-    note = "planned without the card"
-    if row.kind == "mps":
-        memory, title, note = _plan_mps(hardware)
-        note = f"{note}; {mps.COMPILED}" if config.compile else note
-    elif memory is None:
+    if memory is None:
         if hardware.kind != row.kind or not hardware.memory_bytes:
             raise TargetError(
                 f"the memory size of {name} is unknown on a machine without that card; "
@@ -262,18 +226,9 @@ def _plan(config: TargetConfig, hardware: Hardware) -> ResolvedTarget:
             )
         memory, title = hardware.memory_bytes, hardware.name
     dtype = row.dtype if config.dtype == "auto" else config.dtype
-    backend = "efficient" if dtype == "float32" and row.kind not in ("npu", "mps") else row.attention_backend
+    backend = "efficient" if dtype == "float32" and "efficient" in row.attention else row.attention_backend
     device = f"{DEVICE_TYPES[row.kind]}:0"
-    return ResolvedTarget(row, device, title, memory, dtype, backend, None, None, note)
-
-
-def _plan_mps(hardware: Hardware) -> tuple[int, str, str]:
-    """Return bytes, device and a note: of this Mac, or of one with mps.PLANNED_MEMORY."""
-    note = "planned without torch: Metal gives the GPU two thirds of a Mac's memory, three quarters from 64 GiB on"
-    if hardware.kind == "mps" and hardware.memory_bytes:
-        return hardware.memory_bytes, hardware.name, note
-    title = f"{mps.NAMELESS} of a Mac with {mps.PLANNED_MEMORY // GIB} GiB"
-    return mps.usable_bytes(mps.PLANNED_MEMORY), title, note
+    return ResolvedTarget(row, device, title, memory, dtype, backend, None, None, "planned without the card")
 
 
 def _join(notes: list[str | None]) -> str | None:
@@ -321,7 +276,7 @@ def scale_notice(config: TargetConfig, detected: str | None = None) -> str | Non
     if config.name != "auto":
         return None
     detected = detected or detected_target_name()
-    if config.scale_cpu == (detected in ("mps", "cpu")):
+    if config.scale_cpu == (detected == "cpu"):
         return None
     titles = {name: row.title for name, row in TARGETS.items()}
     here = titles.get(detected, detected)

@@ -14,12 +14,6 @@ Assumptions for a GPU:
 - a compiled step allocates like an eager one, but its backward returns all weight gradients at once (see
   `hold_gradients`). torch.compile also fuses elementwise operations, so it needs less than predicted;
 - the CUDA context and memory that the allocator reserves beyond its peak are not counted. A plan leaves a margin.
-
-For an NPU: torch_npu's attention saves two statistics of eight float32 numbers per row and head, and a mask of 2048 x
-2048 bytes per call (`_NpuAttention`). Workspaces of CANN's operators are not counted; their sizes are not published.
-
-For mps: attention is torch's T x T path, operation by operation (`_MathAttention`). Workspaces of Metal's graphs and
-the rounding of its heaps are not counted; their sizes are not published.
 """
 
 from __future__ import annotations
@@ -42,19 +36,10 @@ from gpt2.model import cpu_linear
 from gpt2.model import loss as loss_module
 from gpt2.train.step import Stepper
 
-GRANULARITY = {
-    "cpu": 1,
-    "cuda": 512,
-    "rocm": 512,
-    "npu": 512,
-    "mps": 1,
-}  # bytes; kMinBlockSize of the caching allocators
+GRANULARITY = 512  # bytes; kMinBlockSize of the caching allocators of cards
 # bytes that the matrix library allocates at its first matrix product: cuBLAS's largest default (Hopper; 8 MiB on older
 # devices), and hipBLASLt's
-WORKSPACE = {"cpu": 0, "cuda": 32 * 2**20, "rocm": 76 * 2**20, "npu": 0, "mps": 0}
-# of torch_npu's attention: numbers of statistics per row and head beyond the CPU kernel's one, and bytes of its mask
-NPU_STATISTICS, NPU_MASK = 2 * 8 - 1, 2048 * 2048
-
+WORKSPACE = {"cuda": 32 * 2**20, "rocm": 76 * 2**20}
 
 @dataclass(frozen=True)
 class Prediction:
@@ -89,7 +74,7 @@ def _emulate_device(kind: str) -> Iterator[None]:
     rows, devices = loss_module.CHUNK_ROWS, cpu_linear.CPU_KERNEL_DEVICES
     loss_module.CHUNK_ROWS, cpu_linear.CPU_KERNEL_DEVICES = {"cpu": rows["card"]}, set()
     try:
-        with EMULATED_ATTENTION.get(kind, _DropoutInKernel)():
+        with _DropoutInKernel():
             yield
     finally:
         loss_module.CHUNK_ROWS, cpu_linear.CPU_KERNEL_DEVICES = rows, devices
@@ -103,57 +88,6 @@ class _DropoutInKernel(TorchFunctionMode):
         if func is F.scaled_dot_product_attention:
             kwargs["dropout_p"] = 0.0
         return func(*args, **kwargs)
-
-
-class _NpuAttention(_DropoutInKernel):
-    """Let attention save what torch_npu's npu_fusion_attention saves besides the tensors of the CPU's kernel."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = super().__torch_function__(func, types, args, kwargs)
-        return _Saved.apply(result) if func is F.scaled_dot_product_attention else result
-
-
-class _MathAttention(TorchFunctionMode):
-    """Let attention be computed and saved operation by operation, as on mps."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is F.scaled_dot_product_attention:
-            return _math_attention(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-
-def _math_attention(
-    q_BHTD: Tensor,
-    k_BHTD: Tensor,
-    v_BHTD: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    options = {"scale": scale, "enable_gqa": enable_gqa}
-    compute = torch.ops.aten._scaled_dot_product_attention_math
-    y_BHTD: Tensor = compute(q_BHTD, k_BHTD, v_BHTD, attn_mask, dropout_p, is_causal, **options)[0]
-    return y_BHTD
-
-
-EMULATED_ATTENTION: dict[str, type[TorchFunctionMode]] = {"npu": _NpuAttention, "mps": _MathAttention}
-
-
-class _Saved(torch.autograd.Function):
-    """The identity of y_BHTD, with float32 statistics and a causal mask that are saved until its backward."""
-
-    @staticmethod
-    def forward(ctx: Any, y_BHTD: Tensor) -> Tensor:
-        B, H, T, _ = y_BHTD.shape
-        statistics = y_BHTD.new_empty(B, H, T, NPU_STATISTICS, dtype=torch.float32)
-        ctx.save_for_backward(statistics, y_BHTD.new_empty(NPU_MASK, dtype=torch.bool))
-        return y_BHTD.view_as(y_BHTD)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-        return gradient
 
 
 def cpu_attention_workspace(operation: Any, arguments: tuple[Any, ...]) -> int:
@@ -178,30 +112,16 @@ def cpu_attention_workspace(operation: Any, arguments: tuple[Any, ...]) -> int:
     return (threads * 2 * columns + 1) * rows * 4 + copied
 
 
-def npu_attention_workspace(operation: Any, arguments: tuple[Any, ...]) -> int:
-    """Return the bytes of statistics and mask during attention's backward; `_Saved` releases its own before it."""
-    if "attention" not in operation.__name__ or "backward" not in operation.__name__:
-        return 0
-    B, H, T, _ = (int(size) for size in arguments[1].shape)
-    return B * H * T * NPU_STATISTICS * 4 + NPU_MASK
-
-
-WORKSPACES: dict[str, Callable[[Any, tuple[Any, ...]], int] | None] = {
-    "npu": npu_attention_workspace,
-    "mps": None,  # attention is no kernel of its own
-    "cpu": cpu_attention_workspace,
-}
-
-
 def predict(work: StepWorkload) -> Prediction:
     """Predict peak memory of a workload without its device."""
     gpu = work.kind != "cpu"
-    workspace = WORKSPACES.get(work.kind, attention_workspace)
-    tracker = AllocationTracker(GRANULARITY[work.kind], workspace)
+    tracker = AllocationTracker(
+        GRANULARITY if gpu else 1, attention_workspace if gpu else cpu_attention_workspace
+    )
     with FakeTensorMode(), _emulate_device(work.kind):
         timeline = track(work, tracker, "cpu", hold=work.compile)
     if gpu:
-        timeline.blocks.append(Allocation(WORKSPACE[work.kind], 0, "", "matrix library"))
+        timeline.blocks.append(Allocation(WORKSPACE.get(work.kind, 0), 0, "", "matrix library"))
     return Prediction(timeline.peak_bytes(), timeline)
 
 

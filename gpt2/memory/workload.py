@@ -17,7 +17,7 @@ MICRO_BATCHES = 2  # per step: the second adds to existing gradients, and furthe
 
 @dataclass(frozen=True)
 class StepWorkload:
-    """micro: sequences per micro-batch. kind: "cuda", "rocm", "npu", "mps" or "cpu": the device to predict for.
+    """micro: sequences per micro-batch. kind: "cuda", "rocm", "npu" or "cpu": the device to predict for.
 
     accumulation: micro-batches per step. At most MICRO_BATCHES are run; more change no peak. compile: whether training
     compiles the model.

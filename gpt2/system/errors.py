@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from gpt2.system.resource_errors import disk_full, explain_full_disk, explain_missing_operation
+from gpt2.system.resource_errors import disk_full, explain_full_disk
 from gpt2.system.stdout import LastingOutput, printable
 from numerics.errors import NumericsError
 
@@ -42,7 +42,7 @@ def run_command(main: Callable[[], int | None]) -> None:
     """Run a command's `main` and exit with its status. An error for the user becomes one line on stderr and status 1.
 
     So does an OSError that names a file, such as a folder in place of a file, or a file without permissions.
-    So does an operation that torch lacks for mps. Ctrl-C becomes one line and status INTERRUPTED, as in a shell.
+    Ctrl-C becomes one line and status INTERRUPTED, as in a shell.
     Everything that the command prints is escaped. It continues when the reader of its output ends, as in
     `make memory | head`.
     """
@@ -63,12 +63,6 @@ def run_command(main: Callable[[], int | None]) -> None:
             else:
                 raise
             print(f"error: {printable(fact)}; fix: {fix}", file=sys.stderr)
-            status = 1
-        except NotImplementedError as error:
-            missing = explain_missing_operation(error)
-            if not missing:
-                raise
-            print(f"error: {printable(missing)}", file=sys.stderr)
             status = 1
         except KeyboardInterrupt:
             print("stopped", file=sys.stderr)

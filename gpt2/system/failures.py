@@ -10,7 +10,6 @@ from gpt2.system.resource_errors import (
     disk_full,
     explain_full_disk,
     explain_missing_compiler,
-    explain_missing_operation,
     out_of_memory,
 )
 
@@ -34,5 +33,5 @@ def describe_failure(error: Exception, directory: Path, micro: int) -> Failure:
         return Failure("interrupted", None, f"{error}".partition("; fix")[0])
     if out_of_memory(error):
         return Failure("failed", f"out of memory at micro-batch {micro}: {error}", None)
-    explained = explain_missing_compiler(error) or explain_missing_operation(error)
+    explained = explain_missing_compiler(error)
     return Failure("failed", explained or f"{type(error).__name__}: {error}", None)

@@ -30,10 +30,6 @@ NO_COMPILER = re.compile(
     r"Failed to find C compiler|No working C\+\+ compiler|C\+\+ compile error|working triton installation|Python\.h|"
     r"Command '\['[^']*(?:cc|clang|\+\+)[\d.-]*'"
 )
-# torch's error and its warning in MPSFallback.mm
-NO_MPS_KERNEL = re.compile(
-    r"The operator '([\w:.]+)' is not currently (?:implemented for|supported on) the MPS "
-)
 DEVICE_FAULT = re.compile(
     r"\b(CUDA|HIP) error: (?!no kernel image|invalid device function)|\bNPU function error: "
 )
@@ -65,18 +61,6 @@ def explain_missing_compiler(error: BaseException) -> str:
     return (
         f"torch.compile has no working compiler: {reason}; fix: install gcc and Python's headers (python3-dev), or set "
         "CONFIG_COMPILE=n, which trains without torch.compile"
-    )
-
-
-def explain_missing_operation(error: BaseException) -> str:
-    """Return which operation torch lacks for mps and the fix; empty if none is missing."""
-    links = (link for link in chain(error) if isinstance(link, NotImplementedError))
-    found = next(filter(None, (NO_MPS_KERNEL.search(str(link)) for link in links)), None)
-    if found is None:
-        return ""
-    return (
-        f"torch has no {found[1]} for mps; fix: PYTORCH_ENABLE_MPS_FALLBACK=1 make, which computes such operations on "
-        "the CPU and names them in run.json, or set CONFIG_TARGET_CPU=y"
     )
 
 

@@ -184,7 +184,7 @@ def step_timer(device: str, threads: int, ranks: int = 1) -> StepTimer:
     On a CPU it is the CPU time of this process, all threads, over the number of threads: other processes hardly change
     it, and without them it agrees with wall time. Of several ranks on CPUs it is running time: the time in which a rank
     waits counts. Elsewhere it is the time between events in the device's queue; on a device without such events,
-    running time after the device finished its queue. So it is on mps, whose events were not tried.
+    running time after the device finished its queue.
     """
     if device.startswith("cpu"):
         return ClockTimer(running_time() if ranks > 1 else lambda: time.process_time() / threads)
@@ -194,8 +194,6 @@ def step_timer(device: str, threads: int, ranks: int = 1) -> StepTimer:
         synchronise()
         return running_time()()
 
-    if device.startswith("mps"):
-        return ClockTimer(synchronised)
     timer = EventTimer(device)
     try:
         begin, end = timer.mark(), timer.mark()

@@ -2,9 +2,7 @@
 
 On a GPU or NPU the numbers come from the allocator. On a CPU they are the resident set's high-water mark, reset at each
 phase through /proc/self/clear_refs where available. Memory of the interpreter and the libraries before the model is not
-counted as allocated. torch.mps reports present bytes but no peak. There it is the largest sample at the beginning and
-the end of the phases: the one after forward contains the activations, but bytes that a phase frees before its end are
-missed.
+counted as allocated.
 """
 
 from __future__ import annotations
@@ -40,17 +38,13 @@ class PeakMeter:
         self.by_phase: dict[str, int] = {}
         # torch.cuda, torch.npu: the functions of the device's allocator
         self._module: Any = None if self.device.type == "cpu" else torch.get_device_module(self.device)
-        self._sampled = self.device.type == "mps"
         self._base = 0 if self._module else resident_bytes(peak=False)
-        self._allocated = self._reserved = self._before = 0
+        self._allocated = self._reserved = 0
 
     def _update(self) -> int:
         """Update the highest bytes. Returns the allocated peak since the last reset."""
         allocated: int
-        if self._sampled:
-            allocated = self._module.current_allocated_memory()
-            reserved = self._module.driver_allocated_memory()
-        elif self._module:
+        if self._module:
             allocated = self._module.max_memory_allocated(self.device)
             reserved = self._module.max_memory_reserved(self.device)
         else:
@@ -61,9 +55,7 @@ class PeakMeter:
 
     def _reset(self) -> bool:
         """Reset the high-water mark; False if the system does not support it."""
-        self._before = self._update()
-        if self._sampled:
-            return True
+        self._update()
         if self._module:
             self._module.reset_peak_memory_stats(self.device)
             return True
@@ -84,8 +76,7 @@ class PeakMeter:
         supported = self._reset()
         yield
         if supported:
-            begin = self._before if self._sampled else 0
-            self.by_phase[name] = max(begin, self._update(), self.by_phase.get(name, 0))
+            self.by_phase[name] = max(self._update(), self.by_phase.get(name, 0))
 
     def peaks(self) -> dict[str, int]:
         """Return {"allocated", "reserved"}: the highest bytes in this process so far, or since `restart`."""

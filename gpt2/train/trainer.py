@@ -27,7 +27,7 @@ from gpt2.data import dataset, tokenizer
 from gpt2.data.prefetch import BatchPrefetcher
 from gpt2.eval.evaluator import Evaluator, hellaswag_choices, hellaswag_entry
 from gpt2.eval.held_out import evaluate_sets
-from gpt2.hardware import attention_kernels, mps, resolve
+from gpt2.hardware import attention_kernels, resolve
 from gpt2.model.transformer import GPT2, ModelParts, restore_step
 from gpt2.numerics.fixes import RunFixes
 from gpt2.numerics.monitoring import start_monitor
@@ -359,8 +359,7 @@ class TrainingRun:
     def summarize_notes(self) -> None:
         """Add end-of-run notes: transient faults, loss spikes, uneven step times."""
         uneven = unevenness([self.plan.batch.tokens / speed for speed in self.log.speeds()])
-        moved = mps.fallback_log().note() if self.resolved.device_type == "mps" else None
-        for text in filter(None, [*self.faults.messages(), self.spikes.summary(), uneven, moved]):
+        for text in filter(None, [*self.faults.messages(), self.spikes.summary(), uneven]):
             self.note(text)
 
     def log_step(self, result: StepResult, seconds: float) -> None:

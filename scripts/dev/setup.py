@@ -74,8 +74,6 @@ def say_scale() -> None:
     lines = config_text().splitlines()
     if "CONFIG_SCALE_CPU=y" in lines and "CONFIG_GRPO=y" not in lines:
         why = "no GPU" if 'CONFIG_DETECTED="cpu"' in lines else "CPU chosen"
-        if "CONFIG_TARGET_CPU=y" not in lines and 'CONFIG_DETECTED="mps"' in lines:
-            why = "Apple's GPU"
         print(f"{why}: .config is scaled to a CPU study", flush=True)
 
 
@@ -125,16 +123,12 @@ def install_torch(torch: str) -> None:
     fits = "import torch; assert torch.version.hip" if kind == "rocm" else "import torch"
     if works(fits):
         return
-    build, backend = {"cpu": ("CPU", "cpu"), "npu": ("CPU", "cpu"), "rocm": ("ROCm", "auto")}.get(
-        kind, ("default", "")
-    )
+    build, backend = {"cpu": ("CPU", "cpu"), "rocm": ("ROCm", "auto")}.get(kind, ("default", ""))
     say(f"installing torch ({build} build{'' if backend else '; on Linux with CUDA, some gigabytes'})")
     if not backend and pip(torch):
         return
-    if kind in ("cpu", "npu") and pip(TORCH_ON_CPU, quiet_failure=True):
+    if kind == "cpu" and pip(TORCH_ON_CPU, quiet_failure=True):
         return
-    if kind == "npu":  # torch_npu's versions follow torch's
-        torch = TORCH_ON_CPU.partition("+")[0]
     uv = [python(), "-m", "uv", "pip", "install", "--quiet", "--python", python(), "--torch-backend", backend]
     if backend and pip("uv") and not subprocess.run([*uv, torch]).returncode and works(fits):
         return
@@ -145,24 +139,6 @@ def install_torch(torch: str) -> None:
         f"no {build} build of torch could be installed; fix: make (it tries again), or install {by_hand}, "
         "or name an interpreter that has torch: make PYTHON=python3"
     )
-
-
-def install_torch_npu() -> None:
-    """Install torch_npu of torch's version on a machine with an NPU. CANN is installed by hand (docs/ascend.md)."""
-    from gpt2.hardware.detect import detect_hardware
-
-    if sys.platform != "linux" or detect_hardware().kind != "npu":
-        return
-    if works("import importlib.util; assert importlib.util.find_spec('torch_npu')"):
-        return
-    code = "from importlib import metadata; print(metadata.version('torch').partition('+')[0])"
-    version = subprocess.run([python(), "-c", code], capture_output=True, text=True).stdout.strip()
-    say(f"installing torch-npu {version}")
-    if not pip(f"torch-npu=={version}", "pyyaml"):
-        raise UserError(
-            f"torch-npu {version} could not be installed; fix: docs/ascend.md, or name an interpreter that has torch "
-            "and torch_npu: make PYTHON=python3"
-        )
 
 
 def install(kind: str) -> None:
@@ -178,7 +154,6 @@ def install(kind: str) -> None:
     if kind != "base":  # kconfiglib alone takes seconds
         (torch,) = [line for line in lines if package(line) == "torch"]
         install_torch(torch)
-        install_torch_npu()
         say("installing " + ", ".join(map(package, others)))
     if not pip(*others):
         raise UserError(

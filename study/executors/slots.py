@@ -26,7 +26,7 @@ class SlotsError(UserError, RuntimeError):
 def local_slots(
     wanted: int, resolved: ResolvedTarget, threads: int, ranks: int = 1, effective: int = 1
 ) -> list[Slot]:
-    """Return `wanted` slots of this machine. 0: one per card; one on a CPU or on mps. threads: CONFIG_CPU_THREADS.
+    """Return `wanted` slots of this machine. 0: one per card; one on a CPU. threads: CONFIG_CPU_THREADS.
 
     ranks: processes of a run; a run of several has the whole machine. effective: batch, which the ranks divide.
     One slot is the whole machine. SlotsError where there are too few cards of the study's kind, or too few cores.
@@ -38,7 +38,7 @@ def local_slots(
         )
     if ranks > 1 and resolved.device_type == "cpu":
         require_cores(ranks, threads, effective, len(cores()))
-    if wanted == 1 or ranks > 1 or (wanted == 0 and resolved.device_type in ("mps", "cpu")):
+    if wanted == 1 or ranks > 1 or (wanted == 0 and resolved.device_type == "cpu"):
         return [Slot("")]
     if resolved.device_type == "cpu":
         return cpu_slots(wanted, threads, cores())

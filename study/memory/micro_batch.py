@@ -31,7 +31,6 @@ LISTED_BY = {
     "cuda": "nvidia-smi",
     "rocm": "rocm-smi --showpids",
     "npu": "npu-smi info",
-    "mps": "top",
     "cpu": "top",
 }
 
@@ -159,9 +158,7 @@ class Predictions:
 
 
 def free_bytes(device: str) -> int | None:
-    """Free memory of the device; None if it is unknown, as of mps, which shares the CPU's."""
-    if device.startswith("mps"):
-        return None
+    """Free memory of the device; None if it is unknown."""
     if device != "cpu":
         import torch
 

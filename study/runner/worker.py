@@ -24,7 +24,6 @@ from gpt2.system.resource_errors import (
     disk_full,
     explain_full_disk,
     explain_missing_compiler,
-    explain_missing_operation,
     out_of_memory,
 )
 from gpt2.system.signals import Interrupted, Stop
@@ -109,8 +108,6 @@ def _explain(error: BaseException, folder: Path) -> int:
         status = EXIT_NOT_FINITE
     elif isinstance(error, ranks.RankLostError):
         status = ranks.EXIT_RANK_LOST
-    elif missing := explain_missing_operation(error):
-        text = missing
     elif not isinstance(error, UserError):
         traceback.print_exc()
         text = explain_missing_compiler(error) or f"{type(error).__name__}: {error}"

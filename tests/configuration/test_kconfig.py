@@ -77,11 +77,7 @@ def test_every_defconfig_and_fragment_survives_savedefconfig(base, detected, tmp
         ("cpu", f"{STUDY}+a100-40g", False),
         ("a100-40g", f"{STUDY}+cpu", True),
         ("cpu", f"{STUDY}+cpu", True),
-        ("910b", STUDY, False),
         ("cpu", f"{STUDY}+910c", False),
-        ("mps", STUDY, True),
-        ("mps", f"{STUDY}+a100-40g", False),
-        ("a100-40g", f"{STUDY}+mps", True),
     ],
 )
 def test_the_scale_follows_the_configured_or_the_detected_target(detected, spec, cpu, monkeypatch):
@@ -93,14 +89,12 @@ def test_the_scale_follows_the_configured_or_the_detected_target(detected, spec,
     assert config.model.size == ("mini" if cpu else "124m")
     assert config.data.dataset == ("embedded" if cpu else "fineweb-edu")
     assert config.batch.effective == (4 if cpu else 512)
-    on_npu = "910" in detected + spec
-    assert config.target.compile is not (cpu or on_npu)
-    assert ("CONFIG_ON_NPU=y" in Path(".config").read_text()) is on_npu
+    assert config.target.compile is not (cpu or "910" in spec)
 
 
 def test_the_effective_batch_is_the_same_on_every_gpu_target():
     batches = set()
-    for fragment in set(FRAGMENTS) - {"mps", "cpu"}:
+    for fragment in set(FRAGMENTS) - {"cpu"}:
         defconfig(spec=f"{STUDY}+{fragment}")
         config = load_config(".config")
         batches.add((config.batch.effective, config.model.block_size, config.data.max_tokens))

@@ -144,7 +144,7 @@ def test_without_a_configuration_the_default_study_of_the_target_is_predicted_an
 ) -> None:
     config = Config.from_symbols(symbols_for_target(name)[0])
     assert config.target.name == name
-    assert config.model.size == ("mini" if name in ("mps", "cpu") else "124m")
+    assert config.model.size == ("mini" if name == "cpu" else "124m")
     assert not Path(".config").exists()
 
 

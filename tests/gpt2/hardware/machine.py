@@ -1,4 +1,4 @@
-"""A fake machine for detection: trees for /sys, /proc and /dev, and answers of tools."""
+"""A fake machine for detection: trees for /sys and /proc, and answers of tools."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ class Machine:
     """A fake machine with 64 GiB of memory; an empty one has no tools and no cards."""
 
     def __init__(self, root: Path) -> None:
-        self.sys, self.proc, self.dev = root / "sys", root / "proc", root / "dev"
+        self.sys, self.proc = root / "sys", root / "proc"
         self.answers: dict[str, str | Exception] = {}
         self.put(self.proc / "meminfo", "MemTotal: 67108864 kB")
         self.put(self.proc / "cpuinfo", "model name\t: AMD Ryzen 9 7950X")
@@ -52,12 +52,6 @@ class Machine:
         self.amd(1, 0x7448, 110000, 47.98, 192)
         self.amd(2, 0x164E, 100306, 0.5, 4)
 
-    def npus(self, listing: str | Exception | None, devices: int = 2) -> None:
-        """Add the device files of NPUs, and the answer of npu-smi; None: it is not installed."""
-        for name in ("davinci_manager", "hisi_hdc", *(f"davinci{number}" for number in range(devices))):
-            self.put(self.dev / name, "")
-        self.answers |= {} if listing is None else {"info": listing}
-
     def run(self, command: Sequence[str]) -> str:
         for mark, answer in self.answers.items():
             if any(word.startswith(mark) for word in command):
@@ -67,4 +61,4 @@ class Machine:
         raise FileNotFoundError(command[0])
 
     def detect(self, **environment: str) -> Hardware:
-        return detect_hardware(self.sys, self.proc, self.run, environment, self.dev)
+        return detect_hardware(self.sys, self.proc, self.run, environment)

@@ -21,37 +21,6 @@ RTX4090 = "GPU-bbbb, NVIDIA GeForce RTX 4090, 24564, [N/A], 550.54.15"
 GT1030 = "GPU-cccc, NVIDIA GeForce GT 1030, 2048, [N/A], 550.54.15"
 
 
-# two devices as npu-smi 25.2 prints them: 910B2, and two dies of a 910C
-NPU_SMI = """\
-+------------------------------------------------------------------------------------------------+
-| npu-smi 25.2.0                   Version: 25.2.0                                               |
-+---------------------------+---------------+----------------------------------------------------+
-| NPU   Name                | Health        | Power(W)    Temp(C)           Hugepages-Usage(page)|
-| Chip                      | Bus-Id        | AICore(%)   Memory-Usage(MB)  HBM-Usage(MB)        |
-+===========================+===============+====================================================+
-| 0     910B2               | OK            | 98.1        32                0    / 0             |
-| 0                         | 0000:C1:00.0  | 0           0    / 0          3382 / 65536         |
-+===========================+===============+====================================================+
-| 1     910B2               | Alarm         | 86.6        30                0    / 0             |
-| 0                         | 0000:C2:00.0  | 0           0    / 0          3381 / 65536         |
-+===========================+===============+====================================================+
-+---------------------------+---------------+----------------------------------------------------+
-| NPU     Chip              | Process id    | Process name             | Process memory(MB)      |
-+===========================+===============+====================================================+
-| 0       0                 | 244393        | python                   | 3000                    |
-| No running processes found in NPU 1                                                            |
-+===========================+===============+====================================================+
-"""
-DIES = """\
-| npu-smi 25.5.1                   Version: 25.5.1                                               |
-| 0     Ascend910           | OK            | 178.5       36                0    / 0             |
-| 0     0                   | 0000:9D:00.0  | 0           0    / 0          3416 / 65536         |
-+------------------------------------------------------------------------------------------------+
-| 0     Ascend910           | OK            | -           36                0    / 0             |
-| 1     1                   | 0000:9F:00.0  | 0           0    / 0          3195 / 65536         |
-"""
-
-
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
@@ -301,59 +270,6 @@ def test_integrated_graphics_are_distinguished_from_cards(
     target: str, gib: float, flagged: bool, expected: bool
 ) -> None:
     assert is_integrated(target, int(gib * GIB), flagged) is expected
-
-
-def test_npus_are_found_with_memory_and_driver(machine: Machine) -> None:
-    machine.npus(NPU_SMI)
-    found = machine.detect()
-    assert found == Hardware("npu", "910B2", 64 * GIB, 2, (), "25.2.0")
-    assert row(found) == "910b"
-
-
-def test_each_die_of_a_910c_is_a_device(machine: Machine) -> None:
-    machine.npus(DIES)
-    found = machine.detect()
-    assert (found.name, found.memory_bytes, found.count, row(found)) == ("Ascend910", 64 * GIB, 2, "910c")
-
-
-def test_without_the_device_files_npu_smi_is_not_started(machine: Machine) -> None:
-    machine.answers = {"info": NPU_SMI}
-    assert machine.detect().kind == "cpu"
-
-
-def test_without_npu_smi_the_device_files_are_counted(machine: Machine) -> None:
-    machine.npus(None, devices=3)
-    found = machine.detect()
-    assert (found.kind, found.name, found.memory_bytes, found.count) == ("npu", "Ascend NPU", 0, 3)
-    assert row(found) == "generic-npu"
-
-
-def test_a_failing_npu_smi_is_no_error(machine: Machine) -> None:
-    machine.npus(subprocess.TimeoutExpired("npu-smi", 8))
-    assert machine.detect().ignored == ("npu-smi (no answer within 8 s)",)
-    machine.npus(subprocess.CalledProcessError(1, "npu-smi", "dcmi module initialize failed. ret is -8005\n"))
-    found = machine.detect()
-    assert (found.kind, found.ignored) == ("cpu", ("npu-smi (dcmi module initialize failed. ret is -8005)",))
-
-
-@pytest.mark.parametrize(
-    ("visible", "count", "hidden"), [("1", 1, 1), ("0,1", 2, 0), ("1,7", 1, 1), ("", 0, 2)]
-)
-def test_visible_npus_are_those_of_the_variable(
-    machine: Machine, visible: str, count: int, hidden: int
-) -> None:
-    machine.npus(NPU_SMI)
-    found = machine.detect(ASCEND_RT_VISIBLE_DEVICES=visible)
-    assert found.count == count
-    assert found.ignored == ("910B2 (hidden by ASCEND_RT_VISIBLE_DEVICES)",) * hidden
-
-
-def test_with_an_nvidia_card_an_npu_is_ignored_with_the_reason(machine: Machine) -> None:
-    machine.nvidia(A100)
-    machine.npus(DIES)
-    found = machine.detect()
-    assert found.kind == "cuda"
-    assert found.ignored == ("Ascend910 (another vendor)",) * 2
 
 
 def test_the_environment_overrides_detection_with_a_row_of_the_table() -> None:

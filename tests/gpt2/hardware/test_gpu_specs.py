@@ -29,10 +29,7 @@ REAL_NAMES = {  # as nvidia-smi and torch print them: GiB, kind, row
     "Ascend910B2": (60.97, "npu", "910b"),
     "Ascend910B3": (60.97, "npu", "910b"),
     "Ascend910B4-1": (61.27, "npu", "910b"),
-    "910B3": (64, "npu", "910b"),
     "Ascend910_9392": (61.27, "npu", "910c"),
-    "Ascend910_9362": (61.27, "npu", "910c"),
-    "Ascend910": (64, "npu", "910c"),
 }
 OTHERS = {  # neighbours that are not the card: generic
     "NVIDIA GeForce RTX 4090 Laptop GPU": (15.7, "cuda"),
@@ -52,10 +49,6 @@ OTHERS = {  # neighbours that are not the card: generic
     "AMD Instinct MI300A": (127.5, "rocm"),
     "AMD Instinct MI325X": (255.98, "rocm"),
     "Ascend910B4": (29.5, "npu"),
-    "Ascend910A": (31.0, "npu"),
-    "Ascend910ProB": (31.0, "npu"),
-    "Ascend310P3": (21.0, "npu"),
-    "Ascend950PR_9579": (112.0, "npu"),
 }
 
 
@@ -101,21 +94,19 @@ def test_a_slower_form_factor_has_a_lower_peak() -> None:
 @pytest.mark.parametrize("name", TARGETS)
 def test_every_row_is_complete(name: str) -> None:
     row = TARGETS[name]
-    card = not (name.startswith("generic") or name in ("mps", "cpu"))
+    card = not (name.startswith("generic") or name == "cpu")
     assert row.name == name
     assert row.title
-    assert row.kind in ("cuda", "rocm", "npu", "mps", "cpu")
+    assert row.kind in ("cuda", "rocm", "npu", "cpu")
     preferred = {"h100": "cudnn", "h200": "cudnn"} | dict.fromkeys(("910b", "910c", "generic-npu"), "fusion")
-    preferred["mps"] = "math"
-    assert row.dtype == ("float32" if row.kind in ("mps", "cpu") else "bfloat16")
+    assert row.dtype == ("float32" if row.kind == "cpu" else "bfloat16")
     assert row.attention_backend == preferred.get(name, "flash")
-    assert ("math" in row.attention) == (name == "mps")
+    assert "math" not in row.attention
     assert ("cudnn" in row.attention) == (row.kind == "cuda")
     assert bool(row.patterns) == (row.memory_bytes is not None) == card
-    assert (row.peak_flops is not None) == (card and row.kind != "npu")  # an NPU's peak is that of its grade
+    assert (row.peak_flops is not None) == (card and row.kind != "npu")
     if row.kind == "npu":
         assert row.environment == {"INF_NAN_MODE_ENABLE": "1"}
-        assert all(2e14 < peak < 4e14 and "Ascend/msmodeling" in source for _, peak, source in row.forms)
     elif card:
         assert str(row.peak_source).split()[0] in ("NVIDIA", "AMD")
         assert 1e14 < (row.peak_flops or 0) < 2e15
@@ -126,27 +117,6 @@ def test_the_table_holds_the_cards_that_the_configuration_offers() -> None:
     from gpt2.config.config import TARGETS as OFFERED
 
     assert set(OFFERED.values()) - {"auto"} == {name for name in TARGETS if not name.startswith("generic")}
-
-
-def test_the_peak_of_an_npu_is_that_of_its_grade_or_unknown() -> None:
-    peaks = {
-        name: match_target(name, 61 * GIB, "npu").peak_flops
-        for name in (
-            "Ascend910B3",
-            "Ascend910B2C",
-            "Ascend910B1",
-            "Ascend910_9382",
-            "Ascend910_9362",
-            "910B3",
-        )
-    }
-    assert list(peaks.values()) == [294.9e12, 353.9e12, None, 353.9e12, None, 294.9e12]
-    cores = {
-        "Ascend910B3": 20,
-        "Ascend910B2C": 24,
-    }  # each multiplies 16 x 16 by 16 x 16 numbers a cycle, at 1.8 GHz
-    for name, count in cores.items():
-        assert peaks[name] == pytest.approx(count * 1.8e9 * 2 * 16**3, rel=1e-3)
 
 
 def test_a_w7900_has_the_aotriton_switch_and_an_instinct_needs_none() -> None:

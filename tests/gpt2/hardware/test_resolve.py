@@ -12,7 +12,7 @@ from gpt2.config.config import TargetConfig
 from gpt2.hardware.detect import Hardware
 from gpt2.hardware.gpu_specs import GIB, TARGETS, TargetError
 from gpt2.hardware.resolve import resolve, scale_notice, target_record
-from gpt2.hardware.torch_devices import TorchDevice, TorchDevices, list_torch_devices
+from gpt2.hardware.torch_devices import list_torch_devices
 
 CPU = Hardware("cpu", "AMD EPYC", 64 * GIB, 0)
 A100 = Hardware("cuda", "NVIDIA A100-SXM4-40GB", 40 * GIB, 1, (), "550.54.15")
@@ -44,27 +44,25 @@ def card(
     )
 
 
-def npus(*cards: tuple[str, float]) -> TorchDevices:
-    """Return the devices of a CPU build of torch with torch_npu."""
-    found = (TorchDevice(index, name, int(gib * GIB)) for index, (name, gib) in enumerate(cards))
-    return TorchDevices("npu", "2.13.0+cpu", tuple(found), "torch_npu 2.13.0, CANN 9.1.0")
-
-
-def fake_torch(*cards: Any, cuda: str | None = None, hip: str | None = None, warning: str = "") -> Any:
+def fake_torch(
+    *cards: Any, cuda: str | None = None, hip: str | None = None, warning: str = "", accelerator: str = ""
+) -> Any:
     def is_available() -> bool:
         if warning:
             warnings.warn(warning, UserWarning, stacklevel=1)
         return bool(cards)
 
+    device = SimpleNamespace(type=accelerator) if accelerator else None
+    module = SimpleNamespace(
+        is_available=is_available,
+        device_count=lambda: len(cards),
+        get_device_properties=lambda i: cards[i],
+    )
     return SimpleNamespace(
         __version__="2.13.0",
         version=SimpleNamespace(cuda=cuda, hip=hip),
-        cuda=SimpleNamespace(
-            is_available=is_available,
-            device_count=lambda: len(cards),
-            get_device_properties=lambda i: cards[i],
-        ),
-        backends=SimpleNamespace(mps=SimpleNamespace(is_available=lambda: False)),
+        accelerator=SimpleNamespace(current_accelerator=lambda: device),
+        get_device_module=lambda device: module,
     )
 
 
@@ -86,8 +84,6 @@ MACHINES = {  # one machine each, as torch and the system report it
     "h200": (nvidia(card("NVIDIA H200", 139.8, 9)), Hardware("cuda", "NVIDIA H200", 140 * GIB, 1)),
     "w7900": (amd(PRO), W7900),
     "mi300x": (amd(card("AMD Instinct MI300X", 191.98, 9, "gfx942:sramecc+")), Hardware("rocm", "", 0, 1)),
-    "910b": (npus(("Ascend910B3", 60.97)), Hardware("npu", "910B3", 64 * GIB, 1, (), "25.2.0")),
-    "910c": (npus(("Ascend910_9392", 61.27)), Hardware("npu", "Ascend910", 64 * GIB, 1, (), "25.5.1")),
     "cpu": (CPU_BUILD, CPU),
 }
 
@@ -148,7 +144,7 @@ def test_a_slice_of_a_card_is_generic() -> None:
 def test_of_several_cards_the_first_is_used_with_a_note() -> None:
     devices = nvidia(card("NVIDIA H200", 139.8, 9), card("NVIDIA H200", 139.8, 9))
     got = resolve(config(), devices=devices, hardware=A100)
-    assert (got.device, got.note) == ("cuda:0", "a run uses one of 2 GPUs: NVIDIA H200, cuda:0")
+    assert (got.device, got.note) == ("cuda:0", "a run uses one of 2 cards: NVIDIA H200, cuda:0")
 
 
 def test_a_configured_card_is_found_among_others() -> None:
@@ -276,40 +272,23 @@ def test_planning_for_an_unknown_card_needs_the_card() -> None:
         resolve(config(detected="h900"), planning=True, hardware=CPU)
 
 
-@pytest.mark.parametrize(("name", "gib"), [("Ascend910B3", 60.97), ("Ascend910_9392", 61.27)])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_an_npu_resolves_to_the_device_npu_and_its_fused_kernel(name: str, gib: float, dtype: str) -> None:
-    smi = Hardware("npu", "910B3", 64 * GIB, 2, (), "25.2.0")
-    got = resolve(config(dtype=dtype), devices=npus((name, gib), (name, gib)), hardware=smi)
-    assert (got.device, got.device_type, got.device_class) == ("npu:0", "npu", "card")
-    assert (got.device_name, got.memory_bytes) == (name, int(gib * GIB))
-    assert (got.dtype, got.attention_backend) == (dtype, "fusion")
-    assert got.driver == "25.2.0 (torch_npu 2.13.0, CANN 9.1.0)"
-    assert got.note == f"a run uses one of 2 NPUs: {name}, npu:0"
-
-
-def test_an_npu_that_torch_cannot_use_is_an_error_with_the_fix() -> None:
-    here = Hardware("npu", "910B3", 64 * GIB, 1, (), "25.2.0")
-    build = dataclasses.replace(CPU_BUILD, torch="2.13.0+cpu")
-    absent = (
-        r"910B3 is present, but torch 2.13.0\+cpu cannot use it: .* not installed; fix: .*torch-npu==2.13.0 "
+def test_an_accelerator_outside_torch_is_a_row_of_the_table(dtype: str) -> None:
+    """A fake torch.accelerator: the device, its memory and its kernel follow from the row and from torch alone."""
+    properties = SimpleNamespace(name="Ascend910_9392", total_memory=61 * GIB)  # no compute capability
+    devices = list_torch_devices(fake_torch(properties, properties, accelerator="npu"))
+    got = resolve(config("910c", dtype), devices=devices, hardware=CPU)
+    assert (got.target.name, got.device, got.device_type, got.device_class) == (
+        "910c",
+        "npu:0",
+        "npu",
+        "card",
     )
-    with pytest.raises(TargetError, match=absent):
-        resolve(config("910b", detected="910b"), devices=build, hardware=here)
-    broken = dataclasses.replace(build, trouble="torch_npu cannot be loaded: libascend_hal.so: cannot open")
-    with pytest.raises(TargetError, match=r"libascend_hal.so: cannot open; fix: source /usr/local/Ascend/"):
-        resolve(config(detected="910b"), devices=broken, hardware=here)
-    with pytest.raises(
-        TargetError, match=r"was built for NVIDIA GPUs; fix: install torch's CPU build and torch_npu"
-    ):
-        resolve(config(detected="910b"), devices=nvidia(), hardware=here)
-    with pytest.raises(TargetError, match=r"was built for torch_npu 2.13.0, CANN 9.1.0; fix: .*/dev/davinci"):
-        resolve(config(detected="910b"), devices=npus(), hardware=here)
-    with pytest.raises(
-        TargetError, match=r"CONFIG_TARGET_910C=y .*this machine has Ascend910B3 with 61.0 GiB"
-    ):
-        resolve(config("910c"), devices=npus(("Ascend910B3", 60.97)), hardware=here)
-    assert resolve(config(detected="cpu"), devices=build, hardware=here).device == "cpu"  # scaled to a CPU
+    assert (got.device_name, got.memory_bytes) == ("Ascend910_9392", 61 * GIB)
+    assert (got.dtype, got.attention_backend) == (dtype, "fusion")
+    unknown = list_torch_devices(fake_torch(properties, accelerator="mps"))
+    assert (unknown.kind, unknown.gpus) == ("cpu", ())
+    assert resolve(config(detected="cpu"), devices=unknown, hardware=CPU).device == "cpu"
 
 
 def test_the_record_has_the_keys_of_the_run_record() -> None:

@@ -85,7 +85,6 @@ def test_a_compiled_backward_holds_all_weight_gradients_and_the_accumulated_ones
         ("cpu", "bfloat16", 1, 1),
         ("cuda", "bfloat16", 7, 2),
         ("rocm", "float32", 1, 3),
-        ("npu", "bfloat16", 40, 1),
     ],
 )
 def test_the_kinds_of_memory_at_the_peak_add_up_and_include_weights_and_optimizer_state(
@@ -139,17 +138,3 @@ def test_a_prediction_changes_no_global_state() -> None:
     assert before == loss.CHUNK_ROWS
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.ones(2).sum().item() == 2.0
-
-
-@pytest.mark.parametrize("layers", [1, 3])
-def test_an_npu_keeps_more_statistics_and_a_mask_of_each_attention(layers: int) -> None:
-    """torch_npu's kernel saves 2 x 8 float32 numbers per row and head, and a causal mask of 2048 x 2048 bytes."""
-    phases = {
-        kind: predict(work(4, 2, kind, "bfloat16", block_size=64, layers=layers)).timeline.by_phase()
-        for kind in ("cuda", "npu")
-    }
-    each = 4 * MODEL.heads * 64 * (2 * 8 - 1) * 4 + 2048**2
-    workspace = 32 * 2**20  # cuBLAS's
-    assert phases["npu"]["forward"] - (phases["cuda"]["forward"] - workspace) == layers * each
-    assert phases["npu"]["optimizer"] == phases["cuda"]["optimizer"] - workspace
-    assert phases["npu"]["backward"] >= phases["npu"]["forward"] - each

@@ -143,40 +143,6 @@ def test_another_build_than_rocm_on_an_amd_machine_is_an_error_without_a_stamp(
     assert not list(machine.root.glob(".venv/.installed-*"))
 
 
-def test_an_npu_gets_the_cpu_build_and_torch_npu_of_its_version(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    see(monkeypatch, "npu")
-    machine.refuse(
-        "-c import torch", "-c import importlib.util; assert importlib.util.find_spec('torch_npu')"
-    )
-    run = setup.subprocess.run
-
-    def answer(command: list[str], **options: object) -> object:
-        done = run(command, **options)
-        if "metadata.version" in command[-1]:
-            done.stdout = "2.13.0\n"
-        return done
-
-    monkeypatch.setattr(setup.subprocess, "run", answer)
-    setup.main(["main"])
-    installed = [call for call in machine.calls() if "pip install" in call]
-    assert installed[:2] == [
-        f"-m pip install {setup.TORCH_ON_CPU}",
-        "-m pip install torch-npu==2.13.0 pyyaml",
-    ]
-
-
-@pytest.mark.parametrize("kind", ["cpu", "cuda", "rocm"])
-def test_without_an_npu_torch_npu_is_not_installed(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    see(monkeypatch, kind)
-    machine.refuse()
-    setup.main(["main"])
-    assert not any("torch-npu" in call or "torch_npu" in call for call in machine.calls())
-
-
 def test_an_installed_torch_is_not_changed(machine: Machine) -> None:
     machine.refuse()
     setup.main(["main"])
