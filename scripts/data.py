@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from gpt2.data import dataset
+from gpt2.data.eval_texts import check_texts
 from gpt2.eval import hellaswag, hellaswag_download
 from gpt2.system.errors import run_command
 from pages.markup import counted
 from scripts.study import load
-from study.eval_sets.later import check_texts
 
 
 def main() -> int:

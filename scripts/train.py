@@ -3,7 +3,6 @@
 python -m scripts.train STUDY_DIR VARIANT SEED                     train, or continue from the last checkpoint
 python -m scripts.train STUDY_DIR VARIANT SEED --time S --micro M  only time steps for S seconds, for the plan
     [--beside VARIANT ...]  time these for S seconds each as well, a step of each in turn
-python -m scripts.train STUDY_DIR VARIANT SEED --eval-sets         evaluate the finished run on new texts
 """
 
 from __future__ import annotations

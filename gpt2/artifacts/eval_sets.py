@@ -1,4 +1,4 @@
-"""eval_sets.json of a run: its held-out texts window by window, sealed. A text that is added later joins the others.
+"""eval_sets.json of a run: its held-out texts window by window, sealed.
 
 Standard library only.
 """
@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpt2.artifacts.seal import read_sealed, write_sealed
-from gpt2.artifacts.typed_json import Count, InvalidJsonError, JsonObject, Positive, Text, parse
-from gpt2.system.read_files import DamagedFileError
+from gpt2.artifacts.seal import write_sealed
+from gpt2.artifacts.typed_json import Count, JsonObject, Positive, Text
 
 FILE = "eval_sets.json"
 
@@ -60,26 +59,6 @@ class EvalSetsFile(JsonObject):
     sets: Mapping[str, EvaluatedText]
 
 
-def read(path: Path, run: str, iterations: int) -> dict[str, EvaluatedText]:
-    """Return the texts of a run of these iterations; none where the file is missing or of another length.
-
-    DamagedFileError where the file does not agree with its seal.
-    """
-    try:
-        content = read_sealed(path)
-        found = parse(EvalSetsFile, {k: v for k, v in content.items() if k != "seal"}, path.name)
-    except FileNotFoundError:
-        return {}
-    except (InvalidJsonError, AttributeError) as error:
-        raise DamagedFileError(f"{path} cannot be read: {error}") from error
-    return dict(found.sets) if (found.run, found.iterations) == (run, iterations) else {}
-
-
-def add(run_dir: Path, run: str, iterations: int, found: Mapping[str, EvaluatedText]) -> None:
-    """Add texts to the file of a run. A file that is damaged or of another length is replaced."""
-    path = run_dir / FILE
-    try:
-        before = read(path, run, iterations)
-    except DamagedFileError:
-        before = {}
-    write_sealed(path, EvalSetsFile(run, iterations, before | dict(found)).to_json(), indent=None)
+def write(run_dir: Path, run: str, iterations: int, found: Mapping[str, EvaluatedText]) -> None:
+    """Write the texts of a run after these iterations."""
+    write_sealed(run_dir / FILE, EvalSetsFile(run, iterations, found).to_json(), indent=None)

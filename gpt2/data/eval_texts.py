@@ -16,13 +16,14 @@ from pathlib import Path
 
 import numpy as np
 
-from gpt2.config.config import DataConfig
+from gpt2.config.config import Config, DataConfig
 from gpt2.config.eval_sets import WIKITEXT, EvalSet
 from gpt2.data import tokenizer, wikitext
 from gpt2.data.eval_files import SYMBOL, files_of
 from gpt2.data.sources import DataError, HubSource, open_hub, read_documents
 from gpt2.system.errors import one_line
 from gpt2.system.files import write_bytes
+from pages.markup import counted
 
 HUB = HubSource("EleutherAI/wikitext_document_level", "wikitext-2-raw-v1", "page")
 HUB_FILE = "eval-wikitext-2.jsonl"
@@ -47,6 +48,16 @@ class EvalText:
     def tokens(self) -> int:
         """The number of tokens; all are scored."""
         return sum(map(len, self.documents))
+
+
+def check_texts(config: Config, report: Callable[[str], None]) -> None:
+    """Read every set and report its size. DataError for one that cannot be used."""
+    for one in config.evaluation.sets:
+        text = read_text(one, config.data, config.model.block_size, report)
+        report(
+            f"eval set {one.name}: {counted(len(text.documents), 'document')}, {counted(text.words, 'word')}, "
+            f"{text.bytes:,} bytes, {text.tokens:,} tokens"
+        )
 
 
 def read_text(one: EvalSet, data: DataConfig, block_size: int, report: Callable[[str], None]) -> EvalText:

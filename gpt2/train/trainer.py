@@ -325,7 +325,7 @@ class TrainingRun:
             found = evaluate_sets(self.config, self.evaluator, self.resolved, self.log.phase, self.note)
         self.log.record["eval_sets"] = {name: one.entry for name, one in found.items()}
         if ranks.first():
-            eval_sets.add(self.plan.directory, self.plan.run, self.iteration, found)
+            eval_sets.write(self.plan.directory, self.plan.run, self.iteration, found)
 
     def examine_model(self) -> None:
         """Examine the trained model on the first validation windows, on the first rank."""

@@ -9,11 +9,8 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from gpt2.artifacts import eval_sets
 from gpt2.artifacts.eval_sets import EvalSetEntry
-from gpt2.system.read_files import DamagedFileError
 from ra.names import is_control_arm
 from study.analysis.equivalence import Losses, control_losses
 from study.records.runs import Run, variant_order
@@ -60,35 +57,19 @@ class EvalSetTable:
 
 @dataclass
 class EvalSets:
-    """The texts of a study. notes: on files that cannot be read."""
+    """The texts of a study."""
 
     tables: list[EvalSetTable]
-    notes: list[str]
 
 
-def eval_set_tables(study_dir: Path, runs: Sequence[Run]) -> EvalSets:
+def eval_set_tables(runs: Sequence[Run]) -> EvalSets:
     """Return a table for each text that one of the runs was evaluated on, in the order of their first run."""
-    notes: list[str] = []
-    found = {run.name: _entries(study_dir, run, notes) for run in runs}
+    found = {run.name: run.record.eval_sets or {} for run in runs}
     names = dict.fromkeys(name for entries in found.values() for name in entries)
     tables = [
         _table(name, runs, {run: one[name] for run, one in found.items() if name in one}) for name in names
     ]
-    return EvalSets([table for table in tables if table.rows], notes)
-
-
-def _entries(study_dir: Path, run: Run, notes: list[str]) -> dict[str, EvalSetEntry]:
-    """Return the texts of a run: those of its record, and those that were added later."""
-    entries = dict(run.record.eval_sets or {})
-    path = run.file(study_dir, eval_sets.FILE)
-    try:
-        later = eval_sets.read(path, run.record.run, run.record.progress.iterations)
-    except DamagedFileError as error:
-        notes.append(
-            f"{error}; texts that were added to {run.name} later are not shown; fix: delete it and run `make`"
-        )
-        later = {}
-    return entries | {name: text.entry for name, text in later.items() if name not in entries}
+    return EvalSets([table for table in tables if table.rows])
 
 
 def _table(name: str, runs: Sequence[Run], entries: dict[str, EvalSetEntry]) -> EvalSetTable:

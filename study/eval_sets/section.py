@@ -38,7 +38,7 @@ def held_out_section(found: EvalSets, names: Sequence[str]) -> Section:
         )
     if not blocks:
         return Section("", [])
-    return Section("Held-out texts", [Note(f"{NO_VERDICT} {ABOUT}"), *blocks, *map(Note, found.notes)])
+    return Section("Held-out texts", [Note(f"{NO_VERDICT} {ABOUT}"), *blocks])
 
 
 def compared_section(studies: Mapping[str, EvalSets], units: str) -> Section:
@@ -113,8 +113,8 @@ def _left_out(table: EvalSetTable) -> Note:
     names = ", ".join(table.left_out)
     return Note(
         names
-        and f"Left out, evaluated on another text of this name: {names}; fix: give the new text another name in "
-        "CONFIG_EVAL_SETS, then run `make`."
+        and f"Left out, evaluated on another text of this name: {names}; fix: restore the text, delete the folders of "
+        "these runs, then run `make`."
     )
 
 

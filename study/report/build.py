@@ -210,7 +210,7 @@ def build_report(study_dir: Path) -> Report:
         ),
         cut=[run.name for run in short],
         damaged=[*_damaged_runs(runs), *damage, *_damaged_attention(study_dir)],
-        eval_sets=eval_set_tables(study_dir, ended),
+        eval_sets=eval_set_tables(ended),
         continues=plan.continues if plan else None,
         rates=rates,
     )

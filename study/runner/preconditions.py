@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 # Symbols that may change after the first run: they change no number and no verdict.
 FREE_SYMBOLS = {
     "CHECKPOINT_SECONDS", "DATA_WORKERS", "DATA_DIR", "RESULTS_DIR", "GPT2_HARD_LIMIT", "RANKS_TIMEOUT",
-    "EVAL_SETS",  # finished runs are evaluated on a text that is added later
     "SLOTS", "EXECUTOR_LOCAL", "EXECUTOR_SLURM", "EXECUTOR_RAY", "SLURM_OPTIONS", "RAY_ADDRESS",
     "WANDB", "WANDB_MODE", "WANDB_PROJECT", "TENSORBOARD",
     "MONITOR", "MONITOR_TARGETS", "MONITOR_INTERVAL", "MONITOR_TRIGGERS", "MONITOR_FULL_STEPS", "MONITOR_REFERENCES",

@@ -20,6 +20,7 @@ from gpt2.config.batch import BatchPlan
 from gpt2.config.config import Config
 from gpt2.config.dotconfig import Symbols
 from gpt2.data import dataset
+from gpt2.data.eval_texts import check_texts
 from gpt2.eval import hellaswag, hellaswag_download
 from gpt2.hardware import resolve
 from gpt2.hardware.detect import detected_target_name
@@ -30,7 +31,6 @@ from ra.settings import AlternationSettings
 from ra.variants import Variant, variant
 from study.admission import admit
 from study.attention import inspect
-from study.eval_sets.later import check_texts, evaluate_later, lacking
 from study.executors.child_process import (
     EXIT_FINISHED,
     EXIT_OUT_OF_MEMORY,
@@ -120,11 +120,9 @@ class Study:
             snapshot_sources(self.directory, self.settings.variants, self.has_checkpoint_or_result)
         self.runs.read_choice()
         left = not self.directory.exists() or self.runs.pending() or self.runs.unchosen()
-        complete = not left and self.has_plan()
-        if complete:
+        if not left and self.has_plan():
             self.runs.write_expected()
-            if not self.lacking_texts():
-                return self.nothing_to_do()
+            return self.nothing_to_do()
         detected = detected_target_name()
         notice = resolve.scale_notice(self.config.target, detected)
         if notice:
@@ -133,7 +131,7 @@ class Study:
         with locked(self.directory) as lock, self.session.signals():
             self.session.lock = lock
             try:
-                return self.evaluate_texts() if complete else self.run_pending()
+                return self.run_pending()
             except OSError as error:
                 number = disk_full(error)
                 if not number:
@@ -167,7 +165,6 @@ class Study:
             plan = self.runs.choose(plan)
             if not self.runs.unchosen() and self.runs.pending():
                 plan = self.execute_pending(plan)
-        problems = self.evaluate_finished()
         self.inspect_attention()
         print(render_terminal(self.report()))
         print(f"report: {self.directory / 'report.html'} (and .md)    records: {self.directory / 'runs'}")
@@ -176,7 +173,7 @@ class Study:
             print(f"not finished: {', '.join(unfinished)}; fix: `make` retries them", file=sys.stderr)
         else:
             track_verdict(self.directory, self.config.tracking)
-        return 1 if unfinished or problems else 0
+        return 1 if unfinished else 0
 
     def execute_pending(self, plan: Plan) -> Plan:
         """Execute the pending runs, with a report after each. Returns the plan, which a run can change."""
@@ -212,31 +209,6 @@ class Study:
             ),
             lambda folder: ExperimentLoggers(folder, self.config.tracking),
         )
-
-    def lacking_texts(self) -> list[tuple[str, int]]:
-        """Return the finished runs that lack a text of CONFIG_EVAL_SETS."""
-        return lacking(self.config.evaluation.sets, {run: self.runs.folder(*run) for run in self.runs.all()})
-
-    def evaluate_texts(self) -> int:
-        """Evaluate a finished study on texts that were added to CONFIG_EVAL_SETS. Returns the exit status."""
-        check_texts(self.config, report=print)
-        files.write_text(self.directory / "config", self.config_text)
-        problems = self.evaluate_finished()
-        return max(self.nothing_to_do(), bool(problems))
-
-    def evaluate_finished(self) -> list[str]:
-        """Evaluate the finished runs on the texts that they lack; return and print the problems."""
-        runs = self.lacking_texts()
-        if not runs:
-            return []
-        print(f"evaluating {len(runs)} finished runs on the texts that they lack", flush=True)
-        folders = {run: self.runs.folder(*run) for run in runs}
-        problems = evaluate_later(self.executor(), self.directory, folders, runs)
-        if self.session.asked:
-            raise StopAsked
-        for problem in problems:
-            print(problem, file=sys.stderr)
-        return problems
 
     def nothing_to_do(self) -> int:
         print(f"nothing to run: all {len(self.runs.all())} runs of {self.settings.name} are finished")

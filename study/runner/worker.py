@@ -29,7 +29,6 @@ from gpt2.system.resource_errors import (
 from gpt2.system.signals import Interrupted, Stop
 from gpt2.train.run_plan import RunPlan, Start
 from ra.settings import AlternationSettings
-from study.eval_sets.later import FLAG
 from study.executors import claims
 from study.executors.child_process import (
     EXIT_CLAIMED,
@@ -58,7 +57,6 @@ def main() -> int:
     parser.add_argument("seed", type=int)
     parser.add_argument("--time", type=float, default=0.0, help="seconds of steps to time for each variant")
     parser.add_argument("--resolve", action="store_true", help="print the device of this machine only")
-    parser.add_argument(FLAG, action="store_true", help="evaluate the finished run on texts that it lacks")
     parser.add_argument("--micro", type=int, default=0)
     parser.add_argument("--beside", nargs="+", default=[], help="variants to time in turn with the first")
     parser.add_argument(
@@ -67,8 +65,7 @@ def main() -> int:
     arguments = parser.parse_args()
     stop = Stop().install(arguments.parent)
     try:
-        alone = arguments.resolve or arguments.eval_sets
-        if not alone and (count := _ranks_to_start(arguments.study_dir)):
+        if not arguments.resolve and (count := _ranks_to_start(arguments.study_dir)):
             return end_like(launch(count, _rank_command(), stop))
         return _work(arguments, stop)
     except Interrupted:
@@ -133,12 +130,6 @@ def _work(arguments: argparse.Namespace, stop: Stop) -> int:
     with attention_kernels.attention_context(resolved, config.model.dropout):
         if arguments.time:
             return _time_steps(arguments, config, resolved, alternation, stop)
-        if arguments.eval_sets:
-            from study.eval_sets.evaluate import evaluate_run  # loads scipy, which a run does not need
-
-            folder = arguments.study_dir / "runs" / run_record.run_name(arguments.variant, arguments.seed)
-            evaluate_run(folder, config, resolved, stop, lambda text: print(text, file=sys.stderr))
-            return EXIT_FINISHED
         refuse_another_card(arguments.study_dir, resolved)
         run = run_plan(arguments.study_dir, arguments.variant, arguments.seed)
         here = ranks.local("LOCAL_WORLD_SIZE", 1) if resolved.device_type == "cpu" else 1

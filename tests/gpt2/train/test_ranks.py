@@ -98,7 +98,7 @@ def scores(directory: Path) -> Any:
         record.hellaswag,
         record.validation and record.validation.loss,
         (directory / "hellaswag.json").read_text(),
-        eval_sets.read(directory / eval_sets.FILE, record.run, rank_runs.ITERATIONS)["stories"],
+        json.loads((directory / eval_sets.FILE).read_text())["sets"]["stories"],
     )
 
 

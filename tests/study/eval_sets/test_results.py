@@ -4,14 +4,11 @@ import json
 import math
 import statistics
 from pathlib import Path
-from typing import Any
 
 import pytest
 from scipy import stats
 
-from gpt2.artifacts import eval_sets, run_record
-from gpt2.artifacts.eval_sets import EvalSetEntry, EvaluatedText
-from gpt2.system import files
+from gpt2.artifacts.eval_sets import EvalSetEntry
 from pages.document import render_markdown
 from study.compare.build import build_comparison
 from study.compare.sections import comparison_document
@@ -103,41 +100,11 @@ def test_a_run_on_another_text_is_left_out_of_that_text_and_of_nothing_else(tmp_
     assert "evaluated on another text of this name: RALEARN1; fix: " in page_of(study)
 
 
-def later(study: Path, name: str, loss: float) -> None:
-    """Write a text that was added to the run after its end."""
-    record = run_record.load(study / "runs" / name)
-    text = EvaluatedText(an_entry(loss), "a processor", "float32", (TOKENS,), (loss * TOKENS,))
-    eval_sets.add(study / "runs" / name, record.run, record.progress.iterations, {"late": text})
-
-
-def test_a_text_that_was_added_later_is_shown_and_a_damaged_file_is_named(tmp_path: Path) -> None:
-    study = with_text(a_study(tmp_path / "study", seeds=1))
-    for name in ("B0", "RALEARN0"):
-        later(study, name, 3.0)
-    assert [table.name for table in build_report(study).eval_sets.tables] == ["news", "late"]
-    path = study / "runs/B0/eval_sets.json"
-    path.write_text(path.read_text().replace("float32", "float64"))
-    report = build_report(study)
-    assert [row.variant for row in report.eval_sets.tables[1].rows] == ["RALEARN"]
-    assert len(report.used) == len(VARIANTS)
-    assert "B0/eval_sets.json was altered" in page_of(study)
-
-
-def test_a_record_whose_perplexity_does_not_follow_from_its_loss_does_not_count(tmp_path: Path) -> None:
-    for key in ("perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte"):
-        study = with_text(a_study(tmp_path / key, seeds=1))
-        value: dict[str, Any] = json.loads((study / "runs/B0/run.json").read_text())
-        value["eval_sets"]["news"][key] *= 1.001
-        files.write_json(study / "runs/B0/run.json", value)
-        (uncounted,) = build_report(study).uncounted
-        assert f"eval_sets.news.{key}" in uncounted.why_not
-
-
 def test_a_text_without_a_finite_loss_has_no_row(tmp_path: Path) -> None:
     study = with_text(a_study(tmp_path / "study", seeds=1))
     nothing = dict.fromkeys(("loss", "perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte"))
     edit(study, "RALEARN0", eval_sets={"news": an_entry(2.0).to_json() | nothing})
-    (table,) = eval_set_tables(study, build_report(study).used).tables
+    (table,) = eval_set_tables(build_report(study).used).tables
     assert [row.variant for row in table.rows] == list(VARIANTS[:-1])
 
 
