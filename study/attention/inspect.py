@@ -82,7 +82,7 @@ def load_run(run_dir: Path) -> TrainedRun:
     Raises UserError without a checkpoint; RecordError or ConfigError for missing and unreadable files.
     """
     record = run_record.load_given(run_dir)
-    damage = disagreements(record, run_dir.joinpath)
+    damage = disagreements(record, run_dir)
     if damage:
         raise UserError(f"{run_dir} is damaged: {'; '.join(damage)}; {REMEDY}")
     symbols = read_symbols(run_dir / "config")

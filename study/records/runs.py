@@ -105,7 +105,7 @@ def _read(folder: Path) -> Run:
     complete = cast("FinishedRecord", record)
     run = Run(folder.name, record.variant, record.seed, record.status, not reason, reason, complete, cause)
     if run.used:
-        found = disagreements(complete, folder.joinpath)
+        found = disagreements(complete, folder)
         if found:
             run.used, run.cause, run.why_not = False, DAMAGED, f"{'; '.join(found)}; {REMEDY}"
     return run

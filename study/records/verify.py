@@ -58,7 +58,7 @@ def _verify_run(folder: Path) -> Verified:
     else:
         sides = [name for name in run_record.SIDE_FILES if (folder / name).exists()]
         checked += [f"run.json ({record.status}, {'sealed' if record.seal else 'unsealed'})", *sides]
-        problems += disagreements(record, folder.joinpath, full=True)
+        problems += disagreements(record, folder)
     for name in ("memory.json", "attention.json", "lm_eval.json", eval_sets.FILE):
         if (folder / name).exists():
             checked.append(name)

@@ -300,8 +300,7 @@ def _notes(planned: list[str], used: list[Run]) -> list[str]:
     unsealed = sum(run.record.seal is None for run in used)
     if unsealed:
         others.append(
-            f"{unsealed} of {len(used)} counted records have no checksum; they were compared with themselves and their "
-            "side files"
+            f"{unsealed} of {len(used)} counted records have no checksum, so no damage to them is found"
         )
     return list(dict.fromkeys([*provenance(used), *others, *planned, *own]))
 

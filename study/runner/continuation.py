@@ -69,7 +69,7 @@ def _problem(folder: Path) -> str:
             return f"{source} differs from {copy}, the source of that run"
     if record.status != "finished" or record.truncated:
         return f"{folder} is {'cut by a time limit' if record.truncated else record.status}"
-    if damage := disagreements(record, folder.joinpath):
+    if damage := disagreements(record, folder):
         return f"{folder} is damaged: {'; '.join(damage)}"
     return "" if states else f"{folder / 'stable'} has no checkpoint of the start of its decay"
 

@@ -86,17 +86,14 @@ def test_items_of_several_seeds_are_counted_once_by_their_net_score(tmp_path: Pa
     assert found.seeds == [0, 1, 2]
 
 
-def test_a_run_with_a_damaged_or_foreign_item_file_is_excluded(tmp_path: Path) -> None:
+def test_a_run_with_a_damaged_item_file_is_excluded(tmp_path: Path) -> None:
     assert build.build_report(a_study(tmp_path / "without", items=False)).items == []
     study = a_study(tmp_path / "with", seeds=1)
     (study / "runs" / "RAEARLY0" / "hellaswag.json").write_text("[")
     (study / "runs" / "RALATE0" / "hellaswag.json").write_text('{"choices": [1], "choices_norm": [1]}')
-    other = read(study, "RAALL0", "hellaswag.json")
-    other["correct"][:50] = [True] * 50
-    files.write_json(study / "runs" / "RAALL0" / "hellaswag.json", other)
     found = build.build_report(study).items
-    assert {test.variant for test in found if test.measure == "acc"} == {"RALEARN"}
-    assert {test.variant for test in found if test.measure == "acc_norm"} == {"RALEARN"}
+    assert {test.variant for test in found if test.measure == "acc"} == {"RAALL", "RALEARN"}
+    assert {test.variant for test in found if test.measure == "acc_norm"} == {"RAALL", "RALEARN"}
 
 
 def test_a_truncated_run_is_in_no_item_test(tmp_path: Path) -> None:
