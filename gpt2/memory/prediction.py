@@ -41,6 +41,7 @@ GRANULARITY = 512  # bytes; kMinBlockSize of the caching allocators of cards
 # devices), and hipBLASLt's
 WORKSPACE = {"cuda": 32 * 2**20, "rocm": 76 * 2**20}
 
+
 @dataclass(frozen=True)
 class Prediction:
     """peak_bytes: maximum over training and evaluation. timeline: one optimizer step, then one evaluation batch."""

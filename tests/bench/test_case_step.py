@@ -1,4 +1,4 @@
-"""Timing of a case on a simulated GPU, its peak memory, and the sequences of its step."""
+"""Timing of a case, and the sequences of its step."""
 
 import dataclasses
 from collections.abc import Callable
@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench import case_step, reference_gpt
-from bench.case_step import SMALLEST, WARM_UP_STEPS, make_stepper, mix_of, model_and_parts, timed_step
-from bench.cases import BLOCK_STEPS, PLAIN, SHAPES, Shape
+from bench.case_step import SMALLEST, make_stepper, timed_step
+from bench.cases import BLOCK_STEPS, PLAIN, Shape
 from bench.reference_gpt import PlainGPT, PlainStep
 from gpt2.config.config import ANY_TARGET, TargetConfig
-from gpt2.hardware import attention_kernels, resolve
+from gpt2.hardware import resolve
 from gpt2.hardware.attention_kernels import prepare_device
 from gpt2.model.transformer import GPT2
 from gpt2.train.step import Stepper
@@ -48,9 +48,6 @@ def on_a_gpu(machine: SimulatedGpu, case: str) -> float:
     return timed_step(machine.step, case, machine.synchronise, True, machine.clock)
 
 
-# --- timing
-
-
 @given(work=st.floats(2, 100), case=st.sampled_from([PLAIN, "B", "RALEARN"]))
 def test_on_a_gpu_a_step_is_charged_the_device_s_time_and_an_eighth_of_one_launch(
     work: float, case: str
@@ -73,12 +70,6 @@ def test_on_a_gpu_a_gate_update_every_k_steps_costs_as_in_training(every: int, d
     assert seconds == pytest.approx(10 + dear / every + 1 / block)
 
 
-def test_the_gate_of_every_8th_step_fits_the_block_of_all_the_others() -> None:
-    machine = SimulatedGpu(lambda iteration: 18 if iteration % 8 == 0 else 10)
-    assert on_a_gpu(machine, "RALEARN:hard:8") == pytest.approx(11 + 1 / 8)
-    assert machine.iterations == list(range(8))
-
-
 @given(every=st.integers(2, 20))
 def test_on_a_cpu_each_kind_of_step_is_timed_once_and_weighted_by_its_share(every: int) -> None:
     machine = SimulatedGpu(lambda iteration: 0.0)
@@ -94,69 +85,11 @@ def test_on_a_cpu_each_kind_of_step_is_timed_once_and_weighted_by_its_share(ever
     assert machine.synchronised == 0
 
 
-def test_a_gate_that_moves_every_8th_step_moves_at_the_first_of_eight() -> None:
-    _, parts = model_and_parts(SHAPE, "RALEARN:hard:8")
-    assert parts.attention
-    layer = parts.attention(0)
-    for iteration, dear in ((0, True), (1, False)):
-        layer.begin_step(iteration)
-        assert layer.updates_gate == dear
-
-
-# --- a prepared case
-
-
 @pytest.fixture
 def resolved(monkeypatch: pytest.MonkeyPatch) -> resolve.ResolvedTarget:
     """A CPU; the threads of this process stay as they are."""
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
     return resolve.resolve(TargetConfig("cpu", "float32", False, 0, "auto", False))
-
-
-@pytest.fixture
-def steps(monkeypatch: pytest.MonkeyPatch, resolved: resolve.ResolvedTarget) -> list[int]:
-    """The iterations of a step that only counts. It needs 100 bytes at first and 10 afterwards, beside 3 of a model."""
-    iterations: list[int] = []
-    highest = 0
-
-    def step(iteration: int) -> None:
-        nonlocal highest
-        highest = max(highest, 10 if iterations else 100)
-        iterations.append(iteration)
-
-    def reset(device: Any) -> None:
-        nonlocal highest
-        highest = 3
-
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: highest)
-    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: highest)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    on_gpu = dataclasses.replace(resolved, device="cuda:0")
-    monkeypatch.setattr(attention_kernels, "prepare_device", lambda config, model: on_gpu)
-    monkeypatch.setattr(case_step, "case_step", lambda *arguments: (step, 100.0, 110.0))
-    return iterations
-
-
-def test_a_case_is_warmed_up_once_and_its_peak_is_that_of_the_timed_steps(steps: list[int]) -> None:
-    for turns in (1, 2):
-        found = case_step.time_case(SHAPE, PLAIN, 4, 0.0)
-        assert steps == [*range(WARM_UP_STEPS), *[*range(BLOCK_STEPS)] * turns]
-        assert found["peak_bytes"] == 10
-        assert found["tokens_per_second"] == pytest.approx(4 * 8 / found["step_seconds"])
-    assert case_step.prepare_case(SHAPE, PLAIN, 4).meter.peaks()["allocated"] == 100
-
-
-def test_steps_are_timed_until_the_seconds_are_over(
-    steps: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(case_step.time, "perf_counter", lambda: 10.0 * len(steps))
-    monkeypatch.setattr(case_step, "timed_step", lambda step, *others: step(0) or 1.0)
-    case_step.time_case(SHAPE, PLAIN, 4, 25.0)
-    assert len(steps) == WARM_UP_STEPS + 3
-
-
-# --- the step
 
 
 def watch(monkeypatch: pytest.MonkeyPatch, case: str) -> list[tuple[int, bool]]:
@@ -171,19 +104,6 @@ def watch(monkeypatch: pytest.MonkeyPatch, case: str) -> list[tuple[int, bool]]:
 
     monkeypatch.setattr(owner, name, watched)
     return calls
-
-
-@pytest.mark.parametrize(("case", "usual"), [(PLAIN, True), ("B", False)])
-def test_only_our_step_is_restricted_to_the_fused_kernels(
-    case: str,
-    usual: bool,
-    resolved: resolve.ResolvedTarget,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    calls = watch(monkeypatch, case)
-    monkeypatch.setattr(attention_kernels, "prepare_device", lambda config, model: resolved)
-    assert case_step.time_case(SHAPE, case, 4, 0.0)["peak_bytes"] >= 0
-    assert calls[1:] == [(4, usual)] * (WARM_UP_STEPS + 1)  # after the smallest shape, which loads libraries
 
 
 @pytest.mark.parametrize("case", [PLAIN, "B"])
@@ -201,14 +121,6 @@ def test_every_case_has_equally_many_sequences_a_step_at_any_micro_batch(
     step, _, _ = case_step.case_step(shape, case, micro, resolved)
     step(0)
     assert [sequences for sequences, _ in calls] == [micro] * times
-
-
-def test_on_a_gpu_every_case_runs_the_same_step_and_on_a_cpu_one_of_its_micro_batch() -> None:
-    for kind, shapes in SHAPES.items():
-        for shape in shapes:
-            assert (PLAIN, shape.plain_micro) in shape.cases
-            for _, micro in shape.cases:
-                assert shape.accumulation(micro) * micro == (192 if kind == "card" else micro)
 
 
 def test_the_plain_step_accumulates_as_nanogpt_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,15 +148,6 @@ def test_the_plain_step_accumulates_as_nanogpt_does(monkeypatch: pytest.MonkeyPa
     for accumulation in (2, 4, 8):
         torch.testing.assert_close(gradients(accumulation), whole, rtol=1e-4, atol=1e-6)
     assert limits == [1.0] * 4
-
-
-@pytest.mark.parametrize(
-    ("case", "mix"), [("B", ("", 1)), ("RALEARN:score", ("score", 1)), ("RALEARN:hard:8", ("hard", 8))]
-)
-def test_a_case_names_its_mix_and_the_steps_between_two_gate_gradients(
-    case: str, mix: tuple[str, int]
-) -> None:
-    assert mix_of(case) == mix
 
 
 def test_an_arm_with_noise_draws_it_in_every_timed_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """Options of the step give the loss and the gradients of the default step, within their rounding."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from bench import case_step
-from bench.case_step import make_stepper, mix_of, model_and_parts
+from bench.case_step import make_stepper
 from bench.cases import Sizes
 from bench.step_options import OPTIONS
 from gpt2.config.config import ModelConfig, TargetConfig
 from gpt2.hardware.resolve import ResolvedTarget, resolve
 from gpt2.model import loss
-from gpt2.system.errors import UserError
 from gpt2.train.step import Stepper
 
 COMPILE = torch.compile
@@ -83,27 +82,6 @@ def test_an_option_changes_gradients_by_rounding_only(
         assert error < TOLERANCE[option], (name, error)
 
 
-def test_each_option_changes_its_setting(simulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    stepper = stepper_of("B+chunk32k")
-    assert loss.CHUNK_ROWS["cpu"] == 32_768
-    stepper = stepper_of("B+bf16")
-    dtypes: list[torch.dtype] = []
-    for block in stepper.model.blocks:
-        block.norm2.register_forward_pre_hook(lambda norm, inputs: dtypes.append(inputs[0].dtype))
-    with stepper.autocast():
-        hidden = stepper.model.hidden(torch.zeros(1, 4, dtype=torch.int64))
-    assert {*dtypes, hidden.dtype} == {torch.bfloat16}
-    calls: list[torch.dtype] = []
-    mm: Callable[..., Tensor] = torch.mm
-    monkeypatch.setattr(
-        torch,
-        "mm",
-        lambda a, b, out_dtype=None, **rest: calls.append(out_dtype) or mm(a, b, out_dtype, **rest),
-    )
-    gradients(stepper_of("B+f32grad"), monkeypatch)
-    assert calls.count(torch.float32) == 2  # one chunk in each of two micro-batches
-
-
 def test_bfloat16_residuals_compile_to_one_graph_with_the_eager_numbers(
     simulated: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,16 +90,3 @@ def test_bfloat16_residuals_compile_to_one_graph_with_the_eager_numbers(
     ours, expected = gradients(compiled, monkeypatch), gradients(eager, monkeypatch)
     for name in expected:
         assert torch.allclose(ours[name], expected[name], rtol=2e-2, atol=1e-4), name
-
-
-def test_options_are_no_part_of_the_variant_or_its_mix() -> None:
-    assert mix_of("RALEARN:hard:8+bf16+gather") == ("hard", 8)
-    assert mix_of("RALEARN+bf16") == ("", 1)
-    _, parts = model_and_parts(SIZES, "RALEARN:score+bf16")
-    assert parts.attention
-    assert type(parts.attention(0)).__name__ == "LearnedScoreAttention"
-
-
-def test_an_unknown_option_is_an_error_that_lists_the_known_ones() -> None:
-    with pytest.raises(UserError, match=r"B\+fast: unknown option 'fast'; options: chunk16k, chunk32k"):
-        stepper_of("B+fast")

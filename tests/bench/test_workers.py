@@ -1,4 +1,4 @@
-"""Workers: their answers, their environment, the message of a failure, time limits, and their end."""
+"""Workers: their answers, their environment, failures, time limits, and their end."""
 
 import contextlib
 import os
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from bench import workers
 from bench.runner import case_worker
 from bench.workers import BenchError, BenchWorker
 from study.executors.child_process import KEEP_HEAP, SPIN_COUNT, process_settings
@@ -38,24 +37,6 @@ def test_a_worker_has_the_environment_of_a_training_process_and_this_process_is_
     assert found == {name: training[name] for name in NAMES}
     assert found == {"GLIBC_TUNABLES": KEEP_HEAP, "GOMP_SPINCOUNT": SPIN_COUNT}
     assert not set(NAMES) & set(os.environ)
-
-
-def test_the_plain_case_has_the_heap_of_the_system_and_the_same_threads() -> None:
-    with case_worker(SHAPE, "plain", 4) as worker:
-        assert worker.call(worker_calls.environment, *NAMES) == {
-            "GLIBC_TUNABLES": None,
-            "GOMP_SPINCOUNT": SPIN_COUNT,
-        }
-
-
-def test_variables_of_the_user_win(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
-    with BenchWorker("a worker", KEEP_HEAP) as worker:
-        assert worker.call(worker_calls.environment, "GOMP_SPINCOUNT") == {"GOMP_SPINCOUNT": "7"}
-    assert os.environ["GOMP_SPINCOUNT"] == "7"
-    monkeypatch.delenv("GOMP_SPINCOUNT")
-    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
-    assert "GOMP_SPINCOUNT" not in process_settings(os.environ)
 
 
 def test_a_failed_call_gives_the_exception_and_the_worker_continues() -> None:
@@ -103,52 +84,3 @@ def test_a_bench_that_fails_does_not_wait_for_its_worker(tmp_path: Path) -> None
 
 
 # --- messages
-
-COMPILER = """Traceback (most recent call last):
-  File "bench.py", line 1, in <module>
-    step()
-torch._inductor.exc.InductorError: SubprocException: An exception occurred in a subprocess:
-
-Traceback (most recent call last):
-  File "codecache.py", line 2, in compile
-    build()
-RuntimeError: Failed to find C compiler. Please specify via CC environment variable.
-
-
-Set TORCHDYNAMO_VERBOSE=1 for the internal stack trace (please do this especially if you're reporting a bug to PyTorch).
-For even more developer context, set TORCH_LOGS="+dynamo"
-"""
-MEMORY = """UserWarning: something of no consequence: at all
-Traceback (most recent call last):
-  File "bench.py", line 1, in <module>
-    step()
-torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 12.00 GiB.
-Exception ignored in atexit callback: <function shutdown>
-Traceback (most recent call last):
-BrokenPipeError: [Errno 32] Broken pipe
-"""
-
-
-@pytest.mark.parametrize(
-    ("text", "starts", "lacks"),
-    [
-        (COMPILER, "RuntimeError: Failed to find C compiler", "Traceback"),
-        (MEMORY, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 12.00 GiB.", "BrokenPipe"),
-        ("warned: of something\nerror: no shape is called x\n", "error: no shape is called x", "warned"),
-        ("Traceback (most recent call last):\n  line\nKeyboardInterrupt\n", "KeyboardInterrupt", "Traceback"),
-        ("one\n\ntwo\nthree\nfour\n", "two / three / four", "one"),
-        ("", "no message", "/"),
-    ],
-)
-def test_a_message_starts_at_the_exception_and_includes_the_lines_after_it(
-    text: str, starts: str, lacks: str
-) -> None:
-    message = workers.last_message(text)
-    assert message.startswith(starts)
-    assert lacks not in message
-    assert "\n" not in message
-    assert len(message) <= workers.MESSAGE_CHARACTERS
-
-
-def test_a_compiler_s_advice_follows_the_error() -> None:
-    assert "/ Set TORCHDYNAMO_VERBOSE=1" in workers.last_message(COMPILER)

@@ -38,7 +38,3 @@ def hang(compiler: Path) -> None:
     print("compiling", flush=True)
     compiler.write_text(str(child.pid))
     time.sleep(600)
-
-
-def process_of_case(shape: object, case: str, micro: int, seconds: float) -> dict[str, int]:
-    return {"process": os.getpid()}

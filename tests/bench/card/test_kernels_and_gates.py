@@ -1,4 +1,4 @@
-"""Checks of kernels and gates on a GPU, whose workers are replaced by given results."""
+"""Errors of kernels, and of gate gradients against float64."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from bench.card import gates, kernels
-from bench.card.checks import CardCheck, CheckedDevice
-from bench.card.kernels import KernelResult
+from bench.card.checks import CheckedDevice
 from bench.workers import BenchError
 from gpt2.hardware.gpu_specs import TARGETS
 from gpt2.hardware.resolve import ResolvedTarget
@@ -17,7 +16,6 @@ from gpt2.hardware.resolve import ResolvedTarget
 H200 = ResolvedTarget(
     TARGETS["h200"], "cuda:0", "NVIDIA H200", 150_000_000_000, "bfloat16", "cudnn", None, "2.13.0", None
 )
-GOOD = KernelResult(2.0, (1e-3, 2e-3), (True, True))
 
 
 class Workers:
@@ -39,55 +37,6 @@ class Workers:
         if isinstance(answer, Exception):
             raise answer
         return answer
-
-
-def kernel_lines(
-    monkeypatch: pytest.MonkeyPatch, found: list[str], card: ResolvedTarget = H200, **results: Any
-) -> dict[str, CardCheck]:
-    workers = Workers(
-        selected_kernels=lambda resolved: (["cudnn", "flash", "efficient"], found),
-        measure_kernel=lambda resolved, kernel, shape: results.get(kernel, GOOD),
-    )
-    monkeypatch.setattr(kernels, "BenchWorker", workers)
-    return {check.name: check for check in kernels.kernel_checks(CheckedDevice(card, Path("none")))}
-
-
-def test_equal_kernels_on_a_gpu_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = kernel_lines(monkeypatch, ["cudnn", "cudnn"])
-    assert len(lines) == 11
-    assert {line.verdict for line in lines.values()} == {"pass"}
-
-
-def test_another_kernel_at_the_first_call_differs(monkeypatch: pytest.MonkeyPatch) -> None:
-    line = kernel_lines(monkeypatch, ["cudnn", "flash"])["kernels: order"]
-    assert (line.verdict, line.measured) == ("differs", "cudnn, flash")
-
-
-@pytest.mark.parametrize(
-    ("result", "verdict"),
-    [
-        (replace(GOOD, repeats=(True, False)), "pass"),  # gradients may be added in any order
-        (replace(GOOD, repeats=(False, True)), "differs"),
-        (replace(GOOD, errors=(1e-3, 0.06)), "differs"),
-        (replace(GOOD, errors=(float("nan"), 1e-3)), "differs"),
-        (BenchError("CUDA error: no kernel image"), "differs"),
-    ],
-)
-def test_the_verdict_on_a_kernel(monkeypatch: pytest.MonkeyPatch, result: Any, verdict: str) -> None:
-    lines = kernel_lines(monkeypatch, ["cudnn", "cudnn"], efficient=result)
-    assert lines["kernels: efficient, 64 x 12 x 1024 x 64"].verdict == verdict
-    assert lines["kernels: flash, 37 x 12 x 200 x 64"].verdict == "pass"
-
-
-def test_a_preferred_kernel_that_is_slower_differs(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = kernel_lines(monkeypatch, ["cudnn", "cudnn"], flash=replace(GOOD, milliseconds=1.0))
-    assert lines["kernels: speed"].verdict == "differs"
-
-
-def test_a_card_without_bfloat16_has_the_efficient_kernel_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = kernel_lines(monkeypatch, ["efficient", "efficient"], replace(H200, dtype="float32"))
-    assert lines["kernels: order"].verdict == "pass"
-    assert lines["kernels: flash, 64 x 12 x 1024 x 64"].verdict == "not run"
 
 
 def test_measured_errors_see_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""`make card`: its command from beginning to end with small shapes, its page, and failures of checks."""
+"""`make card`: its command from beginning to end with small shapes, and failures of checks."""
 
 import json
 import re
@@ -74,31 +74,6 @@ def test_a_check_that_fails_or_raises_stops_no_other(
     page = (tmp_path / "card.html").read_text()
     assert "2 &amp; &lt;3&gt;" in page
     assert str(tmp_path / "card.json") in page
-
-
-@pytest.mark.parametrize("questions", [{"a": agrees}, {"a": agrees, "b": cannot}])
-def test_the_exit_status_is_zero_if_no_check_differs(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, questions: dict[str, Question]
-) -> None:
-    assert start(monkeypatch, tmp_path, **questions) == 0
-
-
-def test_chosen_checks_alone_run(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    questions: dict[str, Question] = {"a": agrees, "b of two words": cannot, "c": raises}
-    assert start(monkeypatch, tmp_path, "b a", **questions) == 0
-    shown = capsys.readouterr().out
-    assert "b of two words" in shown
-    assert "first line" not in shown
-    with pytest.raises(script.UserError, match="unknown CHECKS: x; fix: use words of: a b c"):
-        start(monkeypatch, tmp_path, "a x", **questions)
-
-
-def test_a_study_is_not_overwritten(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "runs").mkdir()
-    with pytest.raises(script.UserError, match="is a study or a file; fix: name a folder"):
-        start(monkeypatch, tmp_path, a=agrees)
 
 
 def test_the_command_checks_kernels_and_gates_on_a_cpu(

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from bench.suites import loss_parity
-from bench.suites.loss_parity import TrainingShape, compare, final_loss, row_of, train_both, verdict
-from gpt2.system.errors import UserError
+from bench.suites.loss_parity import TrainingShape, compare, row_of, train_both, verdict
 from tests.bench.sessions import run_small
 
 LOSSES = st.lists(st.floats(0.5, 12, width=32), min_size=20, max_size=20)
@@ -62,19 +61,6 @@ def test_curves_are_equal_only_where_the_whole_interval_is_within_the_margin(
     assert ("NOT shown" in verdict(found)) is not equal
 
 
-def test_the_end_is_the_last_tenth_of_the_steps_and_at_least_one() -> None:
-    assert final_loss([9.0] * 18 + [1.0, 2.0]) == 1.5
-    assert final_loss([9.0, 1.0]) == 1.0
-
-
-def test_a_row_has_the_final_losses_of_a_seed_and_the_largest_difference_of_a_step() -> None:
-    row = row_of(7, [4.0, 3.0, 2.0], [4.0, 3.5, 2.25])
-    assert row == {"seed": 7, "ours": 2.0, "plain": 2.25, "difference": 0.5}
-
-
-# --- ours and the plain step
-
-
 def test_ours_and_the_plain_step_have_equal_losses_from_the_same_weights_and_batches(
     one_thread: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,17 +103,3 @@ def test_the_suite_saves_the_curves_and_their_comparison(
     shown = capsys.readouterr().out
     assert "ours - plain over the last tenth of the steps" in shown
     assert "seed 2/2 is trained" in shown
-
-
-def test_one_seed_is_refused_before_anything_is_trained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(UserError, match="ROUNDS=1 is too few for suite loss_parity; fix: ROUNDS=2 or more"):
-        run_small(loss_parity.SUITE, tmp_path, monkeypatch, rounds=1)
-
-
-def test_the_embedded_text_is_tokens_of_the_vocabulary() -> None:
-    ids_N = loss_parity.embedded_tokens()
-    assert 100_000 < len(ids_N) <= loss_parity.MAX_TOKENS
-    assert int(ids_N.min()) >= 0
-    assert int(ids_N.max()) <= 50256

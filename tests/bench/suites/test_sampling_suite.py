@@ -1,4 +1,4 @@
-"""The sampling suite: its arithmetic, and a run on a tiny model."""
+"""The sampling suite: a run on a tiny model."""
 
 from __future__ import annotations
 
@@ -9,32 +9,6 @@ import pytest
 from bench.suites import sampling
 from bench.suites.sampling import SUITE, SampledShape, rows_of, table
 from tests.bench.sessions import run_small
-
-
-def a_turn(cached: bool, rate: float, tokens: list[int]) -> dict[str, object]:
-    return {
-        "case": "B",
-        "cached": cached,
-        "texts": 8,
-        "seconds": 1.0,
-        "tokens_per_second": rate,
-        "tokens": tokens,
-    }
-
-
-def test_ratios_are_taken_within_a_round_and_other_tokens_are_named() -> None:
-    turns = [
-        a_turn(True, 40.0, [1]),
-        a_turn(False, 10.0, [1]),
-        a_turn(True, 90.0, [2]),
-        a_turn(False, 30.0, [1]),
-    ]
-    (row,) = rows_of(turns)
-    assert row["ratio"]["least"] == 3.0
-    assert row["ratio"]["most"] == 4.0
-    assert not row["equal"]
-    (row,) = rows_of(turns[:2])
-    assert row["equal"]
 
 
 @pytest.mark.usefixtures("workers_here")

@@ -69,23 +69,6 @@ def test_one_and_two_ranks_take_turns(
     assert rounds == ["round 1/2  1 rank", "round 1/2  2 ranks", "round 2/2  1 rank", "round 2/2  2 ranks"]
 
 
-def test_a_ratio_is_taken_within_a_round() -> None:
-    rows = processes.ratio_table("", (), {"1 rank": [100.0, 10.0], "2 ranks": [150.0, 20.0]}).cells
-    assert rows[0][2] == "-"
-    assert rows[1][2] == "1.75 [1.50, 2.00]"
-
-
-@pytest.mark.parametrize(
-    ("cards", "names"),
-    [
-        (0, ["1 rank", "2 ranks"]),
-        (4, ["1 rank", "2 ranks", "4 ranks"]),
-    ],
-)
-def test_the_arrangements_use_the_cards_of_the_machine(cards: int, names: list[str]) -> None:
-    assert list(scale.arrangements(cards, SMALL)) == names
-
-
 @pytest.mark.usefixtures("workers_here")
 def test_one_and_two_runs_at_once_take_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
