@@ -19,6 +19,7 @@ from tests.faults import (  # noqa: F401  (they fill the table)
     data,
     failures,
     ranks,
+    seed_demands,
     signals,
     storage,
     surroundings,

@@ -12,6 +12,7 @@ from tests.faults import (  # noqa: F401  (they fill the table)
     data,
     failures,
     ranks,
+    seed_demands,
     signals,
     storage,
     surroundings,
