@@ -112,8 +112,11 @@ def run(session: SuiteSession) -> SuiteResult:
     lines = {one.line for found in answers.values() for one in found}
     before = {line for line in pinned() if session.cases in line.split("\t")[0]}
     if changed := sorted(lines ^ before):
-        marked = (f"{'+' if line in lines else '-'} {line}" for line in changed)
-        raise UserError("\n".join([f"{len(changed)} lines differ from {PINNED}", *marked]))
+        for line in changed:
+            session.say(f"{'+' if line in lines else '-'} {line}")
+        raise UserError(
+            f"{len(changed)} lines differ from {PINNED}; fix: undo what changed them, or edit the table"
+        )
     shown = [group for group in groups if group.faults]
     return SuiteResult(
         data,
