@@ -217,14 +217,18 @@ def test_printed_intervals_are_those_of_report_json(browsed: DrawnPage) -> None:
     assert verdict.count(" against the control arms") == 1
     numbers = verdict.replace(" against the control arms", "").partition("perplexity")[2]
     printed(numbers, built["verdicts"][0]["test"]["difference"], False)
-    results = rows_under(browsed, "final perplexity", "best perplexity")
+    columns = next(table[0] for table in browsed.page["tables"] if "best perplexity" in table[0])
+    results = {
+        name: dict(zip(columns, cells, strict=True))
+        for name, cells in rows_under(browsed, "final perplexity", "best perplexity").items()
+    }
     for row in built["rows"]:
         name = row["variant"]
-        assert results[name][1] == "3"
-        printed(results[name][2], row["final_loss"], True)
-        printed(results[name][3], row["best_loss"], True)
+        assert results[name]["seeds"] == "3"
+        printed(results[name]["final perplexity"], row["final_loss"], True)
+        printed(results[name]["best perplexity"], row["best_loss"], True)
         if name != "B":
-            printed(results[name][4], row["against_baseline"], False)
+            printed(results[name]["final against B"], row["against_baseline"], False)
 
 
 def test_printed_scores_and_items_are_those_of_report_json(browsed: DrawnPage) -> None:
