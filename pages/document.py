@@ -26,6 +26,7 @@ from pages.markup import (
 
 HTML, MARKDOWN, TERMINAL = "html", "markdown", "terminal"
 SORT, FILTER, COPY = "sort", "filter", "copy"  # tools of a table
+EMPTY = ("", "-")  # cells without a value
 Item = TypeVar("Item")
 
 
@@ -72,9 +73,12 @@ class Table:
         text_columns: Sequence[int] = (),
         tools: Sequence[str] = (),
     ) -> Table:
-        """A row for each item. columns: heading -> the cell of an item."""
+        """A row for each item. columns: heading -> the cell of an item. A column that is empty in every row goes."""
         rows = [[cell(item) for cell in columns.values()] for item in items]
-        return cls(list(columns), rows, text_columns, tools=tools)
+        kept = [n for n in range(len(columns)) if n == 0 or any(row[n] not in EMPTY for row in rows)]
+        left = [place for place, column in enumerate(kept) if column in text_columns]
+        shown = [[row[column] for column in kept] for row in rows]
+        return cls([list(columns)[column] for column in kept], shown, left, tools=tools)
 
 
 @dataclass(frozen=True)
