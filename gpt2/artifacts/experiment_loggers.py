@@ -145,7 +145,7 @@ def metric_names(line: dict[str, Any]) -> dict[str, float]:
 def summary(record: dict[str, Any]) -> dict[str, float]:
     """Return the final numbers of a record under stable names."""
     found: dict[str, float] = {}
-    for group in ("validation", "hellaswag", "memory", "throughput"):
+    for group in ("validation", "hellaswag", "choice", "memory", "throughput"):
         for key, value in (record.get(group) or {}).items():
             if isinstance(value, (int, float)):
                 found[f"{group}/{key}"] = value

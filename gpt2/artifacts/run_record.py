@@ -30,7 +30,7 @@ from gpt2.system.errors import UserError
 from gpt2.system.read_files import DamagedFileError
 
 SCHEMA = 1
-SIDE_FILES = ("config", "metrics.jsonl", "validation_windows.json", "hellaswag.json")
+SIDE_FILES = ("config", "metrics.jsonl", "validation_windows.json", "hellaswag.json", "choice.json")
 ANOMALY = "anomaly"
 # folders of a run: the newest states, the state before the decay, and those before a trigger of the monitor
 CHECKPOINTS = ("checkpoint", "stable", ANOMALY)
@@ -154,7 +154,7 @@ class RecordedValidation(JsonObject):
 
 @dataclass(frozen=True)
 class HellaSwagEntry(JsonObject):
-    """HellaSwag accuracies, or `absent`: the reason for no score."""
+    """Accuracies on HellaSwag or on items of its form, or `absent`: the reason for no score."""
 
     absent: Missing[str] = None
     acc: Missing[Share] = None
@@ -266,6 +266,7 @@ class RunRecord(JsonObject):
     """The content of run.json. A part is None until it is known. seal: None before it is written.
 
     fixes: the computations that CONFIG_NUMERICS_FIX replaced, in words. eval_sets: by name, those of the run's end.
+    choice: as hellaswag, of items made from the held-out text; scored where CONFIG_HELLASWAG is off.
     """
 
     schema: Literal[1]
@@ -296,6 +297,7 @@ class RunRecord(JsonObject):
     admission: Missing[Admission] = None
     scalars: Missing[tuple[ScalarPoint, ...]] = None
     fixes: Missing[tuple[Text, ...]] = None
+    choice: Missing[HellaSwagEntry] = None
     eval_sets: Missing[Mapping[str, EvalSetEntry]] = None
     seal: Missing[Seal] = None
 

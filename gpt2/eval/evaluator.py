@@ -1,10 +1,9 @@
-"""Evaluate a run: perplexity on a fixed grid of tokens and their history; HellaSwag and held-out texts at the end."""
+"""Evaluate a run: perplexity on a fixed grid of tokens and their history; items and held-out texts at the end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -98,9 +97,8 @@ class Evaluator:
             "perplexity": result.perplexity,
         }
 
-    def score_hellaswag(self, source: Path) -> hellaswag.HellaSwag:
-        """Score HellaSwag on the current model."""
-        items = hellaswag.load_items(source, self.settings.hellaswag_limit)
+    def score_items(self, items: Sequence[hellaswag.Item]) -> hellaswag.HellaSwag:
+        """Score items of four endings on the current model."""
         return self._retry_smaller(
             lambda batch_tokens: hellaswag.score(
                 self.model,
@@ -165,12 +163,12 @@ class Evaluator:
 
 
 def hellaswag_entry(score: hellaswag.HellaSwag) -> dict[str, Any]:
-    """Return the record's `hellaswag`."""
+    """Return the record's `hellaswag` or `choice`."""
     names = ("acc", "acc_stderr", "acc_norm", "acc_norm_stderr", "items", "items_sha256")
     return {name: value for name in names if (value := getattr(score, name)) is not None}
 
 
 def hellaswag_choices(score: hellaswag.HellaSwag) -> dict[str, Any]:
-    """Return the content of hellaswag.json: the choices item by item."""
+    """Return the content of hellaswag.json or choice.json: the choices item by item."""
     names = ("choices", "choices_norm", "correct", "correct_norm")
     return {name: getattr(score, name) for name in names}

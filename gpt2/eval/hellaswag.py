@@ -39,11 +39,12 @@ class HellaSwagError(UserError, RuntimeError):
 
 @dataclass(frozen=True)
 class Item:
-    """A prepared item: texts for the model (endings without the space before them), label 0 .. 3."""
+    """A prepared item: texts for the model, label 0 .. 3. joint: the text between the query and an ending."""
 
     query: str
     endings: tuple[str, ...]
     label: int
+    joint: str = " "
 
 
 @dataclass(frozen=True)
@@ -145,14 +146,14 @@ def digest(items: Sequence[Item]) -> str:
 # --- scoring
 
 
-def encode_pair(tokenizer: Tokenizer, query: str, ending: str) -> tuple[list[int], int]:
+def encode_pair(tokenizer: Tokenizer, query: str, ending: str, joint: str = " ") -> tuple[list[int], int]:
     """Return (tokens of query and ending together, number of the ending's tokens).
 
-    A space joins the two and belongs to the ending's first token; so do trailing spaces of the query. An empty query is
-    an end of text.
+    What joins the two belongs to the ending's first token; so do trailing spaces of the query. An empty query is an end
+    of text.
     """
     context = query.rstrip()
-    tokens = tokenizer.encode(query + " " + ending)
+    tokens = tokenizer.encode(query + joint + ending)
     if not context:
         return [tokenizer.eot, *tokens], len(tokens)
     return tokens, len(tokens) - len(tokenizer.encode(context))
@@ -176,8 +177,10 @@ def score(
     no item.
     """
     if not items:
-        raise HellaSwagError("there are no HellaSwag items to score; fix: at least one item")
-    pairs = [encode_pair(tokenizer, item.query, ending) for item in items for ending in item.endings]
+        raise HellaSwagError("there are no items to score; fix: at least one item")
+    pairs = [
+        encode_pair(tokenizer, item.query, ending, item.joint) for item in items for ending in item.endings
+    ]
     rows = [(tokens[-(block_size + 1) :], scored) for tokens, scored in pairs]
 
     losses = row_losses(model, rows, batch_tokens=batch_tokens, device=device, autocast=autocast, stop=stop)
@@ -188,7 +191,7 @@ def score(
 def _summary(items: Sequence[Item], log_likelihoods: list[list[float]]) -> HellaSwag:
     for number, values in enumerate(log_likelihoods):
         if any(math.isnan(value) for value in values):
-            raise HellaSwagError(f"HellaSwag item {number}: log-likelihoods {values} contain NaN")
+            raise HellaSwagError(f"item {number}: log-likelihoods {values} contain NaN")
     by_length = [
         [value / len(ending) for value, ending in zip(values, item.endings, strict=True)]
         for item, values in zip(items, log_likelihoods, strict=True)

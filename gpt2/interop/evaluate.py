@@ -12,6 +12,7 @@ from gpt2.data import dataset, tokenizer
 from gpt2.eval import hellaswag_download
 from gpt2.eval.evaluator import Evaluator
 from gpt2.eval.held_out import evaluate_sets
+from gpt2.eval.hellaswag import load_items
 from gpt2.hardware import attention_kernels
 from gpt2.interop.pretrained import PretrainedError, load_pretrained, read_shape
 from gpt2.system.signals import Stop
@@ -61,8 +62,8 @@ def evaluate_pretrained(folder: Path, config: Config) -> list[str]:
 def _hellaswag(evaluator: Evaluator, config: Config) -> str:
     if not config.evaluation.hellaswag:
         return "HellaSwag is not scored: CONFIG_HELLASWAG is off"
-    items = hellaswag_download.obtain(config.evaluation, config.data.directory, report=print)
-    if isinstance(items, str):
-        return f"HellaSwag is not scored: {items}"
-    score = evaluator.score_hellaswag(items)
+    source = hellaswag_download.obtain(config.evaluation, config.data.directory, report=print)
+    if isinstance(source, str):
+        return f"HellaSwag is not scored: {source}"
+    score = evaluator.score_items(load_items(source, config.evaluation.hellaswag_limit))
     return f"HellaSwag: acc {100 * score.acc:.1f} %, acc_norm {100 * score.acc_norm:.1f} %, {score.items:,} items"

@@ -25,8 +25,10 @@ from gpt2.artifacts.typed_json import to_plain
 from gpt2.config.config import Config
 from gpt2.data import dataset, tokenizer
 from gpt2.data.prefetch import BatchPrefetcher
+from gpt2.eval.choice import choice_items
 from gpt2.eval.evaluator import Evaluator, hellaswag_choices, hellaswag_entry
 from gpt2.eval.held_out import evaluate_sets
+from gpt2.eval.hellaswag import load_items
 from gpt2.hardware import attention_kernels, resolve
 from gpt2.model.transformer import GPT2, ModelParts, restore_step
 from gpt2.numerics.fixes import RunFixes
@@ -133,7 +135,7 @@ class TrainingRun:
                         self.save()
                 self.save()  # before anything that can fail
                 self.evaluate()
-                self.score_hellaswag()
+                self.score_endings()
                 self.evaluate_texts()
                 self.examine_model()
             self.summarize_notes()
@@ -304,18 +306,22 @@ class TrainingRun:
         self.log.log(line | {"iteration": self.iteration}, always=True)
         self.write_record("running")
 
-    def score_hellaswag(self) -> None:
-        """Score HellaSwag on the trained model, or record the reason for its absence."""
-        if not self.config.evaluation.hellaswag:
-            return
-        if isinstance(self.plan.hellaswag, str):
-            self.log.record["hellaswag"] = {"absent": self.plan.hellaswag}
-            return
+    def score_endings(self) -> None:
+        """Score HellaSwag on the trained model, else items of the held-out text; or record why there are none."""
+        settings, evaluator = self.config.evaluation, self.evaluator
         with self.clocks.on("evaluate"):
-            self.log.phase("scoring HellaSwag")
-            score = self.evaluator.score_hellaswag(self.plan.hellaswag)
-        self.log.record["hellaswag"] = hellaswag_entry(score)
-        self.log.write_side_file("hellaswag.json", hellaswag_choices(score))
+            if settings.hellaswag:
+                name, source = "hellaswag", self.plan.hellaswag
+                items = source if isinstance(source, str) else load_items(source, settings.hellaswag_limit)
+            else:
+                name, items = "choice", choice_items(evaluator.windows, evaluator.tokenizer)
+            if isinstance(items, str):
+                self.log.record[name] = {"absent": items}
+                return
+            self.log.phase(f"scoring {'HellaSwag' if settings.hellaswag else 'the choice of continuations'}")
+            score = evaluator.score_items(items)
+        self.log.record[name] = hellaswag_entry(score)
+        self.log.write_side_file(f"{name}.json", hellaswag_choices(score))
 
     def evaluate_texts(self) -> None:
         """Evaluate the held-out texts of CONFIG_EVAL_SETS on the trained model. One that cannot be read is a note."""

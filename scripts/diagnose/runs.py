@@ -24,7 +24,7 @@ from scripts.record.__main__ import default_folder
 from study.compare import checklist_rows
 from study.compare.checklist import checklist
 from study.compare.load import labels, read_settings
-from study.records.hellaswag_scores import scored_items
+from study.records.hellaswag_scores import TASKS, entry, scored_items
 from study.records.integrity import FinishedRecord
 from study.records.runs import Run
 
@@ -34,7 +34,7 @@ REQUIRED = ("fingerprint", "target", "batch", "progress", "environment")  # part
 ASIDE = (
     "commit",
     "uncommitted changes",
-    "HellaSwag items",
+    *(f"{task.name} items" for task in TASKS),
     "variants",
     "seeds",
 )
@@ -154,17 +154,20 @@ def same_settings(checks: Sequence[ChecklistRow] | None) -> bool:
 
 
 def run_scores(sides: Sequence[RunSide]) -> list[Score]:
-    """Return HellaSwag's accuracies and the standard error of their difference, if both have the same items."""
+    """Return the accuracies and the standard error of their difference, of the tasks whose items both runs have."""
     records = [side.record for side in sides if side.record]
-    items = [scored_items(record) for record in records]
-    if len(records) != 2 or not items[0] or items[0] != items[1]:
-        return []
-    scores = [record.hellaswag for record in records]
-    values = [score.acc_norm for score in scores if score and isinstance(score.acc_norm, float)]
-    errors = [score.acc_norm_stderr for score in scores if score and isinstance(score.acc_norm_stderr, float)]
-    if len(values) != 2:
-        return []
-    return [Score("HellaSwag", values[0], values[1], math.hypot(*errors) if len(errors) == 2 else None)]
+    found = []
+    for task in TASKS if len(records) == 2 else ():
+        items = [scored_items(record, task) for record in records]
+        scores = [entry(record, task) for record in records]
+        values = [score.acc_norm for score in scores if score and isinstance(score.acc_norm, float)]
+        errors = [
+            score.acc_norm_stderr for score in scores if score and isinstance(score.acc_norm_stderr, float)
+        ]
+        if items[0] and items[0] == items[1] and len(values) == 2:
+            error = math.hypot(*errors) if len(errors) == 2 else None
+            found.append(Score(task.name, values[0], values[1], error))
+    return found
 
 
 def status_notes(sides: Sequence[RunSide]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Paired tests by HellaSwag item, from the files beside the records.
+"""Paired tests by item of four endings, from the files beside the records.
 
 They compare trained models on the same questions and say nothing about another seed. Files that are missing, torn or
 of another evaluation are left out. Needs no torch.
@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from gpt2.artifacts.typed_json import read_file
 from gpt2.system.read_files import DamagedFileError
-from study.records.hellaswag_scores import ItemScores, common_items, scored_items
+from study.records.hellaswag_scores import EndingsTask, ItemScores, common_items, entry, scored_items
 from study.records.runs import BASELINE, Run
 from study.stats.statistics import holm, sign_test
 
 MOST_SEEDS = 20  # whose files are read: more seeds answer the same items
-MEASURES = {"acc": "correct", "acc_norm": "correct_norm"}  # and their keys in the file
+ANSWERS = {"acc": "correct", "acc_norm": "correct_norm"}  # measure -> its key in the file
 Answers = NDArray[np.int_]
 
 
@@ -31,6 +31,7 @@ class ItemTest:
     With several seeds the test is of the sign of each item's net score. Adjusted by Holm over the variants.
     """
 
+    task: str  # key of the task
     variant: str
     measure: str
     seeds: list[int]
@@ -41,14 +42,14 @@ class ItemTest:
     adjusted_p: float
 
 
-def item_tests(study_dir: Path, used: Sequence[Run]) -> list[ItemTest]:
+def item_tests(study_dir: Path, used: Sequence[Run], task: EndingsTask) -> list[ItemTest]:
     """Test each variant against the baseline at the same seeds, for each measure, on the items of most runs."""
-    common = common_items([run.record for run in used])
-    used = [run for run in used if common and scored_items(run.record) == common]
+    common = common_items([run.record for run in used], task)
+    used = [run for run in used if common and scored_items(run.record, task) == common]
     seeds = [run.seed for run in used if run.variant == BASELINE][:MOST_SEEDS]
-    answers = {(run.variant, run.seed): _answers(study_dir, run) for run in used if run.seed in seeds}
+    answers = {(run.variant, run.seed): _answers(study_dir, run, task) for run in used if run.seed in seeds}
     tests = []
-    for measure in MEASURES:
+    for measure in task.measures:
         net: dict[str, dict[int, Answers]] = {}  # variant -> seed -> variant minus baseline, item by item
         for (variant, seed), right in answers.items():
             base = answers[BASELINE, seed].get(measure)
@@ -59,21 +60,21 @@ def item_tests(study_dir: Path, used: Sequence[Run]) -> list[ItemTest]:
         adjusted = holm([result.p_value for result in results])
         for (variant, tested, score), result, p in zip(found, results, adjusted, strict=True):
             counts = (np.size(score), result.wins, result.losses)
-            tests.append(ItemTest(variant, measure, tested, *counts, result.p_value, p))
+            tests.append(ItemTest(task.key, variant, measure, tested, *counts, result.p_value, p))
     return tests
 
 
-def _answers(study_dir: Path, run: Run) -> dict[str, Answers]:
+def _answers(study_dir: Path, run: Run, task: EndingsTask) -> dict[str, Answers]:
     """Measure -> 1 for each right item and 0 for each wrong one, if the file agrees with the run's score."""
     try:
-        content = read_file(ItemScores, run.file(study_dir, "hellaswag.json"))
+        content = read_file(ItemScores, run.file(study_dir, f"{task.key}.json"))
     except (FileNotFoundError, DamagedFileError):
         return {}
-    score, found = run.record.hellaswag, {}
-    for measure, key in MEASURES.items():
-        right = getattr(content, key)
+    score, found = entry(run.record, task), {}
+    for measure in task.measures:
+        right = getattr(content, ANSWERS[measure])
         if score is not None and right and len(right) == score.items:
-            rate = {"acc": score.acc, "acc_norm": score.acc_norm}[measure]
+            rate = getattr(score, measure)
             if rate is not None and abs(sum(right) / len(right) - rate) < 1e-6:
                 found[measure] = np.array(right, dtype=int)
     return found

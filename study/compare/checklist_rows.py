@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from gpt2.artifacts.run_record import Environment
 from numerics.checklist.checks import FATAL, HARMLESS, NOT_RECORDED, EntryRule
 from ra.arms import split_rate
-from study.records.hellaswag_scores import scored_items
+from study.records.hellaswag_scores import TASKS, EndingsTask, scored_items
 from study.records.integrity import FinishedRecord
 
 Read = Callable[[FinishedRecord], Any]
@@ -35,8 +36,8 @@ def _split(record: FinishedRecord) -> str:
     return f"{batch.micro:,} x {batch.accumulation:,} x {batch.world_size:,}"
 
 
-def _hellaswag(record: FinishedRecord) -> str:
-    items = scored_items(record)
+def _items(record: FinishedRecord, task: EndingsTask) -> str:
+    items = scored_items(record, task)
     return str(items) if items else "not scored"
 
 
@@ -48,8 +49,9 @@ RULES: tuple[EntryRule[FinishedRecord], ...] = (
         "losses per token refer to different tokens"),
     EntryRule("data", "validation set", lambda r: _short(r.fingerprint.validation), FATAL,
         "losses refer to different text"),
-    EntryRule("data", "HellaSwag items", _hellaswag, HARMLESS,
-        "losses do not depend on them; HellaSwag accuracies refer to different questions: do not compare them"),
+    *(EntryRule("data", f"{task.name} items", partial(_items, task=task), HARMLESS,
+        f"losses do not depend on them; {task.name} accuracies refer to different questions: do not compare them")
+      for task in TASKS),
     EntryRule("model", "model", lambda r: _short(r.fingerprint.model), FATAL, "size, block size or dropout differ"),
     EntryRule("model", "parameters", lambda r: r.parameters and f"{r.parameters:,}", FATAL,
         "the variants are different models", by="variant"),

@@ -1,4 +1,4 @@
-"""HellaSwag accuracies of a variant's runs, from their records. Needs no torch."""
+"""Accuracies of a variant's runs on items of four endings, from their records."""
 
 from __future__ import annotations
 
@@ -7,12 +7,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
-from gpt2.artifacts.run_record import RunRecord
+from gpt2.artifacts.run_record import HellaSwagEntry, RunRecord
 from gpt2.artifacts.typed_json import JsonObject, Missing, Range, Text
 
 CHANCE = 0.25  # four endings
 Choice = Annotated[int, Range(0, 3)]
 OTHER_ITEMS = "its runs were scored on other items than most"
+
+
+@dataclass(frozen=True)
+class EndingsTask:
+    """A task of four endings."""
+
+    key: str  # of run.json and report.json; KEY.json of a run has the choice for each item
+    name: str  # on pages
+    heading: str  # of its column in a table of results, which has the last measure
+    measures: tuple[str, ...] = ("acc",)  # and "acc_norm" where the endings of an item have different lengths
+    about: str = ""
+
+
+ABOUT_CHOICE = (
+    "A context from the validation text, the text after it, and the text after three other contexts: in how many items "
+    "is the true ending the most likely one? Scored like HellaSwag; higher is better. No verdict uses it."
+)
+HELLASWAG = EndingsTask("hellaswag", "HellaSwag", "HellaSwag (norm)", ("acc", "acc_norm"))
+CHOICE = EndingsTask("choice", "continuation choice", "continuation choice", about=ABOUT_CHOICE)
+TASKS = (HELLASWAG, CHOICE)
 
 
 class Items(NamedTuple):
@@ -36,7 +56,7 @@ class ItemsFile(JsonObject):
 
 @dataclass(frozen=True)
 class ItemScores(JsonObject):
-    """hellaswag.json of a run: for each item the chosen ending, and whether it is the right one."""
+    """hellaswag.json or choice.json of a run: for each item the chosen ending, and whether it is the right one."""
 
     choices: tuple[Choice, ...] = ()
     choices_norm: tuple[Choice, ...] = ()
@@ -45,8 +65,8 @@ class ItemScores(JsonObject):
 
 
 @dataclass
-class HellaSwagScore:
-    """Mean accuracy over the runs that have one; the standard error is that of the items."""
+class EndingsScore:
+    """Mean accuracy on a task over the runs that have one; the standard error is that of the items."""
 
     acc: float | None
     acc_stderr: float | None
@@ -59,51 +79,57 @@ class HellaSwagScore:
 
 
 def near_chance(rate: float, error: float) -> bool:
-    """Whether a HellaSwag accuracy is within two standard errors of guessing."""
+    """Whether an accuracy is within two standard errors of guessing."""
     return abs(rate - CHANCE) <= 2 * error
 
 
-def scored_items(record: RunRecord) -> Items | None:
+def entry(record: RunRecord, task: EndingsTask) -> HellaSwagEntry | None:
+    """The entry of a task in a record."""
+    found: HellaSwagEntry | None = getattr(record, task.key)
+    return found
+
+
+def scored_items(record: RunRecord, task: EndingsTask = HELLASWAG) -> Items | None:
     """The items of a record's score; None where it has none."""
-    score = record.hellaswag
+    score = entry(record, task)
     if not score or score.acc is None or score.acc_norm is None or not score.items or not score.items_sha256:
         return None
     return Items(score.items, score.items_sha256)
 
 
-def common_items(records: Sequence[RunRecord]) -> Items | None:
+def common_items(records: Sequence[RunRecord], task: EndingsTask = HELLASWAG) -> Items | None:
     """The items of the most records, or the first of equals: the scores of the study are those on these items."""
-    counted = Counter(items for record in records if (items := scored_items(record)))
+    counted = Counter(items for record in records if (items := scored_items(record, task)))
     return counted.most_common(1)[0][0] if counted else None
 
 
-def left_out(records: Sequence[RunRecord]) -> list[str]:
+def left_out(records: Sequence[RunRecord], task: EndingsTask) -> list[str]:
     """A note for each set of items that is not the common one: which runs were scored on it and do not count."""
-    common = common_items(records)
+    common = common_items(records, task)
     others: dict[Items, list[str]] = {}
     for record in records:
-        items = scored_items(record)
+        items = scored_items(record, task)
         if items and items != common:
             others.setdefault(items, []).append(record.run)
     return [
-        f"HellaSwag leaves out {', '.join(names)}: scored on {items}, the others on {common}"
+        f"{task.name} leaves out {', '.join(names)}: scored on {items}, the others on {common}"
         for items, names in others.items()
     ]
 
 
-def hellaswag(records: Sequence[RunRecord], common: Items | None) -> HellaSwagScore:
+def endings_score(records: Sequence[RunRecord], task: EndingsTask, common: Items | None) -> EndingsScore:
     """Pooled over the records that have a score on the common items; the reason where there is none."""
-    scores = [record for record in records if scored_items(record)]
-    same = [record.hellaswag for record in scores if record.hellaswag and scored_items(record) == common]
+    scores = [record for record in records if scored_items(record, task)]
+    same = [
+        score for record in scores if scored_items(record, task) == common and (score := entry(record, task))
+    ]
     if common is None or not same:
-        reasons = [
-            record.hellaswag.absent for record in records if record.hellaswag and record.hellaswag.absent
-        ]
-        reason = OTHER_ITEMS if scores else (reasons or ["not asked for (CONFIG_HELLASWAG)"])[0]
-        return HellaSwagScore(None, None, None, None, 0, 0, False, reason)
+        reasons = [one.absent for record in records if (one := entry(record, task)) and one.absent]
+        reason = OTHER_ITEMS if scores else (reasons or [""])[0]
+        return EndingsScore(None, None, None, None, 0, 0, False, reason)
     from study.stats.statistics import pooled_proportion  # loads scipy, which a run does not need
 
     acc, acc_error = pooled_proportion([score.acc or 0.0 for score in same], common.number)
     norm, norm_error = pooled_proportion([score.acc_norm or 0.0 for score in same], common.number)
     near = near_chance(acc, acc_error) or near_chance(norm, norm_error)
-    return HellaSwagScore(acc, acc_error, norm, norm_error, common.number, len(same), near, "")
+    return EndingsScore(acc, acc_error, norm, norm_error, common.number, len(same), near, "")

@@ -16,7 +16,7 @@ from gpt2.artifacts.run_record import RunRecord
 from gpt2.artifacts.typed_json import Count, JsonObject, Missing, Range, Text, read_file
 from gpt2.system.read_files import DamagedFileError
 from ra.names import PATTERNS
-from study.records.hellaswag_scores import scored_items
+from study.records.hellaswag_scores import TASKS, scored_items
 from study.records.integrity import REMEDY, FinishedRecord, disagreements
 
 BASELINE = "B"
@@ -186,9 +186,13 @@ def missing_files(study_dir: Path, used: list[Run]) -> list[str]:
         )
     for name, consequence in (
         ("metrics.jsonl", "their training curves are not shown"),
-        ("hellaswag.json", "they are left out of the paired tests of HellaSwag items"),
+        *(
+            (f"{task.key}.json", f"they are left out of the paired tests of {task.name} items")
+            for task in TASKS
+        ),
     ):
-        runs = [run for run in used if name != "hellaswag.json" or scored_items(run.record)]
+        scored = [task for task in TASKS if name == f"{task.key}.json"]
+        runs = [run for run in used if all(scored_items(run.record, task) for task in scored)]
         lacking = [run.name for run in runs if not run.file(study_dir, name).exists()]
         if lacking:
             more = f" and {len(lacking) - 5} more runs" if len(lacking) > 5 else ""

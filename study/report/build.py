@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from study.eval_sets.results import EvalSets, eval_set_tables
 from study.records import plan_file
 from study.records.curves import probabilities
 from study.records.design import Design, read_design
-from study.records.hellaswag_scores import HellaSwagScore, Items, common_items, hellaswag, left_out
+from study.records.hellaswag_scores import TASKS, EndingsScore, Items, common_items, endings_score, left_out
 from study.records.plan_file import Continued, Plan, PlanBudget
 from study.records.runs import (
     BASELINE,
@@ -72,7 +72,8 @@ class Row:
     final_loss: Interval | None
     best_loss: Interval | None
     against_baseline: Interval | None  # paired by seed, final losses
-    hellaswag: HellaSwagScore
+    hellaswag: EndingsScore
+    choice: EndingsScore
     iterations: float
     tokens: float
     train_seconds: float
@@ -171,7 +172,7 @@ def build_report(study_dir: Path) -> Report:
     else:
         verdicts = judge(final, margin, design.arm, design.looks, design.finished)
         earlier = earlier_verdicts(final, margin, design.arm, design.looks)
-    items = common_items([run.record for run in used])
+    items = {task.key: common_items([run.record for run in used], task) for task in TASKS}
     planned = Counter(run.variant for run in runs if run.used or run.status in PENDING)
     moments = {
         found.variant: {"first": found.layers[0], "last": found.layers[-1]} for found in probabilities(used)
@@ -191,7 +192,7 @@ def build_report(study_dir: Path) -> Report:
         ),
         variance_check=variance_check(final),
         odd_controls=odd_controls(final),
-        items=item_tests(study_dir, ended),
+        items=[test for task in TASKS for test in item_tests(study_dir, ended, task)],
         equal_time=plan is not None and plan.budget.equal_time,
         learned=moments,
         budget=plan.budget if plan else None,
@@ -216,7 +217,9 @@ def build_report(study_dir: Path) -> Report:
     )
 
 
-def _row(name: str, used: list[Run], short: list[Run], final: Losses, items: Items | None) -> Row:
+def _row(
+    name: str, used: list[Run], short: list[Run], final: Losses, items: Mapping[str, Items | None]
+) -> Row:
     """Summarize the runs that ended their schedule; without one, what does not depend on the end."""
     own = [run for run in used if run.variant == name]
     ended = [run.record for run in own if run not in short]
@@ -233,7 +236,7 @@ def _row(name: str, used: list[Run], short: list[Run], final: Losses, items: Ite
         final_loss=mean_interval([record.validation.loss for record in ended]) if ended else None,
         best_loss=mean_interval(best) if ended else None,
         against_baseline=mean_interval(differences) if differences else None,
-        hellaswag=hellaswag(records, items),
+        **{task.key: endings_score(records, task, items[task.key]) for task in TASKS},
         iterations=mean([record.progress.iterations for record in records]),
         tokens=mean([record.progress.tokens for record in records]),
         train_seconds=mean([record.progress.train_seconds for record in records]),
@@ -296,7 +299,7 @@ def _damaged_attention(study_dir: Path) -> list[str]:
 def _notes(planned: list[str], used: list[Run]) -> list[str]:
     """Provenance first, then the notes of the plan and of the runs, each once."""
     own = [f"{run.name}: {note}" for run in used for note in run.record.notes]
-    others = left_out([run.record for run in used])
+    others = [note for task in TASKS for note in left_out([run.record for run in used], task)]
     unsealed = sum(run.record.seal is None for run in used)
     if unsealed:
         others.append(

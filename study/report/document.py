@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from gpt2.artifacts.run_record import RunRecord
@@ -29,6 +30,7 @@ from study.attention.data import InputText, read_study
 from study.attention.page import report_section
 from study.eval_sets.section import held_out_section
 from study.lm_eval.page import downstream_section
+from study.records.hellaswag_scores import TASKS
 from study.records.runs import BASELINE, Run
 from study.report import figures_final, sections
 from study.report.build import Report, Row, bits
@@ -71,7 +73,7 @@ def report_document(report: Report, study_dir: Path) -> Document:
             _learning_rates(report),
             Only((HTML,), [sections.training_section(report, study_dir)]),
             Section("Detectable differences", [BulletList(sensitivity_sentences(report))]),
-            sections.hellaswag_section(report),
+            *(sections.endings_section(report, task) for task in TASKS),
             held_out_section(report.eval_sets, report.variants),
             downstream_section(study_dir, report.used, report.variants),
             sections.cost_section(report),
@@ -90,8 +92,8 @@ def report_document(report: Report, study_dir: Path) -> Document:
 
 def terminal_document(report: Report) -> Document:
     """The verdict and the next step, the table, then the limits of the verdict."""
-    table: list[Block] = [_terminal_table(report), sections.near_chance_note(report)]
-    return Document("", [*_verdict(report), *table, BulletList(context(report))])
+    notes = [sections.near_chance_note(report, task) for task in TASKS]
+    return Document("", [*_verdict(report), _terminal_table(report), *notes, BulletList(context(report))])
 
 
 def _subtitle(report: Report) -> str:
@@ -160,10 +162,8 @@ def _terminal_table(report: Report) -> Table:
         "perplexity [95 %]": lambda row: shown(row.final_loss),
         "bits/byte": lambda row: f"{found.mean:.3f}" if (found := bits(report, row.final_loss)) else "-",
         f"to {BASELINE}": lambda row: percent(row.against_baseline.mean) if row.against_baseline else "-",
-        "HellaSwag": lambda row: score(row.hellaswag),
+        **{task.name: partial(score, task=task, measure="acc") for task in TASKS},
         "tokens": lambda row: f"{row.tokens / 1e6:,.2f}M",
         "tok/s": sections.tokens_per_second,
     }
-    if all(row.hellaswag.acc is None for row in report.rows):
-        del columns["HellaSwag"]
     return Table.of(report.rows, columns)

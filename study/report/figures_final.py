@@ -1,4 +1,4 @@
-"""The final numbers of a study as figures: differences with their intervals, HellaSwag, speed and memory.
+"""The final numbers of a study as figures: differences with their intervals, tasks of four endings, speed and memory.
 
 Each function gives a figure for plotly (plain data), or None where the records hold nothing to draw.
 """
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pages.components import color
 from pages.markup import escape_html
 from pages.plots import Estimate, Plain, axis, faded, figure, points, trace
-from study.records.hellaswag_scores import CHANCE
+from study.records.hellaswag_scores import CHANCE, EndingsTask
 from study.records.runs import BASELINE
 from study.report.build import Report
 from study.stats.statistics import Interval, perplexity_percent
@@ -86,19 +86,18 @@ def differences(report: Report) -> Plain | None:
     )
 
 
-def hellaswag(report: Report) -> Plain | None:
-    """Accuracies with one standard error of the items, and chance."""
-    rows = [row for row in report.rows if row.hellaswag.acc is not None]
+def endings(report: Report, task: EndingsTask) -> Plain | None:
+    """Accuracies on a task with one standard error of the items, and chance."""
+    rows = [row for row in report.rows if getattr(row, task.key).acc is not None]
     if not rows:
         return None
     data = []
     for place, row in enumerate(rows):
-        score, ink = row.hellaswag, color(row.variant, report.variants)
-        for y, key, symbol, rate, error in (
-            (0.14 - place, "acc", "circle", score.acc, score.acc_stderr),
-            (-0.14 - place, "acc_norm", "circle-open", score.acc_norm, score.acc_norm_stderr),
+        score, ink = getattr(row, task.key), color(row.variant, report.variants)
+        for key, y, symbol in zip(
+            task.measures, (0.14 - place, -0.14 - place), ("circle", "circle-open"), strict=False
         ):
-            x, half = 100 * (rate or 0.0), 100 * (error or 0.0)
+            x, half = 100 * (getattr(score, key) or 0.0), 100 * (getattr(score, f"{key}_stderr") or 0.0)
             name, hover = f"{row.variant} {key}", f"{key} {x:.2f} ± {half:.2f} %"
             estimates = [(x, x - half, x + half)]
             data.append(points(name, ink, estimates, [y], symbol, group=row.variant, hovertemplate=hover))

@@ -1,14 +1,16 @@
-"""The sections of a report: results, curves, HellaSwag, cost, learned probabilities and attention. Needs no torch."""
+"""The sections of a report: results, curves, tasks of four endings, cost, learned probabilities and attention."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from pages.components import color_label
 from pages.document import COPY, MARKDOWN, SORT, Block, Figure, Note, Only, Paragraph, Section, Table
 from pages.markup import Text, number_with_detail
 from study.records.curves import probabilities, scalars, thinned, training_curves, validation_curves
+from study.records.hellaswag_scores import TASKS, EndingsScore, EndingsTask
 from study.records.runs import BASELINE, losses
 from study.report import figures, figures_final, figures_ranking
 from study.report.build import Report, Row, bits, ended_runs
@@ -70,7 +72,7 @@ def results_table(report: Report) -> Table:
         f"final against {BASELINE}": lambda row: number_with_detail(
             difference(row.against_baseline, len(row.seeds))
         ),
-        "HellaSwag (norm)": lambda row: score(row.hellaswag, norm=True),
+        **{task.heading: partial(score, task=task, measure=task.measures[-1]) for task in TASKS},
     }
     return Table.of(report.rows, columns, tools=(SORT, COPY))
 
@@ -107,46 +109,49 @@ def training_section(report: Report, study_dir: Path) -> Section:
     return Section("Over training", [Section(heading, blocks, level=3) for heading, blocks in parts.items()])
 
 
-def hellaswag_section(report: Report) -> Section:
+def endings_section(report: Report, task: EndingsTask) -> Section:
     """Accuracies with chance, and the paired test of the items where the runs have kept them."""
-    if all(row.hellaswag.acc is None for row in report.rows):
-        reasons = dict.fromkeys(row.hellaswag.absent for row in report.rows)
-        return Section("HellaSwag", [Paragraph(f"Not run: {reason.rstrip('. ')}.") for reason in reasons])
+    scores: dict[str, EndingsScore] = {row.variant: getattr(row, task.key) for row in report.rows}
+    if all(one.acc is None for one in scores.values()):
+        reasons = dict.fromkeys(one.absent for one in scores.values() if one.absent)
+        return Section(task.name, [Paragraph(f"Not run: {reason.rstrip('. ')}.") for reason in reasons])
     columns: Columns = {
         "variant": lambda row: color_label(row.variant, report.variants),
-        "acc": lambda row: score(row.hellaswag),
-        "acc_norm": lambda row: score(row.hellaswag, norm=True),
-        "items": lambda row: f"{row.hellaswag.items:,}" if row.hellaswag.items else "-",
-        "runs": lambda row: f"{row.hellaswag.runs} of {len(row.seeds)}",
+        **{measure: partial(score, task=task, measure=measure) for measure in task.measures},
+        "items": lambda row: f"{scores[row.variant].items:,}" if scores[row.variant].items else "-",
+        "runs": lambda row: f"{scores[row.variant].runs} of {len(row.seeds)}",
     }
     absent = [
-        Note(f"{row.variant} not run: {row.hellaswag.absent.rstrip('. ')}.")
-        for row in report.rows
-        if row.hellaswag.acc is None
+        Note(f"{name} not run: {one.absent.rstrip('. ') or 'not asked for'}.")
+        for name, one in scores.items()
+        if one.acc is None
     ]
-    caption = "Filled: acc. Open: acc_norm. Bars: one standard error of the items."
-    return Section("HellaSwag", [
-        Figure("hellaswag", figures_final.hellaswag(report), caption),
+    open_marks = " Open: acc_norm." if "acc_norm" in task.measures else ""
+    caption = f"Filled: acc.{open_marks} Bars: one standard error of the items."
+    return Section(task.name, [
+        Note(task.about),
+        Figure(task.key, figures_final.endings(report, task), caption),
         Table.of(report.rows, columns, tools=(SORT, COPY)),
         Note("± one standard error of the items, which more seeds do not shrink: same items. Chance is 25 %."),
-        near_chance_note(report),
+        near_chance_note(report, task),
         *absent,
-        _items(report),
+        _items(report, task),
     ])  # fmt: skip
 
 
-def near_chance_note(report: Report) -> Note:
-    near = ", ".join(row.variant for row in report.rows if row.hellaswag.near_chance)
+def near_chance_note(report: Report, task: EndingsTask) -> Note:
+    near = ", ".join(row.variant for row in report.rows if getattr(row, task.key).near_chance)
     return Note(near and f"† Within two standard errors of chance, so no sign of skill: {near}.")
 
 
-def _items(report: Report) -> Section:
-    results = {(test.variant, test.measure): item_result(test) for test in report.items}
+def _items(report: Report, task: EndingsTask) -> Section:
+    tests = [test for test in report.items if test.task == task.key]
+    results = {(test.variant, test.measure): item_result(test) for test in tests}
     rows: list[list[Text]] = [
-        [color_label(name, report.variants), *(results.get((name, key), "-") for key in ("acc", "acc_norm"))]
+        [color_label(name, report.variants), *(results.get((name, key), "-") for key in task.measures)]
         for name in dict.fromkeys(variant for variant, _ in results)
     ]
-    table = Table(["variant", "acc: items won / lost", "acc_norm: items won / lost"], rows)
+    table = Table(["variant", *(f"{measure}: items won / lost" for measure in task.measures)], rows)
     return Section(f"Item by item against {BASELINE}", [table, Note(ABOUT_ITEMS)] if rows else [], level=3)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from study.analysis.paired_tests import ItemTest
 from study.analysis.verdict import CANNOT_TELL
-from study.records.hellaswag_scores import HellaSwagScore, near_chance
+from study.records.hellaswag_scores import EndingsTask, near_chance
 from study.records.runs import diverged_seeds
-from study.report.build import Report
+from study.report.build import Report, Row
 from study.stats.interval_text import percent, perplexity, with_interval
 from study.stats.statistics import Interval
 
@@ -51,11 +51,12 @@ def change(interval: Interval | None, control: bool) -> str:
     return f"{text}: noise, since it is the same function class" if control else text
 
 
-def score(value: HellaSwagScore, norm: bool = False) -> str:
+def score(row: Row, task: EndingsTask, measure: str) -> str:
     """An accuracy with its standard error; † marks one that is within two of them of chance."""
-    rate, error = (value.acc_norm, value.acc_norm_stderr) if norm else (value.acc, value.acc_stderr)
+    value = getattr(row, task.key)
+    rate, error = getattr(value, measure), getattr(value, f"{measure}_stderr")
     if rate is None or error is None:
-        return "not run"
+        return "-"
     return f"{100 * rate:.1f} ± {100 * error:.1f} %{' †' if near_chance(rate, error) else ''}"
 
 

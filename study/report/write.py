@@ -24,7 +24,7 @@ from study.report.summary import findings, no_verdict
 
 LATEX_FILE = "table.tex"
 REFRESH_SECONDS = 60  # of an open page, while runs of the study are unfinished
-RUN_INPUTS = ("run", "metrics", "hellaswag", "validation_windows", "lm_eval")
+RUN_INPUTS = ("run", "metrics", "hellaswag", "choice", "validation_windows", "lm_eval")
 INPUTS = ("plan*.json", "expected.json", data.FILE, *(f"runs/*/{name}*.json*" for name in RUN_INPUTS))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gpt2.artifacts import run_record
 from gpt2.system.progress import duration
+from study.records.hellaswag_scores import TASKS, entry
 from study.records.plan_file import Plan
 from study.runner.terminal import short
 from study.stats.statistics import mean
@@ -59,11 +60,12 @@ def outcome(run_dir: Path) -> str:
         return str(error)
     if record.status != "finished":
         return f"{record.status}: {record.error}"
-    validation, score, progress = record.validation, record.hellaswag, record.progress
+    validation, progress = record.validation, record.progress
     parts = [f"perplexity {validation.perplexity:.2f}"] if validation and validation.perplexity else []
-    if score and score.acc is not None:
-        spread = "" if score.acc_stderr is None else f" +- {score.acc_stderr:.1%}"
-        parts.append(f"HellaSwag {score.acc:.1%}{spread}")
+    for task in TASKS:
+        if (score := entry(record, task)) and score.acc is not None:
+            spread = "" if score.acc_stderr is None else f" +- {score.acc_stderr:.1%}"
+            parts.append(f"{task.name} {score.acc:.1%}{spread}")
     if progress:
         parts.append(f"{short(progress.tokens)} tokens in {duration(progress.train_seconds)} of training")
     if record.throughput and record.throughput.tokens_per_second:

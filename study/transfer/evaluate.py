@@ -20,6 +20,7 @@ from aqn.apply import on_platform
 from aqn.platforms import Platform, name_of_device, parse_platform
 from gpt2.data import dataset, tokenizer
 from gpt2.eval.evaluator import Evaluator
+from gpt2.eval.hellaswag import load_items
 from gpt2.hardware import attention_kernels
 from gpt2.hardware.gpu_specs import TargetError
 from gpt2.hardware.resolve import ResolvedTarget
@@ -144,7 +145,7 @@ class _Evaluation:
                 f"{self.run.name} on {platform.label}: the loss is {loss}, so there is no result; fix: leave "
                 f"{platform.name} out"
             )
-        path = self.items.path
+        path, limit = self.items.path, evaluator.settings.hellaswag_limit
         record = PlatformRecord(
             run=self.run.name,
             platform=platform.label,
@@ -158,7 +159,7 @@ class _Evaluation:
             window_losses=tuple(evaluator.window_losses),
             seconds=round(time.monotonic() - began, 3),
             torchao=torchao,
-            hellaswag=compact(evaluator.score_hellaswag(path)) if path else None,
+            hellaswag=compact(evaluator.score_items(load_items(path, limit))) if path else None,
         )
         write(self.run_dir, record)
         return record

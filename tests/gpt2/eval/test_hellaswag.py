@@ -252,7 +252,7 @@ def test_logits_that_are_not_finite_are_an_error(encoding) -> None:
 
 
 def test_an_empty_list_of_items_is_an_error(encoding) -> None:
-    with pytest.raises(HellaSwagError, match="no HellaSwag items"):
+    with pytest.raises(HellaSwagError, match="no items"):
         score(Judge(set()), [], encoding)
 
 

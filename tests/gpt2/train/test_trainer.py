@@ -27,7 +27,7 @@ from tests import small_runs
 from tests.small_runs import StopAfter, outcome, same, start
 
 ITERATIONS = 8
-# A run checks for a stop request at its start, after each step and before each batch of its validations: 13 checks.
+# A run checks for a stop request at its start, after each step and before each batch of its evaluations: 14 checks.
 STOPS = {
     1: 0,
     2: 1,
@@ -35,6 +35,7 @@ STOPS = {
     7: 4,
     12: 8,
     13: 8,
+    14: 8,
 }  # check -> the iterations that are finished where it stops the run
 
 

@@ -37,7 +37,7 @@ def side(
     (folder / "metrics.jsonl").write_text(text)
     if watched:
         write_monitor(folder, norms)
-    parts: dict[str, Any] = dict.fromkeys((*REQUIRED, "error", "hellaswag"))
+    parts: dict[str, Any] = dict.fromkeys((*REQUIRED, "error", "hellaswag", "choice"))
     record = SimpleNamespace(status="finished", **parts)
     return RunSide(folder, folder.name, read_curve(folder), cast("Any", record))
 

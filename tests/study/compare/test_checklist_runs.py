@@ -32,6 +32,7 @@ ONE_THING = [
     (recorded("fingerprint", "tokenizer", to="other"), "tokenizer", "fatal", "other"),
     (recorded("fingerprint", "validation", to="other"), "validation set", "fatal", "other"),
     (recorded("hellaswag", to=SCORE | {"items_sha256": "other"}), "HellaSwag items", "harmless", "SHA-256 other"),
+    (recorded("choice", to=SCORE | {"items_sha256": "b"}), "continuation choice items", "harmless", "SHA-256 b"),
     (recorded("fingerprint", "model", to="other"), "model", "fatal", "other"),
     (recorded("parameters", to=1001), "parameters", "fatal", "1,001"),
     (recorded("fingerprint", "initial_weights", to="other"), "initial weights", "fatal", "other"),

@@ -37,10 +37,11 @@ def with_all_side_files(folder: Path) -> Path:
     loss = record["validation"]["loss"]
     windows = {"tokens": record["progress"]["tokens"], "losses": [loss - 0.5, loss, loss + 0.5, loss]}
     files.write_json(folder / "validation_windows.json", windows)
-    files.write_json(folder / "hellaswag.json", {"correct": CORRECT, "correct_norm": CORRECT})
+    for task in ("hellaswag", "choice"):
+        files.write_json(folder / f"{task}.json", {"correct": CORRECT, "correct_norm": CORRECT})
     score = {"acc": 0.3, "acc_stderr": 0.15, "acc_norm": 0.3, "acc_norm_stderr": 0.15, "items": 10}
     (folder / "config").write_text("CONFIG_SEEDS=1\n")
-    run_record.write(folder, run_record.from_json(record | {"hellaswag": score}))
+    run_record.write(folder, run_record.from_json(record | {"hellaswag": score, "choice": score}))
     return folder
 
 
@@ -162,8 +163,8 @@ def test_verify_has_a_line_for_every_run_and_fails_where_one_does_not_agree(
     assert lines == [
         "plan.json: agrees",
         *(
-            f"{name}: agrees (run.json (finished, sealed), metrics.jsonl, validation_windows.json, memory.json, "
-            "checkpoint/00000010, stable/00000007)"
+            f"{name}: agrees (run.json (finished, sealed), metrics.jsonl, validation_windows.json, choice.json, "
+            "memory.json, checkpoint/00000010, stable/00000007)"
             for name in ("B0", "RALEARN0")
         ),
         "all 3 agree",
