@@ -24,7 +24,7 @@ from pages.markup import Strong, Text, escape_html
 from pages.plots import Plain, axis, figure, line
 from rl.report import DIVERGED, ArmResult, GrpoReport
 from rl.settings import BASELINE
-from study.report.sentences import p_text, seeds_text
+from study.report.sentences import capped, p_text, seeds_text
 
 CAPTION = "Accuracy during training: mean over seeds, with its standard error over test problems."
 METHOD = (
@@ -55,6 +55,7 @@ def grpo_document(report: GrpoReport) -> Document:
             [Figure("accuracy", accuracy_figure(report), CAPTION)],
         ),
         Section("Accuracy after training", [_final(report)]),
+        Note(capped(one.verdict.adjusted_p for one in report.arms if one.verdict)),
         Section("Accuracy during training", [_trajectory(report), Note(_trajectory_note(report))]),
         Section("Diverged runs", [BulletList(_diverged(report))]),
         Section("Rollout and training", [_logp(report), Note(_logp_note())]),

@@ -153,6 +153,7 @@ def as_json(comparison: StudyComparison) -> dict[str, Any]:
         {
             "label": study.label,
             "path": str(study.path),
+            "experiment": study.report.experiment.text,
             "notes": study.notes,
             "runs": [{key: getattr(run, key) for key in run_fields} for run in study.report.runs],
             "floor": study.report.floor and dataclasses.asdict(study.report.floor),

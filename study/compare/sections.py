@@ -56,7 +56,8 @@ RANKING = (
 def comparison_document(comparison: StudyComparison) -> Document:
     """Return the whole comparison; the terminal leaves out explanations and shows short tables."""
     title = " | ".join(study.label for study in comparison.studies)
-    blocks: list[Block] = [BulletList(sentences(comparison))]
+    trained = [f"{study.label}: {study.report.experiment.text}" for study in comparison.studies]
+    blocks: list[Block] = [BulletList(sentences(comparison)), BulletList(trained, small=True)]
     if comparison.checks:
         blocks += [
             _main_section(comparison),

@@ -24,7 +24,7 @@ from pages.plots import Plain, axis, figure, trace
 from study.analysis.trend import GROWS, HOLDS, RULE, SizeTrend
 from study.analysis.verdict import NO_ANSWER, Verdict
 from study.compare.sizes import SizeComparison
-from study.report.sentences import difference, p_text
+from study.report.sentences import capped, difference, p_text
 from study.stats.statistics import perplexity_percent
 
 SPREAD = 1.04  # factor between the marks of two arms at one size
@@ -56,7 +56,11 @@ def sizes_section(report: SizeComparison) -> Section:
                 "Difference to the mean of the control arms with its 95 % interval.",
             ),
             Section("Effect at each size", [effects_table(report)], level=3),
-            Section("Trend", [trend_table(report), Paragraph(RULE)], level=3),
+            Section(
+                "Trend",
+                [trend_table(report), Paragraph(f"{RULE} {capped(one.adjusted_p for one in report.trends)}")],
+                level=3,
+            ),
             Section("Studies by size", [studies_table(report)], level=3),
             Only((HTML, MARKDOWN), [Section("Method of the trend", [BulletList(METHOD)], level=3)]),
         ],

@@ -17,7 +17,7 @@ NO_VERDICT = "The validation loss decides: no verdict uses this section."
 ABOUT = (
     "Nats of all tokens per word (parts between white space), per token and per byte: mean over seeds [95 % interval]. "
     "Disjoint windows; the last of a document keeps its left context (lm-evaluation-harness, loglikelihood_rolling). "
-    "The difference is of the perplexity per token, paired by seed, to the mean of the control arms."
+    "Lower is better. The difference is of the perplexity per token, paired by seed, to the mean of the control arms."
 )
 
 

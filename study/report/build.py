@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpt2.artifacts.run_record import RecordedTarget, bits_per_byte
+from gpt2.artifacts.run_record import bits_per_byte
 from gpt2.artifacts.seal import read_sealed
 from gpt2.data import tokenizer
 from gpt2.system.read_files import DamagedFileError
@@ -34,6 +34,7 @@ from study.eval_sets.results import EvalSets, eval_set_tables
 from study.records import plan_file
 from study.records.curves import probabilities
 from study.records.design import Design, read_design
+from study.records.experiment import Experiment, read_experiment
 from study.records.hellaswag_scores import TASKS, EndingsScore, Items, common_items, endings_score, left_out
 from study.records.plan_file import Continued, Plan, PlanBudget
 from study.records.runs import (
@@ -93,6 +94,7 @@ class Report:
     """
 
     study: str
+    experiment: Experiment
     runs: list[Run]
     rows: list[Row]
     floor: NoiseFloor | None
@@ -110,12 +112,9 @@ class Report:
     equal_time: bool
     learned: dict[str, dict[str, list[float]]]  # variant -> {"first": [p a layer], "last": [...]}
     budget: PlanBudget | None
-    effective_batch: int | None
-    block_size: int | None
     validation_tokens: int | None
     validation_bytes: int | None
     unit: str  # of a loss: a token of the tokenizer, in words
-    target: RecordedTarget | None
     notes: list[str]
     cut: list[str]
     damaged: list[str]  # sentences on files that do not agree, with their remedy
@@ -179,6 +178,7 @@ def build_report(study_dir: Path) -> Report:
     }
     return Report(
         study=study_dir.resolve().name,
+        experiment=read_experiment(study_dir, plan, used),
         runs=runs,
         rows=[_row(name, used, short, final, items) for name in variants],
         floor=floor,
@@ -196,12 +196,9 @@ def build_report(study_dir: Path) -> Report:
         equal_time=plan is not None and plan.budget.equal_time,
         learned=moments,
         budget=plan.budget if plan else None,
-        effective_batch=first.batch.effective if first else None,
-        block_size=first.batch.block_size if first else None,
         validation_tokens=first.validation.tokens if first else None,
         validation_bytes=first.validation.bytes if first else None,
         unit=tokenizer.find(first.fingerprint.tokenizer if first else "").unit,
-        target=first.target if first else None,
         notes=_notes(
             [
                 *missing_files(study_dir, used),
@@ -329,6 +326,7 @@ def as_json(report: Report) -> dict[str, Any]:
         found = bits(report, own.final_loss)
         row["bits_per_byte"] = found and {part: getattr(found, part) for part in ("mean", "low", "high")}
     value["budget"] = value["budget"] or {}
+    value["experiment"]["text"] = report.experiment.text
     if report.rates is None:
         del value["rates"]
     if not report.eval_sets.tables:

@@ -57,6 +57,7 @@ NOTHING = "No finished run yet: there is nothing to compare."
 def report_document(report: Report, study_dir: Path) -> Document:
     """report.html and report.md."""
     blocks = [
+        Paragraph(report.experiment.text),
         *_verdict(report),
         Only((HTML,), [Findings(control_findings(report))]),
         BulletList(context(report), small=True),
@@ -93,13 +94,13 @@ def report_document(report: Report, study_dir: Path) -> Document:
 def terminal_document(report: Report) -> Document:
     """The verdict and the next step, the table, then the limits of the verdict."""
     notes = [sections.near_chance_note(report, task) for task in TASKS]
-    return Document("", [*_verdict(report), _terminal_table(report), *notes, BulletList(context(report))])
+    head = [Paragraph(report.experiment.text), *_verdict(report)]
+    return Document("", [*head, _terminal_table(report), *notes, BulletList(context(report))])
 
 
 def _subtitle(report: Report) -> str:
-    where = f" on {report.target.device}, {report.target.dtype}" if report.target else ""
     counted = f"{len(report.used)} of {len(report.runs)} runs counted"
-    return f"GPT-2 attention{where} · {counted} · {seeds_text(len({run.seed for run in report.used}))}"
+    return f"GPT-2 attention · {counted} · {seeds_text(len({run.seed for run in report.used}))}"
 
 
 def _verdict(report: Report) -> list[Block]:

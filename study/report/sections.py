@@ -14,7 +14,16 @@ from study.records.hellaswag_scores import TASKS, EndingsScore, EndingsTask
 from study.records.runs import BASELINE, losses
 from study.report import figures, figures_final, figures_ranking
 from study.report.build import Report, Row, bits, ended_runs
-from study.report.sentences import difference, hours_text, item_result, score, seeds_text, shown, shown_bits
+from study.report.sentences import (
+    capped,
+    difference,
+    hours_text,
+    item_result,
+    score,
+    seeds_text,
+    shown,
+    shown_bits,
+)
 
 ABOUT_RESULTS = (
     "after the last update, mean over seeds [95 % interval]. The difference to "
@@ -29,7 +38,7 @@ ABOUT_TIMES = (
     "first screen: it was measured before the first run, in interleaved steps, with a 95 % interval."
 )
 ABOUT_DIFFERENCES = (
-    "95 % intervals, t over seeds. Diamond: a real change against the mean of the control arms; this is the verdict's. "
+    "95 % intervals, t over seeds. Diamond: the difference to the mean of the control arms, which the verdict tests. "
     "Circle: paired by seed with the baseline. Grey: a variant without effect that varies like the control arms lies "
     "there in 95 % of studies with these seeds; the verdict does not use it."
 )
@@ -88,7 +97,7 @@ def results_section(report: Report) -> Section:
 
 def training_section(report: Report, study_dir: Path) -> Section:
     """Curves over training."""
-    batch, block = report.effective_batch, report.block_size
+    batch, block = report.experiment.batch, report.experiment.length
     tokens_per_update = batch * block if batch and block else None
     several = len({run.seed for run in report.used}) > 1
     band, together = (BAND, TOGETHER) if several else ("", "")
@@ -111,10 +120,11 @@ def training_section(report: Report, study_dir: Path) -> Section:
 
 def endings_section(report: Report, task: EndingsTask) -> Section:
     """Accuracies with chance, and the paired test of the items where the runs have kept them."""
+    title = task.name[:1].upper() + task.name[1:]
     scores: dict[str, EndingsScore] = {row.variant: getattr(row, task.key) for row in report.rows}
     if all(one.acc is None for one in scores.values()):
         reasons = dict.fromkeys(one.absent for one in scores.values() if one.absent)
-        return Section(task.name, [Paragraph(f"Not run: {reason.rstrip('. ')}.") for reason in reasons])
+        return Section(title, [Paragraph(f"Not run: {reason.rstrip('. ')}.") for reason in reasons])
     columns: Columns = {
         "variant": lambda row: color_label(row.variant, report.variants),
         **{measure: partial(score, task=task, measure=measure) for measure in task.measures},
@@ -128,7 +138,7 @@ def endings_section(report: Report, task: EndingsTask) -> Section:
     ]
     open_marks = " Open: acc_norm." if "acc_norm" in task.measures else ""
     caption = f"Filled: acc.{open_marks} Bars: one standard error of the items."
-    return Section(task.name, [
+    return Section(title, [
         Note(task.about),
         Figure(task.key, figures_final.endings(report, task), caption),
         Table.of(report.rows, columns, tools=(SORT, COPY)),
@@ -152,7 +162,11 @@ def _items(report: Report, task: EndingsTask) -> Section:
         for name in dict.fromkeys(variant for variant, _ in results)
     ]
     table = Table(["variant", *(f"{measure}: items won / lost" for measure in task.measures)], rows)
-    return Section(f"Item by item against {BASELINE}", [table, Note(ABOUT_ITEMS)] if rows else [], level=3)
+    return Section(
+        f"Item by item against {BASELINE}",
+        [table, Note(ABOUT_ITEMS), Note(capped(test.adjusted_p for test in tests))] if rows else [],
+        level=3,
+    )
 
 
 def tokens_per_second(row: Row) -> str:
@@ -176,7 +190,6 @@ def cost_section(report: Report) -> Section:
         "tokens/s": tokens_per_second,
         "MFU": lambda row: f"{100 * row.mfu:.1f} %" if row.mfu is not None else "-",
         "peak GiB": gibibytes,
-        "batch": lambda row: str(report.effective_batch or "-"),
         "cut short": lambda row: f"{row.cut} of {len(row.seeds)}" if row.cut else "-",
     }
     cut = ", ".join(f"{row.variant} ({row.cut} of {len(row.seeds)})" for row in report.rows if row.cut)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from study.analysis.paired_tests import ItemTest
 from study.analysis.verdict import CANNOT_TELL
 from study.records.hellaswag_scores import EndingsTask, near_chance
@@ -11,6 +13,10 @@ from study.stats.interval_text import percent, perplexity, with_interval
 from study.stats.statistics import Interval
 
 NAMED = 8  # names that are listed, above which they are counted
+CAPPED = (
+    "p = 1.000: Holm's method multiplies the smallest of k p-values by k, the next one by k - 1, and so on; a product "
+    "above 1 counts as 1."
+)
 ONE_SEED = "one seed, control arms, differences are not evidence"
 
 
@@ -72,6 +78,12 @@ def uncounted(report: Report) -> str:
             f"{name} diverged at {len(seeds)} of {seeds_text(planned)}; a diverged run is in no mean."
         )
     return " ".join(lines)
+
+
+def capped(values: Iterable[float | None]) -> str:
+    """Explain an adjusted p-value of 1; "" where none is."""
+    shown = any(p is not None and p >= 0.9995 for p in values)
+    return CAPPED if shown else ""
 
 
 def p_text(p: float) -> str:

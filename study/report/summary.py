@@ -23,6 +23,7 @@ from study.report.build import Report, Row
 from study.report.detectable import seeds_needed
 from study.report.sentences import (
     ONE_SEED,
+    capped,
     difference,
     dof_text,
     listed,
@@ -295,7 +296,8 @@ def context(report: Report) -> list[str]:
     controls = [row.variant for row in report.rows if row.control]
     lines = [
         *_continued(report),
-        f"Perplexity is per {report.unit}.",
+        f"Perplexity is per {report.unit}; lower is better.",
+        *filter(None, [capped(verdict.adjusted_p for verdict in report.verdicts)]),
         *(rate_sentences(report.rates) if report.rates else []),
         *design_sentences(report),
         *map(speed_sentence, report.speeds),

@@ -59,7 +59,7 @@ def latex_caption(report: Report) -> Text:
     """The caption: the content of the table, the sentence of each verdict, and the runs that are not counted."""
     seeds = seeds_text(len({run.seed for run in report.used}))
     parts: list[Inline] = [f"{report.study}, {seeds}: perplexity per {report.unit} {ABOUT_RESULTS}"]
-    sentences: list[Text] = [finding.sentence for finding in findings(report)]
+    sentences: list[Text] = [report.experiment.text, *(finding.sentence for finding in findings(report))]
     sentences += [ABOUT_LOOKS] if report.verdicts else []
     why = pieces(no_verdict(report))
     sentences += [why[0] if why else "", uncounted(report), *report.damaged]

@@ -23,8 +23,8 @@ from study.sweep.tuning import RateRun
 
 NARROW = {"margin": {"l": 62, "r": 84}, "font": {"size": 11}, "height": 340}
 ABOUT = (
-    "Final validation loss of the tuning runs. Lines: mean over the tuning seeds. Small points: each seed. Rings: the "
-    "chosen rate. A run without a finite loss has no point."
+    "Final validation loss of the tuning runs; lower is better. Lines: mean over the tuning seeds. Small points: each "
+    "seed. Rings: the chosen rate. A run without a finite loss has no point."
 )
 ABOUT_TABLE = (
     "Mean final validation loss in nats over the tuning seeds, which are not judged. Bold: the chosen rate. The "

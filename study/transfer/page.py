@@ -19,8 +19,8 @@ from pages.markup import Text
 from study.transfer.records import PlatformRecord, gap, item_gap
 
 ABOUT = (
-    "Difference to the home platform, on which the run was trained, in nats per token, with its 95 % interval over "
-    "validation windows. It holds for these weights and this text; another seed is another run."
+    "Difference to the home platform, on which the run was trained, in nats per token (lower is better), with its 95 % "
+    "interval over validation windows. It holds for these weights and this text; another seed is another run."
 )
 ABOUT_ITEMS = (
     "acc_norm: of HellaSwag. Its difference is paired by item, in points, with its standard error. Changed: items with "

@@ -31,7 +31,8 @@ from study.transfer.records import ItemGap
 from study.transfer.verdicts import ENDS, GAP, TransferVerdict, without_noise
 
 METHOD = (
-    "Gap: loss on a platform minus loss on the platform of training, of the same weights on the same windows.",
+    "Gap: loss on a platform minus loss on the platform of training, of the same weights on the same windows; lower is "
+    "better.",
     "Each answer is a paired t test over seeds. The tests of one question share 5 % by Holm's method. Under three "
     "seeds there is no answer.",
     "Where the gap is equivalent to zero (two one-sided tests within the margin), noise has nothing to shrink and is "

@@ -36,7 +36,7 @@ def test_a_report_shows_bits_per_byte_and_the_unit_of_perplexity(tmp_path: Path)
         terminal := render_terminal(terminal_document(report)),
     ):
         assert expected in page
-        assert "Perplexity is per byte." in page
+        assert "Perplexity is per byte;" in page
     assert max(map(len, terminal.splitlines())) <= 100
     assert "4,096 targets, 4,000 bytes" in render_markdown(report_document(report, study))
 

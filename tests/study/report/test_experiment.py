@@ -1,0 +1,49 @@
+"""Every form of a report begins with what was trained on what, from the files that the study has."""
+
+from pathlib import Path
+
+import pytest
+
+from pages.document import Paragraph
+from pages.markup import to_plain
+from study.report.build import as_json, build_report
+from study.report.document import report_document
+from study.report.sentences import CAPPED, capped
+from study.report.write import latex_caption
+from tests.gpt2.config.test_config import VALUES
+from tests.study.report import rendered
+from tests.study.sample_records import a_study
+
+
+def test_the_first_line_has_model_data_length_and_rate(tmp_path: Path) -> None:
+    study = a_study(tmp_path, seeds=1)
+    lines = [f"CONFIG_{name}={value}\n" for name, value in VALUES.items()]
+    (study / "config").write_text("".join(lines))
+    found = as_json(build_report(study))["experiment"]
+    assert (found["model"], found["layers"], found["heads"], found["width"]) == ("mini", 4, 4, 128)
+    assert found["learning_rate"] == "0.001"
+    for part in ("mini", "4 layers", "width 128", "4 heads", found["data"], "300 updates x 512", "0.001"):
+        assert part in found["text"]
+    (study / "config").write_text("".join(lines[1:]))  # a line is lost
+    assert as_json(build_report(study))["experiment"]["model"] is None
+
+
+def test_a_study_without_its_configuration_names_what_its_records_have(tmp_path: Path) -> None:
+    report = build_report(a_study(tmp_path, seeds=1))
+    found = as_json(report)["experiment"]
+    assert (found["model"], found["learning_rate"]) == (None, None)
+    assert (found["batch"], found["length"], found["updates"]) == (512, 1024, (300,))
+    text = report.experiment.text
+    assert f"{512 * 1024 * 300:,}" in text
+    assert "None" not in text
+    assert report_document(report, tmp_path).blocks[0] == Paragraph(text)
+    plain = " ".join(rendered.terminal(report).split())
+    assert plain.startswith(text)
+    assert text in to_plain(latex_caption(report))
+
+
+@pytest.mark.parametrize(
+    ("shown", "values"), [(True, [0.2, None, 1.0]), (False, [0.2, None, 0.99]), (False, [])]
+)
+def test_an_adjusted_p_of_one_is_explained(shown: bool, values: list[float | None]) -> None:
+    assert capped(values) == (CAPPED if shown else "")
