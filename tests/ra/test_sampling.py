@@ -224,4 +224,4 @@ def test_nothing_but_the_command_imports_sampling() -> None:
     root = Path(__file__).parents[2]
     files = [path for top in ("gpt2", "aqn", "ra", "study", "scripts") for path in (root / top).rglob("*.py")]
     users = [path.parent.name for path in files if "gpt2.model.sampling" in path.read_text()]
-    assert sorted(users) == ["export", "export", "lm_eval", "logp_diff", "sampling"]
+    assert sorted(users) == ["lm_eval", "logp_diff", "sampling"]

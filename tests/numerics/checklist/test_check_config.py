@@ -314,5 +314,4 @@ def test_the_trainers_table_of_variables_agrees() -> None:
     for name, changes in provenance.VARIABLES.items():
         expected = {provenance.FORMAT: FATAL, provenance.ORDER: HARMLESS, provenance.SETS: SUSPECT}
         expected |= {provenance.OVERFLOW: SUSPECT, provenance.SATURATION: FATAL, provenance.TIMING: SUSPECT}
-        expected[provenance.PLACE] = SUSPECT
         assert variables.meaning(name)[0] == expected[changes]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gpt2.artifacts import run_record
+from gpt2.artifacts.seal import write_sealed
 from gpt2.system import files
 from gpt2.system.errors import UserError
 from ra.arms import with_rate
@@ -212,9 +213,8 @@ def test_another_failure_of_a_tuning_run_defers_the_choice(tmp_path: Path, error
 def test_an_altered_tuning_run_is_no_silent_choice(tmp_path: Path) -> None:
     study = Tuned(tmp_path, table(), {})
     path = study.folder / "runs" / "B+LR=1e-3.1000" / "run.json"
-    record = json.loads(path.read_text())
-    record["validation"]["loss"] += 1.0
-    files.write_json(path, record)
+    write_sealed(path, json.loads(path.read_text()))
+    path.write_text(path.read_text().replace('"loss": ', '"loss": 1', 1))
     with pytest.raises(UserError, match=r"B\+LR=1e-3.1000 does not count"):
         chosen(study)
     path.unlink()
