@@ -49,40 +49,6 @@ def test_only_the_rows_in_sight_of_10000_calls_are_elements(browser: Chromium, t
     assert browser.faults() == []
 
 
-def test_a_comparison_is_walked_by_keys_filters_and_jumps(browser: Chromium, tmp_path: Path) -> None:
-    write_record(tmp_path / "a", steps=2, wrong=(1, 2, 1))
-    write_record(tmp_path / "b", steps=2)
-    out = tmp_path / "out"
-    assert main(["compare", "-tp", str(tmp_path / "a"), "-gp", str(tmp_path / "b"), "-o", str(out)]) == 0
-    browser.open(out / "tree.html")
-    wrong = "Module.h.2.part1.Linear.forward.0"
-    assert browser.evaluate(CHOSEN) == wrong  # of step 1, the first that diverges
-    assert browser.evaluate("document.getElementById('place').value") == "1"
-    details = browser.evaluate("document.getElementById('details').textContent")
-    assert all(text in details for text in (wrong, "First divergence", "train.py, line 3", "bias", "max 1.5"))
-    browser.evaluate("document.getElementById('tree').focus()")
-    browser.press("ArrowUp", "ArrowLeft")  # to the part before, then to its module
-    assert browser.evaluate(CHOSEN) == "Module.h.2.Block.forward.0"
-    before = browser.evaluate(ROWS)
-    browser.press("ArrowLeft")
-    assert browser.evaluate(ROWS) == before - 3
-    browser.press("ArrowRight", "ArrowRight", "ArrowRight", "End", "Home")
-    assert browser.evaluate(ROWS) == before
-    assert browser.evaluate(CHOSEN) == "Module.h.0.Block.forward.0"
-    click(browser, "#first")
-    assert browser.evaluate(CHOSEN) == wrong
-    click(browser, "button[aria-pressed]", "wrong")
-    assert browser.evaluate(TITLES) == ["Module.h.2.Block.forward.0", wrong]
-    browser.evaluate(
-        "const place = document.getElementById('place'); place.value = 0; place.dispatchEvent(new Event('change'))"
-    )
-    assert "wrong" not in browser.evaluate("document.getElementById('tools').textContent")
-    assert browser.evaluate(ROWS) > 2
-    click(browser, "#first")
-    assert browser.evaluate(CHOSEN) == wrong
-    assert browser.faults() == []
-
-
 def test_the_overflow_levels_of_one_record_are_filters(browser: Chromium, tmp_path: Path) -> None:
     row = {"input_args": [tensor(1.0)], "input_kwargs": {}, "output": [tensor(1.0)]}
     bad = {**row, "output": [tensor(1.0, Mean=float("nan"))]}

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -33,7 +34,7 @@ from study.attention.data import (
     read_study,
     write_study,
 )
-from study.attention.figures import even_spread, map_figure, maps_by_head, ratios
+from study.attention.figures import even_spread, map_figure, ratios
 from study.attention.page import attention_document
 from study.report import write
 from tests.checkout import link_project
@@ -199,30 +200,8 @@ def test_uniform_attention_has_the_neutral_colour(tokens: int, pixels: int) -> N
     torch.testing.assert_close(torch.tensor(even), drawn)
     lower = [row[: place + 1] for place, row in enumerate(drawn.tolist())]
     assert abs(ratios(lower, even)).max() < 1e-12
-
-
-def test_the_page_shows_every_run_and_escapes_its_texts(tmp_path: Path, config_file: Path) -> None:
-    words = text_of("<script>alert(1)</script> is what was written", tmp_path)
-    runs = [a_run(tmp_path, config_file, name) for name in ("B", "RALEARN")]
-    shown = [inspected(run_dir, words) for run_dir in runs]
-    shown[0] = (dataclasses.replace(shown[0][0], notes=("<b>note</b>",)), shown[0][1])
-    page = render_html(attention_document([run_attention for run_attention, _ in shown], shown[0][1]))
-    assert "<script>alert" not in page
-    assert "<b>note" not in page
-    assert all(name in page for name in ("B0 at iteration 7", "RALEARN0 at iteration 7", "attention-map0-1"))
-    maps = maps_by_head([run_attention for run_attention, _ in shown])
-    figure, _ = map_figure(maps[0, 1], shown[0][1])
-    assert len(figure["data"]) == 4
-    runs, colors = (choice["options"] for choice in figure["choices"])
-    assert [option["name"] for option in runs] == ["B0", "RALEARN0 (50.0 % reciprocal)"]
-    for trace in (trace for option in runs for trace in option["data"]):
-        for i, row in enumerate(trace["z"]):
-            assert all((value is None) == (j > i) for j, value in enumerate(row))
-    assert [[trace["visible"] for trace in option["data"]] for option in colors] == [
-        [True, True, False, False],
-        [False, False, True, True],
-    ]
-    json.dumps(figure, allow_nan=False)
+    doubled = [[2 * mass for mass in row] for row in lower]
+    assert abs(np.tril(ratios(doubled, even) - 1)).max() < 1e-12
 
 
 def test_a_map_has_no_cells_of_the_future(tmp_path: Path, config_file: Path) -> None:

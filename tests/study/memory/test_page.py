@@ -11,7 +11,6 @@ from gpt2.memory.prediction import Prediction
 from pages.document import Section, render_markdown, render_terminal
 from pages.page import render_html
 from study.memory.page import (
-    COLORS,
     COLUMNS,
     MemoryRow,
     drawn_events,
@@ -98,20 +97,6 @@ def test_the_events_drawn_contain_the_peak_of_each_column() -> None:
     events = drawn_events(timeline, 1, 5000)
     assert 1234 in events
     assert len(events) <= COLUMNS
-
-
-def test_every_kind_has_a_color_and_only_kinds_with_bytes_are_drawn() -> None:
-    assert set(COLORS) == set(KINDS)
-    assert len(set(COLORS.values())) == len(KINDS)
-    traces = timeline_figure(peak_at_the_end())["data"]
-    assert {trace["name"] for trace in traces} == {"parameters", "temporaries"}
-    assert all(trace["fillcolor"] == COLORS[trace["name"]] for trace in traces)
-
-
-def test_wide_phases_are_named_in_their_order() -> None:
-    figure = timeline_figure(peak_at_the_end())
-    named = [note["text"] for note in figure["layout"]["annotations"] if note["text"] in PHASES]
-    assert named == ["forward", "evaluation"]
 
 
 @pytest.mark.parametrize(

@@ -6,23 +6,17 @@ Needs Chromium; without one these tests are skipped.
 import json
 import math
 import re
-import shutil
-import subprocess
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from scipy import stats
 
 from gpt2.system import files
-from pages import components
-from pages.page import asset
 from study.report import write
-from tests.study.browser import BROWSER, DARK, browse, empty, faultless, look, percent, printed
-from tests.study.sample_records import ENVIRONMENT, UPDATE, VARIANTS, a_study, edit
+from tests.study.browser import BROWSER, empty, faultless, look, percent
+from tests.study.sample_records import UPDATE, VARIANTS, a_study, edit
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")]
 Traces = list[dict[str, Any]]
@@ -160,37 +154,6 @@ def test_validation_curves_end_at_the_final_losses_on_every_axis(browsed: DrawnP
         assert 10 ** log[name]["points"][-1][0] == pytest.approx(row["iterations"], rel=0.02)
 
 
-def shared_losses(browsed: DrawnPage) -> tuple[int, dict[str, list[float]]]:
-    """The last tokens at which every run was evaluated, and the losses there by variant, in the order of seeds."""
-    curves = {
-        (name, seed): {
-            tokens: loss
-            for tokens, _, loss in json.loads(
-                (browsed.study / "runs" / f"{name}{seed}" / "run.json").read_text()
-            )["validation"]["history"]
-        }
-        for name in VARIANTS
-        for seed in range(3)
-    }
-    last = max(set.intersection(*(set(curve) for curve in curves.values())))
-    return last, {name: [curves[name, seed][last] for seed in range(3)] for name in VARIANTS}
-
-
-def test_ranks_and_differences_end_at_those_of_the_records(browsed: DrawnPage) -> None:
-    last, losses = shared_losses(browsed)
-    assert last == 250 * UPDATE
-    arms = [sum(losses[name][seed] for name in VARIANTS[:4]) / 4 for seed in range(3)]  # the control arms
-    apart = stats.ttest_rel(losses["RALEARN"], arms).pvalue < 0.05
-    better = sum(losses["RALEARN"]) < sum(arms)
-    place = (1 if better else 5) if apart else 3
-    shared = (3.5 if better else 2.5) if apart else 3
-    difference, rank = (by_variant(browsed.drawn(name)) for name in ("ranking", "ranking-0-1"))
-    for name in VARIANTS:
-        ends(difference[name], last, percent((sum(losses[name]) - sum(arms)) / 3))
-        ends(rank[name], last, place if name == "RALEARN" else shared)
-        assert all(1 <= y <= len(VARIANTS) for y in rank[name]["y"])
-
-
 def test_speed_memory_and_alternation_are_those_of_report_json(browsed: DrawnPage) -> None:
     bars = {(trace["variant"], trace["axis"]): trace for trace in browsed.drawn("cost")}
     for row in browsed.report["rows"]:
@@ -211,26 +174,6 @@ def rows_under(browsed: DrawnPage, *headings: str) -> dict[str, list[str]]:
     return {row[0].strip(): row for row in table[1:]}
 
 
-def test_printed_intervals_are_those_of_report_json(browsed: DrawnPage) -> None:
-    built = browsed.report
-    verdict = next(line for line in browsed.page["verdicts"] if line.startswith("RALEARN"))
-    assert verdict.count(" against the control arms") == 1
-    numbers = verdict.replace(" against the control arms", "").partition("perplexity")[2]
-    printed(numbers, built["verdicts"][0]["test"]["difference"], False)
-    columns = next(table[0] for table in browsed.page["tables"] if "best perplexity" in table[0])
-    results = {
-        name: dict(zip(columns, cells, strict=True))
-        for name, cells in rows_under(browsed, "final perplexity", "best perplexity").items()
-    }
-    for row in built["rows"]:
-        name = row["variant"]
-        assert results[name]["seeds"] == "3"
-        printed(results[name]["final perplexity"], row["final_loss"], True)
-        printed(results[name]["best perplexity"], row["best_loss"], True)
-        if name != "B":
-            printed(results[name]["final against B"], row["against_baseline"], False)
-
-
 def test_printed_scores_and_items_are_those_of_report_json(browsed: DrawnPage) -> None:
     printed_scores = rows_under(browsed, "acc", "acc_norm", "items")
     for row in browsed.report["rows"]:
@@ -240,52 +183,6 @@ def test_printed_scores_and_items_are_those_of_report_json(browsed: DrawnPage) -
             rate, error = (row["hellaswag"][part] for part in (key, f"{key}_stderr"))
             assert (float(found[1]), float(found[2])) == pytest.approx((100 * rate, 100 * error), abs=0.0501)
             assert (found[3] is not None) == (abs(rate - 0.25) <= 2 * error)
-
-
-def test_the_band_over_training_ends_at_the_noise_of_the_control_arms(browsed: DrawnPage) -> None:
-    (band,) = (trace for trace in browsed.drawn("ranking") if not trace.get("label"))
-    tokens, losses = shared_losses(browsed)
-    arms = np.array([losses[name] for name in VARIANTS[:4]])
-    half = stats.t.ppf(0.975, 9) * math.sqrt(arms.var(axis=0, ddof=1).mean() * (1 + 1 / 4) / 3)
-    last = len(band["y"]) // 2 - 1
-    assert band["x"][last] == tokens
-    assert band["y"][last : last + 2] == pytest.approx([percent(half), percent(-half)], rel=1e-4)
-
-
-def test_a_variant_with_a_large_variance_shares_the_rank_of_the_arms_and_its_items_are_printed(
-    tmp_path: Path,
-) -> None:
-    """Its mean is far outside the noise of the control arms and within the variation of the variant."""
-    study = a_study(tmp_path, seeds=4, effect=-0.04)
-    for seed, shift in enumerate((0.12, -0.1, 0.06, -0.08)):
-        history = json.loads((study / "runs" / f"RALEARN{seed}" / "run.json").read_text())["validation"][
-            "history"
-        ]
-        moved = [[*row[:2], row[2] + shift] for row in history]
-        edit(study, f"RALEARN{seed}", validation={"history": moved, "loss": moved[-1][2]})
-    for name in VARIANTS:
-        for seed in range(4):
-            right = [(item * (seed + 2 + len(name))) % 7 < 3 for item in range(200)]
-            rate = sum(right) / len(right)
-            edit(study, f"{name}{seed}", hellaswag={"acc": rate, "acc_norm": rate, "items": len(right)})
-            saved = {"choices": [], "choices_norm": [], "correct": right, "correct_norm": right}
-            files.write_json(study / "runs" / f"{name}{seed}" / "hellaswag.json", saved)
-    write.write_report(study)
-    content = json.loads((study / "report.json").read_text())
-    page = DrawnPage(study, faultless(study), content)
-    assert content["verdicts"][0]["word"] == "cannot tell"
-    assert abs(content["verdicts"][0]["test"]["difference"]["mean"]) > content["noise"]
-    ranks = by_variant(page.drawn("ranking-0-1"))
-    assert {ranks[name]["y"][-1] for name in VARIANTS} == {3}
-    tested = rows_under(page, "acc: items won / lost")
-    assert len(content["items"]) == 2 * (len(VARIANTS) - 1)
-    for test in content["items"]:
-        cell = (
-            tested[test["variant"]][1 if test["measure"] == "acc" else 2]
-            .replace("\u2212", "-")
-            .replace("\u00a0", " ")
-        )
-        assert cell.startswith(f"+{test['wins']} / -{test['losses']}, p ")
 
 
 def test_no_element_overflows_a_phone(browsed: DrawnPage) -> None:
@@ -306,64 +203,6 @@ def test_long_unbroken_texts_of_records_do_not_widen_the_page_on_a_phone(tmp_pat
     page = faultless(study, phone=True)
     assert page["width"] == [390, 390]
     assert page["beyond"] == []
-
-
-def rgb(colour: str) -> tuple[int, ...]:
-    """Of rgb(...) or #......"""
-    if colour.startswith("#"):
-        return tuple(int(colour[place : place + 2], 16) for place in (1, 3, 5))
-    return tuple(map(int, re.findall(r"\d+", colour)[:3]))
-
-
-def palette(block: int, name: str) -> tuple[int, ...]:
-    """A colour of page.css; block: 0 light, 1 dark, 2 print."""
-    found = re.findall(r":root \{(.*?)\}", asset("page.css"), re.DOTALL)[block]
-    return rgb(found.partition(f"--{name}: ")[2])
-
-
-def test_the_dark_page_has_a_dark_background(browsed: DrawnPage) -> None:
-    for block, page in enumerate((browsed.page, faultless(browsed.study, DARK))):
-        assert rgb(page["background"]) == palette(block, "page")
-        assert {rgb(ink) for ink in page["ink"].values()} == {palette(block, "soft")}
-    assert max(palette(1, "page")) < 64
-
-
-def pdf_colours(pdf: bytes) -> set[tuple[int, ...]]:
-    """Every RGB colour that a PDF's content fills or strokes with."""
-    found = set()
-    for stream in re.findall(rb"stream\r?\n(.*?)endstream", pdf, re.DOTALL):
-        try:
-            content = zlib.decompress(stream)
-        except zlib.error:
-            continue
-        for colour in re.findall(rb"([\d.]+) ([\d.]+) ([\d.]+) (?:rg|RG)\b", content):
-            found.add(tuple(round(255 * float(part)) for part in colour))
-    return found
-
-
-def test_a_dark_page_prints_its_verdict_and_its_figures_in_the_colours_of_print(browsed: DrawnPage) -> None:
-    out = browsed.study / "report.pdf"
-    browse(DARK, f"--print-to-pdf={out}", "--no-pdf-header-footer", (browsed.study / "report.html").as_uri())
-    pdf = out.read_bytes()
-    assert len(re.findall(rb"/Type /Page\b", pdf)) > 1
-    names = ("ink", "soft", "line", *(f"v{components.palette_index(name, VARIANTS)}" for name in VARIANTS))
-    used = pdf_colours(pdf)
-    assert {palette(2, name) for name in names} <= used
-    assert not used & (
-        {palette(block, name) for block in (0, 1) for name in ("soft", "line")} | {palette(1, "v1")}
-    )
-    if reader := shutil.which("pdftotext"):
-        done = subprocess.run([reader, str(out), "-"], capture_output=True, text=True, check=True).stdout
-        output = " ".join(done.split())
-        verdict = next(line for line in browsed.page["verdicts"] if line.startswith("RALEARN"))
-        sentence = " ".join(verdict.removeprefix("RALEARN").split("perplexity")[0].split())
-        assert sentence.startswith("exploratory: ")
-        assert "better than" in sentence
-        assert sentence in output
-        assert all(digest in output for digest in ENVIRONMENT["code"].values())
-        assert "click to hide or show" not in output
-    else:
-        assert len(pdf) > 50_000
 
 
 def test_a_partial_study_of_one_seed_is_drawn_without_errors(tmp_path: Path) -> None:

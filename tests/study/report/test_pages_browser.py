@@ -1,17 +1,13 @@
 """compare.html and attention.html in a real browser: nothing goes wrong, all is drawn, nothing overflows a phone."""
 
-import base64
 import dataclasses
-import io
 import json
-import math
 import shutil
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 
 from pages.page import render_html
 from ra import attention_maps
@@ -23,9 +19,7 @@ from study.attention.data import (
     statistics_by_path,
     write_study,
 )
-from study.attention.figures import DIVERGING
 from study.attention.inspect import READABLE, head_maps, layer_attention
-from study.attention.page import attention_document
 from study.compare import build as compare
 from study.compare import write
 from study.memory.page import memory_document
@@ -128,17 +122,6 @@ def a_text(tokens: int) -> InputText:
     return InputText("numbers", tokens, tuple(str(number) for number in range(tokens) if tokens <= READABLE))
 
 
-@pytest.mark.parametrize("phone", [False, True])
-@pytest.mark.parametrize("tokens", [60, 40])
-def test_the_attention_maps_are_drawn_and_fit(tmp_path: Path, phone: bool, tokens: int) -> None:
-    attentions = [a_run_attention("B0", "B", 0.0, tokens), a_run_attention("RAALL0", "RAALL", 1.0, tokens)]
-    (tmp_path / "attention.html").write_text(render_html(attention_document(attentions, a_text(tokens))))
-    drawn = faultless(as_report(tmp_path, "attention.html"), phone=phone)
-    assert set(drawn["drawn"]) == {"attention-layers", "attention-map0-0", "attention-map1-0"}
-    assert drawn["width"][0] <= drawn["width"][1]
-    assert drawn["beyond"] == []
-
-
 STATISTIC_KEYS = [statistic_key(name, path) for name, path in statistics_by_path()]
 THREE = (("B", 0.0), ("RAALL", 1.0), ("RALEARN", 0.4))
 
@@ -216,50 +199,3 @@ def test_attention_by_layer_is_drawn_at_the_numbers_of_attention_json(attended: 
                 assert trace["y"] == pytest.approx(means, rel=1e-3)
                 assert [y for _, y in trace["points"]] == pytest.approx(means, abs=2 * trace["pixel"][1])
                 assert [x for x, _ in trace["points"]] == pytest.approx([0, 1], abs=trace["pixel"][0])
-
-
-def colour_at(share: float) -> list[float]:
-    """Of the diverging scale, blue at 0 to red at 1."""
-    place = min(int(4 * share), 3)
-    low, high = ([int(DIVERGING[k][1][c : c + 2], 16) for c in (1, 3, 5)] for k in (place, place + 1))
-    return [a + (4 * share - place) * (b - a) for a, b in zip(low, high, strict=True)]
-
-
-def middles(href: str, count: int) -> list[list[tuple[int, ...]]]:
-    """Red, green, blue and opacity in the middle of each of count x count cells of a picture in a data: address."""
-    picture = Image.open(io.BytesIO(base64.b64decode(href.partition(",")[2]))).convert("RGBA")
-    places = [(cell + 0.5) / count for cell in range(count)]
-    width, height = picture.size
-    found = [[picture.getpixel((int(x * width), int(y * height))) for x in places] for y in places]
-    return cast(list[list[tuple[int, ...]]], found)
-
-
-def test_attention_maps_are_coloured_relative_to_uniform_attention_and_blank_above_the_diagonal(
-    attended: Attended,
-) -> None:
-    _, attentions, drawn = attended
-    block = attentions[0].block
-    for number in range(2):
-        for place, one in enumerate(attentions):
-            name = f"attention-map{number}-0-0-{place}"
-            maps = one.pictures[number]
-            for path, (trace, masses) in enumerate(
-                zip(drawn["switched"][name], (maps.standard, maps.reciprocal), strict=True)
-            ):
-                (low, high), count = trace["reach"], len(masses)
-                cells = middles(drawn["painted"][name][str(path)], count)
-                for i, row in enumerate(cells):
-                    for j, (*colour, opacity) in enumerate(row):
-                        if j > i:
-                            assert (opacity, len(trace["z"][i])) == (0, i + 1)
-                            continue
-                        queries = range(i * block, min((i + 1) * block, 60))
-                        even = sum(
-                            len([k for k in range(j * block, (j + 1) * block) if k <= q]) / (q + 1)
-                            for q in queries
-                        ) / len(queries)
-                        value = math.log2(masses[i][j] / even)
-                        assert trace["z"][i][j] == pytest.approx(value, abs=0.0051)
-                        share = min(max((value - low) / (high - low), 0.0), 1.0)
-                        assert opacity == 255
-                        assert colour == pytest.approx(colour_at(share), abs=3)
