@@ -43,7 +43,9 @@ export override PYTHON := $(value PYTHON)
 # A path with spaces is one word; otherwise words may follow the interpreter, such as -X dev.
 override INTERPRETER := $(if $(wildcard $(subst $() ,?,$(PYTHON))),"$$PYTHON",$$PYTHON)
 override BARE := $(INTERPRETER)
-override SETUP := $(INTERPRETER) -m scripts.dev.setup --as-it-is
+override FOUND := command -v $(INTERPRETER) > /dev/null || \
+  { echo "error: PYTHON=$$PYTHON is not a command; fix: make PYTHON=python3" >&2; exit 1; }
+override SETUP := $(FOUND); $(INTERPRETER) -m scripts.dev.setup --as-it-is
 else
 override INTERPRETER := .venv/bin/python
 override BARE := python3

@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -65,6 +67,20 @@ def configured_extras() -> list[str]:
     return [name for name, line in EXTRAS.items() if re.search(rf"^({line})", config_text(), re.MULTILINE)]
 
 
+def configured_card() -> str:
+    """Return "cuda" or "rocm" where .config trains on such a card, on this machine or on others; else ""."""
+    from gpt2.hardware.gpu_specs import TARGETS
+
+    lines = config_text().splitlines() if sys.platform == "linux" else []
+    elsewhere = "CONFIG_EXECUTOR_SLURM=y" in lines or "CONFIG_EXECUTOR_RAY=y" in lines
+    for name, target in TARGETS.items():
+        named = f"CONFIG_TARGET_{name.upper().replace('-', '_')}=y" in lines
+        scaled = "CONFIG_TARGET_AUTO=y" in lines and f'CONFIG_DETECTED="{name}"' in lines
+        if target.kind in ("cuda", "rocm") and (named or (elsewhere and scaled)):
+            return target.kind
+    return ""
+
+
 def say(text: str) -> None:
     print(f"setup: {text}", flush=True)
 
@@ -84,11 +100,14 @@ def python() -> str:
 def pip(*arguments: str, quiet_failure: bool = False) -> bool:
     """Run pip in the virtual environment; return whether it succeeded. A failure prints its last lines.
 
-    It compiles no modules, which takes half of its time: Python compiles those that are imported.
+    ConnectionError where the last retry reached no package index. No module is compiled, which takes half of the time:
+    Python compiles those that are imported.
     """
-    options = ["--quiet", "--disable-pip-version-check", "--no-compile"]
+    options = ["--quiet", "--disable-pip-version-check", "--no-compile", "--retries=2"]
     command = [python(), "-m", "pip", "install", *options, *arguments]
     done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode and "Retry(total=0" in done.stderr:
+        raise ConnectionError
     if done.returncode and not quiet_failure:
         print("\n".join(done.stderr.strip().splitlines()[-8:]), file=sys.stderr)
     return done.returncode == 0
@@ -106,37 +125,47 @@ def make_venv() -> None:
     if works(""):
         return
     if subprocess.run([sys.executable, "-m", "venv", "--clear", str(VENV)], capture_output=True).returncode:
+        shutil.rmtree(VENV, ignore_errors=True)  # else the next call finds an interpreter without pip
         raise UserError(
-            "python3 could not create a virtual environment; fix: install python3-venv (on Debian and Ubuntu), "
-            "or name an interpreter that has torch: make PYTHON=python3"
+            f"{sys.executable} could not create a virtual environment; fix: sudo apt install "
+            f"python3.{sys.version_info[1]}-venv (Debian and Ubuntu), or free disk space, or name an interpreter that "
+            "has torch: make PYTHON=python3"
         )
 
 
-def install_torch(torch: str) -> None:
-    """Install the build of torch for the hardware. The CPU build saves gigabytes on a machine without a GPU.
-
-    An existing torch is not replaced, but on a machine with an AMD GPU only a ROCm build will do.
-    """
+def torch_kind(card: str) -> str:
+    """Return the kind of device that torch must drive: the card of .config, else what this machine has."""
     from gpt2.hardware.detect import detect_hardware
 
-    kind = detect_hardware().kind if sys.platform == "linux" else "other"
-    fits = "import torch; assert torch.version.hip" if kind == "rocm" else "import torch"
+    return card or (detect_hardware().kind if sys.platform == "linux" else "other")
+
+
+def install_torch(torch: str, card: str) -> None:
+    """Install the build of torch for the card of .config, else for this machine. A CPU build saves gigabytes.
+
+    An existing torch is replaced only where it cannot drive the card of .config, or this machine's AMD GPU.
+    """
+    kind = torch_kind(card)
+    library = "hip" if kind == "rocm" else "cuda" if card else ""
+    fits = f"import torch; assert torch.version.{library}" if library else "import torch"
     if works(fits):
         return
     build, backend = {"cpu": ("CPU", "cpu"), "rocm": ("ROCm", "auto")}.get(kind, ("default", ""))
-    say(f"installing torch ({build} build{'' if backend else '; on Linux with CUDA, some gigabytes'})")
-    if not backend and pip(torch):
+    again = ["--force-reinstall"] if card and works("import torch") else []
+    verb = "replacing a torch that cannot use the card of .config" if again else "installing torch"
+    say(f"{verb} ({build} build{'' if backend else '; on Linux with CUDA, some gigabytes'})")
+    if not backend and pip(*again, torch) and (not card or works(fits)):
         return
     if kind == "cpu" and pip(TORCH_ON_CPU, quiet_failure=True):
         return
     uv = [python(), "-m", "uv", "pip", "install", "--quiet", "--python", python(), "--torch-backend", backend]
-    if backend and pip("uv") and not subprocess.run([*uv, torch]).returncode and works(fits):
+    if backend and pip("uv") and not subprocess.run([*uv, *again, torch]).returncode and works(fits):
         return
-    by_hand = f"a build (for CUDA, some gigabytes): {python()} -m pip install '{torch}'"
+    by_hand = f"a build (for CUDA, some gigabytes): {python()} -m pip install --force-reinstall '{torch}'"
     if kind == "rocm":
-        by_hand = f"torch's ROCm build with {python()} -m pip"
+        by_hand = f"torch's ROCm build with {python()} -m pip, or run `make setup-main` where the card is"
     raise UserError(
-        f"no {build} build of torch could be installed; fix: make (it tries again), or install {by_hand}, "
+        f"no {build} build of torch could be installed; fix: the same command (it tries again), or install {by_hand}, "
         "or name an interpreter that has torch: make PYTHON=python3"
     )
 
@@ -144,7 +173,8 @@ def install_torch(torch: str) -> None:
 def install(kind: str) -> None:
     """Install the requirements of a kind where its stamp is missing."""
     lines = requirements_of(kind)
-    stamp = VENV / f".installed-{hashlib.sha256(repr(lines).encode()).hexdigest()[:16]}"
+    card = configured_card() if kind == "main" else ""  # other commands need no card
+    stamp = VENV / f".installed-{card}{hashlib.sha256(repr(lines).encode()).hexdigest()[:16]}"
     if stamp.exists() and (VENV / "bin" / "python").exists():
         return
     if kind == "main":
@@ -153,13 +183,21 @@ def install(kind: str) -> None:
     others = [line for line in lines if package(line) != "torch"]
     if kind != "base":  # kconfiglib alone takes seconds
         (torch,) = [line for line in lines if package(line) == "torch"]
-        install_torch(torch)
+        install_torch(torch, card)
         say("installing " + ", ".join(map(package, others)))
     if not pip(*others):
         raise UserError(
-            "some packages could not be installed; pip's last lines are above; fix: make (it tries again)"
+            "some packages could not be installed; pip's last lines are above; fix: the same command (it tries again)"
         )
     stamp.touch()
+
+
+def wheels(kind: str) -> str:
+    """Return the arguments of `pip download` for a kind; those of a study where only .config is to be written."""
+    lines = requirements_of("main" if kind == "base" else kind)
+    if torch_kind(configured_card()) == "cpu":
+        lines += [TORCH_ON_CPU, "--extra-index-url=https://download.pytorch.org/whl/cpu"]
+    return " ".join(f"'{line}'" for line in lines)
 
 
 def check_as_it_is(kind: str) -> None:
@@ -195,9 +233,17 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"{names} is not a kind of set-up; fix: use one of {', '.join(KINDS)}")
     if names[0] != "base":  # then scripts.kconfig checks them, with the symbols
         refuse_unknown_variables()
-    if names[0] == "main" and not (ROOT / ".config").exists():
+    goals = {*os.environ.get("MAKE_GOALS", "").split()}
+    if (names[0] == "main" or goals & {"admit", "plan"}) and not (ROOT / ".config").exists():
         raise UserError("there is no .config; fix: make defconfig-gpt2-ra-ablation (make help lists others)")
-    (check_as_it_is if "--as-it-is" in arguments else install)(names[0])
+    try:
+        (check_as_it_is if "--as-it-is" in arguments else install)(names[0])
+    except ConnectionError:
+        raise UserError(
+            "no network: pip reaches no package index; fix: where there is one, with this system and Python "
+            f"3.{sys.version_info[1]}, run `python3 -m pip download -d wheels {wheels(names[0])}`, carry the folder "
+            "wheels here, and put PIP_NO_INDEX=1 PIP_FIND_LINKS=wheels before the same command"
+        ) from None
 
 
 if __name__ == "__main__":

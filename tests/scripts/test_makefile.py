@@ -103,6 +103,13 @@ def test_a_hostile_name_of_a_defconfig_arrives_unchanged_and_runs_nothing(checko
     assert (found["argv"][1:], found["DEFCONFIG"]) == (["-m", "scripts.kconfig", "defconfig"], name)
 
 
+def test_an_interpreter_that_does_not_exist_is_named_in_one_line(checkout: Path) -> None:
+    call = ["make", "--silent", "PYTHON=python-4 -X dev", "report"]
+    done = subprocess.run(call, cwd=checkout, capture_output=True, text=True)
+    assert done.stderr.startswith("error: PYTHON=python-4 -X dev is not a command; fix: make ")
+    assert "not found" not in done.stderr
+
+
 def test_words_may_follow_the_interpreter(checkout: Path) -> None:
     (checkout / "plain").write_text(RECORDER)
     (checkout / "plain").chmod(0o755)

@@ -57,7 +57,7 @@ class Machine:
         text = self.calls_file.read_text() if self.calls_file.exists() else ""
         self.calls_file.unlink(missing_ok=True)
         return [
-            line.replace("--quiet --disable-pip-version-check --no-compile ", "")
+            line.replace("--quiet --disable-pip-version-check --no-compile --retries=2 ", "")
             for line in text.splitlines()
         ]
 
@@ -101,7 +101,9 @@ def test_without_a_gpu_the_cpu_build_is_installed(machine: Machine) -> None:
 
 def test_without_a_gpu_the_cuda_build_is_installed_only_on_request(machine: Machine) -> None:
     machine.refuse(
-        "-c import torch", "-m pip install --quiet --disable-pip-version-check --no-compile torch", "-m uv"
+        "-c import torch",
+        "-m pip install --quiet --disable-pip-version-check --no-compile --retries=2 torch",
+        "-m uv",
     )
     assert "make PYTHON=python3" in error_of("main")
     tried = [call for call in machine.calls() if "torch" in call and not call.startswith("-c")]
@@ -141,6 +143,44 @@ def test_another_build_than_rocm_on_an_amd_machine_is_an_error_without_a_stamp(
         assert "no ROCm build of torch could be installed" in error_of("main")
         assert any("--torch-backend auto" in call for call in machine.calls())
     assert not list(machine.root.glob(".venv/.installed-*"))
+
+
+A100 = ("CONFIG_TARGET_A100_40G=y", 'CONFIG_DETECTED="a100-40g"')
+
+
+def test_a_cpu_build_is_replaced_for_the_card_of_the_configuration_and_no_other_build_is(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.configure(*A100)
+    fits = iter([False, True])
+    monkeypatch.setattr(setup, "works", lambda code: "cuda" not in code or next(fits))
+    setup.main(["main"])
+    assert "-m pip install --force-reinstall torch>=2.11,<2.16" in machine.calls()
+
+
+def test_a_command_that_trains_nothing_keeps_the_cpu_build(machine: Machine) -> None:
+    machine.configure(*A100)
+    machine.refuse("-c import torch; assert torch.version.cuda")
+    setup.main(["core"])
+    assert not any("install torch" in call for call in machine.calls())
+
+
+@pytest.mark.parametrize(
+    ("lines", "card"),
+    [
+        (A100, "cuda"),
+        (("CONFIG_TARGET_MI300X=y",), "rocm"),
+        (("CONFIG_TARGET_CPU=y", "CONFIG_EXECUTOR_SLURM=y", A100[1]), ""),
+        (("CONFIG_TARGET_AUTO=y", A100[1]), ""),  # this machine's card counts
+        (("CONFIG_TARGET_AUTO=y", "CONFIG_EXECUTOR_SLURM=y", A100[1]), "cuda"),
+        (("CONFIG_TARGET_AUTO=y", "CONFIG_EXECUTOR_RAY=y", 'CONFIG_DETECTED="cpu"'), ""),
+    ],
+)
+def test_the_card_that_torch_is_installed_for_is_that_of_the_study(
+    machine: Machine, lines: tuple[str, ...], card: str
+) -> None:
+    machine.configure(*lines)
+    assert setup.configured_card() == card
 
 
 def test_an_installed_torch_is_not_changed(machine: Machine) -> None:
@@ -191,12 +231,27 @@ def test_an_extra_is_installed_when_the_configuration_needs_it(
 
 def test_a_failed_installation_is_retried(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     machine.refuse("-m pip")
-    assert "fix: make (it tries again)" in error_of("base")
+    assert "fix: the same command" in error_of("base")
     assert "refused: -m pip" in capsys.readouterr().err
     machine.refuse()
     machine.calls()
     setup.main(["base"])
     assert "-m pip install kconfiglib>=14.1,<15" in machine.calls()
+
+
+def test_without_a_network_one_line_says_so_and_how_the_wheels_of_the_study_are_brought(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine.refuse("-m pip install")
+    python = machine.root / ".venv/bin/python"
+    retries = "\n".join(f"WARNING: Retrying (Retry(total={n}, connect=None))" for n in (1, 0))
+    python.write_text(python.read_text().replace("refused: -m pip install", retries))
+    for kind in ("base", "main"):
+        line = error_of(kind)
+        assert line.startswith("no network")
+        assert f"'numpy>=2.0,<3' 'kconfiglib>=14.1,<15' '{setup.TORCH_ON_CPU}'" in line
+        assert "PIP_NO_INDEX=1 PIP_FIND_LINKS=wheels" in line
+    assert "Retry" not in capsys.readouterr().err
 
 
 def test_an_environment_without_its_interpreter_is_recreated(
@@ -211,14 +266,15 @@ def test_an_environment_without_its_interpreter_is_recreated(
     fake.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(fake))
     machine.calls()
-    assert "python3-venv" in error_of("base")
+    assert "could not create a virtual environment" in error_of("base")
     assert machine.calls() == [f"-m venv --clear {setup.VENV}"]
 
 
 def test_without_the_venv_module_the_fix_is_named(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     (machine.root / ".venv/bin/python").unlink()
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    assert "python3-venv" in error_of("base")
+    assert f"fix: sudo apt install python3.{sys.version_info[1]}-venv" in error_of("base")
+    assert not setup.VENV.exists()  # half of one has an interpreter, and no pip
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------
@@ -245,9 +301,13 @@ def test_an_old_python_can_read_the_file_that_refuses_it() -> None:
     assert "from __future__ import annotations" in source
 
 
-def test_training_without_a_config_names_the_fix(machine: Machine) -> None:
+@pytest.mark.parametrize(("kind", "goal"), [("main", ""), ("core", "admit"), ("core", "plan")])
+def test_a_command_that_needs_a_config_names_the_fix_before_it_installs_anything(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, kind: str, goal: str
+) -> None:
     (machine.root / ".config").unlink()
-    assert "fix: make defconfig-gpt2-ra-ablation" in error_of("main")
+    monkeypatch.setenv("MAKE_GOALS", goal)
+    assert "fix: make defconfig-gpt2-ra-ablation" in error_of(kind)
     assert machine.calls() == []
 
 
