@@ -14,6 +14,7 @@ from gpt2.config.dotconfig import Symbols, read_symbols, read_text
 from gpt2.hardware.gpu_specs import TARGETS
 from gpt2.system.errors import UserError, run_command
 from study.report.sentences import seeds_text
+from study.runner.preconditions import locked
 from study.runner.settings import StudySettings
 
 CONFIG = Path(".config")
@@ -55,6 +56,9 @@ def load() -> tuple[Symbols, Config, StudySettings]:
 def main() -> int:
     symbols, config, settings = load()
     print(first_line(config, settings), flush=True)
+    if (folder := settings.results_dir / settings.name).exists():
+        with locked(folder):  # a running study is refused before torch is loaded
+            pass
     from study.runner.study import Study
 
     return Study(symbols, read_text(CONFIG)).run()

@@ -145,13 +145,14 @@ class Study:
 
     def run_pending(self) -> int:
         """Prepare data and plan, execute the pending runs, write the report. Returns the exit status."""
+        self.require_space()  # before anything that takes long
         local = self.settings.executor == "local"  # another one writes the configuration to know the device
         refuse_unknown_names(self.config, self.variants, self.resolved.device_type if local else "")
         resolved = self.resolved
         note = f" ({resolved.note})" if resolved.note else ""
         print(f"on {resolved.device_name}, {resolved.dtype}{note}")
         if local:
-            self.executor()  # SlotsError before anything that takes long
+            self.executor()  # SlotsError
             notice = threads_notice(resolved, self.config.target.cpu_threads, len(cores()))
             if notice:
                 print(notice)
@@ -178,9 +179,7 @@ class Study:
     def execute_pending(self, plan: Plan) -> Plan:
         """Execute the pending runs, with a report after each. Returns the plan, which a run can change."""
         left = self.runs.pending()
-        counts = [plan.row(name).iterations for name, _ in left]
-        written = sum(checkpoint_bytes(self.runs.folder(*run)) for run in left)
-        require_space(self.directory, self.config.model, counts, self.config.optimizer.schedule, written)
+        self.require_space(plan)
         executor = self.executor()
         local = self.settings.executor == "local"
         slots = min(executor.slots() if local else self.settings.slots, len(left))
@@ -192,6 +191,13 @@ class Study:
         if note and note not in plan.notes:
             plan = plan_file.write(self.directory, dataclasses.replace(plan, notes=(*plan.notes, note)))
         return driver.execute(left, plan, terminal)
+
+    def require_space(self, plan: Plan | None = None) -> None:
+        """UserError where the disk is too full for the pending runs; without a plan, for their checkpoints alone."""
+        left = self.runs.pending()
+        counts = [plan.row(name).iterations if plan else 0 for name, _ in left]
+        written = sum(checkpoint_bytes(self.runs.folder(*run)) for run in left)
+        require_space(self.directory, self.config.model, counts, self.config.optimizer.schedule, written)
 
     def executor(self) -> Executor:
         """Return the executor of .config."""

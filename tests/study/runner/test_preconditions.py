@@ -2,13 +2,16 @@
 
 import os
 import shutil
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from configuration.rules import load_kconfig
 from gpt2.system import files
 from gpt2.system.errors import UserError
+from scripts import study as command
 from study.compare.checklist_rows import CHANGES_TRAINING, HASHED
 from study.runner.preconditions import (
     FREE_SYMBOLS,
@@ -87,6 +90,23 @@ def test_nothing_is_moved_while_the_study_is_running(study: Path) -> None:
     with locked(study), pytest.raises(UserError, match="is being run"):
         quarantine_damaged(study)
     assert content(study) == before
+
+
+def test_a_running_study_is_refused_before_anything_is_loaded_and_no_other_is(
+    study: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configured = SimpleNamespace(results_dir=study.parent, name=study.name)
+    monkeypatch.setattr(command, "load", lambda: (None, None, configured))
+    monkeypatch.setattr(command, "first_line", lambda config, settings: "")
+    monkeypatch.setitem(sys.modules, "study.runner.study", None)  # it loads torch
+    with locked(study), pytest.raises(UserError, match=f"is being run by process {os.getpid()} "):
+        command.main()
+    with pytest.raises(ImportError):
+        command.main()
+    configured.name = "not begun"
+    with pytest.raises(ImportError):
+        command.main()
+    assert not (study.parent / "not begun").exists()
 
 
 @pytest.mark.parametrize("name", sorted(set(SYMBOLS) - GROWING_SYMBOLS))

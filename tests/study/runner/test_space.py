@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bench.temporary_studies import configure_study
 from gpt2.artifacts import checkpoint
 from gpt2.config.batch import plan_batch
 from gpt2.config.config import ModelConfig, OptimizerConfig
@@ -49,6 +50,16 @@ def test_a_disk_without_enough_space_is_refused_with_the_required_bytes(
     with pytest.raises(UserError, match=r"10 MiB of free space; 3 runs need about .*CONFIG_RESULTS_DIR"):
         preconditions.require_space(tmp_path, MODEL, [100, 100, 100])
     preconditions.require_space(tmp_path, MODEL, [])
+
+
+def test_a_full_disk_is_refused_before_the_examination(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = configure_study(tmp_path, "gpt2-ra-ablation-smoke")
+    monkeypatch.setattr(preconditions, "free_bytes", lambda path: 10 * 2**20)
+    monkeypatch.setattr(study, "admit", pytest.fail)
+    with pytest.raises(UserError, match="10 MiB of free space"):
+        study.run()
 
 
 def test_more_runs_need_more_space(tmp_path: Path) -> None:
