@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 UNEVEN = 1.5  # 90th percentile of the step times over their median
 UNEVEN_STEPS = 20  # fewest steps for a note
+UNEVEN_TIMES = "uneven step times"  # beginning of the note
 NAMES = ("train", "compile", "evaluate", "checkpoint", "data")
 TICK_SECONDS = 0.25
 STOPPED_SECONDS = 3.0  # between two ticks: no thread of the process ran
@@ -212,6 +213,6 @@ def unevenness(step_seconds: Sequence[float]) -> str | None:
     if slow <= UNEVEN * median:
         return None
     return (
-        f"uneven step times: 10 % of the steps took {slow:.3g} s or more ({slow / median:.1f} times the median of "
+        f"{UNEVEN_TIMES}: 10 % of the steps took {slow:.3g} s or more ({slow / median:.1f} times the median of "
         f"{median:.3g} s). The machine was probably busy; do not use this run's speed. Losses are unaffected"
     )

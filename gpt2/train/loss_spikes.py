@@ -35,4 +35,4 @@ class SpikeDetector:
             return None
         iteration, loss, expected = max(self.spikes, key=lambda spike: spike[1] - spike[2])
         largest = f"{iteration}: {loss:.2f}, expected {expected:.2f}"
-        return f"{len(self.spikes)} loss spikes; the largest at iteration {largest}"
+        return f"loss spikes: {len(self.spikes)}; the largest at iteration {largest}"

@@ -363,10 +363,11 @@ class TrainingRun:
             self.write_record(failure.status, failure.error)
 
     def summarize_notes(self) -> None:
-        """Add end-of-run notes: transient faults, loss spikes, uneven step times."""
+        """Add end-of-run notes: transient faults, loss spikes, and unprinted, for the report, uneven step times."""
         uneven = unevenness([self.plan.batch.tokens / speed for speed in self.log.speeds()])
-        for text in filter(None, [*self.faults.messages(), self.spikes.summary(), uneven]):
+        for text in filter(None, [*self.faults.messages(), self.spikes.summary()]):
             self.note(text)
+        self.log.notes += filter(None, [uneven])
 
     def log_step(self, result: StepResult, seconds: float) -> None:
         """Log one step and, where its loss is a spike, the spike."""

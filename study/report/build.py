@@ -16,6 +16,7 @@ from gpt2.artifacts.run_record import bits_per_byte
 from gpt2.artifacts.seal import read_sealed
 from gpt2.data import tokenizer
 from gpt2.system.read_files import DamagedFileError
+from gpt2.train.clocks import UNEVEN_TIMES
 from ra.names import is_control_arm
 from study.analysis.equivalence import (
     Losses,
@@ -295,7 +296,13 @@ def _damaged_attention(study_dir: Path) -> list[str]:
 
 def _notes(planned: list[str], used: list[Run]) -> list[str]:
     """Provenance first, then the notes of the plan and of the runs, each once."""
-    own = [f"{run.name}: {note}" for run in used for note in run.record.notes]
+    found = [(run.name, note) for run in used for note in run.record.notes]
+    own = [f"{name}: {note}" for name, note in found if not note.startswith(UNEVEN_TIMES)]
+    uneven = ", ".join(name for name, note in found if note.startswith(UNEVEN_TIMES))
+    if uneven:
+        own.append(
+            f"{UNEVEN_TIMES}, as on a busy machine; losses are unaffected; ignore the speed of {uneven}"
+        )
     others = [note for task in TASKS for note in left_out([run.record for run in used], task)]
     unsealed = sum(run.record.seal is None for run in used)
     if unsealed:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from gpt2.artifacts.run_record import RunRecord
+from gpt2.train.clocks import UNEVEN_TIMES
 from pages.components import legend
 from pages.document import (
     FILTER,
@@ -95,7 +96,8 @@ def terminal_document(report: Report) -> Document:
     """The verdict and the next step, the table, then the limits of the verdict."""
     notes = [sections.near_chance_note(report, task) for task in TASKS]
     head = [Paragraph(report.experiment.text), *_verdict(report)]
-    return Document("", [*head, _terminal_table(report), *notes, BulletList(context(report))])
+    uneven = [note for note in report.notes if note.startswith(UNEVEN_TIMES)]
+    return Document("", [*head, _terminal_table(report), *notes, BulletList([*context(report), *uneven])])
 
 
 def _subtitle(report: Report) -> str:

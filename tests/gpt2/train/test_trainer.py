@@ -359,3 +359,4 @@ def test_uneven_step_times_are_noted_in_the_record(
     assert sum(value > 0.4 for value in seconds) == (5 * ITERATIONS // 2 if slow else 0)
     notes = [note for note in run_record.load(tmp_path).notes if "step times" in note]
     assert len(notes) == slow
+    assert "step times" not in (tmp_path / "metrics.jsonl").read_text()  # the report says it once

@@ -165,6 +165,17 @@ def test_hellaswag_near_chance_is_noted_and_a_missing_score_is_no_number(tmp_pat
     assert row(report, "RAALL").hellaswag.acc is None
 
 
+def test_uneven_step_times_of_many_runs_are_one_note_at_the_end(tmp_path: Path) -> None:
+    def uneven(value: dict[str, Any]) -> None:
+        value["notes"] = ["uneven step times: 10 % of the steps took 0.2 s", "another note"]
+
+    report = build.build_report(a_study(tmp_path, change={"B0": uneven, "RAALL2": uneven}))
+    (note,) = [note for note in report.notes if "step times" in note]
+    assert note.endswith("B0, RAALL2")
+    assert rendered.terminal(report).count("step times") == 1
+    assert "RAALL2: another note" in report.notes
+
+
 def test_a_truncated_schedule_is_flagged(tmp_path: Path) -> None:
     def cut(value: dict[str, Any]) -> None:
         value["schedule"]["cut"] = True
