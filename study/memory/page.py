@@ -11,7 +11,7 @@ from gpt2.hardware.gpu_specs import GIB
 from gpt2.hardware.resolve import ResolvedTarget
 from gpt2.memory.allocation_tracker import Timeline
 from gpt2.memory.prediction import Prediction
-from pages.document import HTML, Block, BulletList, Document, Figure, Only, Paragraph, Section, Table
+from pages.document import Block, BulletList, Document, Figure, Paragraph, Section, Table
 from pages.markup import escape_html
 from pages.plots import Plain, axis, figure, trace
 
@@ -128,7 +128,7 @@ def memory_document(rows: Sequence[MemoryRow], title: str, notes: Sequence[str])
         timeline = row.prediction.timeline
         if row.same_as:
             text = f"The same kernels as {row.same_as}, so the same memory: see {row.same_as}."
-            blocks.append(Only((HTML,), [Section(row.name, [Paragraph(text)])]))
+            blocks.append(Section(row.name, [Paragraph(text)]))
         else:
             about = (
                 f"Predicted memory of one step at micro-batch {row.micro}, from the first allocation to the last. The "
@@ -136,7 +136,7 @@ def memory_document(rows: Sequence[MemoryRow], title: str, notes: Sequence[str])
             )
             drawn = Figure(f"timeline{number}", timeline_figure(timeline), about)
             blocks.append(Section(row.name, [drawn, kinds_table(timeline), modules_table(timeline)]))
-    blocks.append(Only((HTML,), [Section("Assumptions", [BulletList(notes)])]))
+    blocks.append(Section("Assumptions", [BulletList(notes)]))
     return Document("Memory", blocks, subtitle=title)
 
 

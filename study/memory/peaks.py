@@ -17,7 +17,7 @@ from gpt2.hardware import attention_kernels, resolve
 from gpt2.hardware.gpu_specs import TargetError
 from gpt2.memory.measure import EXACT_HEAP, measure
 from gpt2.system.files import write_json, write_text
-from pages.document import render_terminal
+from pages.document import Document, render_terminal
 from pages.page import render_html
 from ra.settings import AlternationSettings
 from ra.variants import Variant, variant
@@ -56,7 +56,7 @@ def report_memory(
             if not row.same_as:
                 row.measured = _measure_in_process(row.name, row.micro)
     document = memory_document(rows, title, NOTES)
-    print(render_terminal(dataclasses.replace(document, title="", subtitle="")))
+    print(render_terminal(Document("", document.blocks[1::-1])))  # the summary is last
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / f"{resolved.target.name}.json", as_json(rows, title))
     write_text(folder / f"{resolved.target.name}.html", render_html(document))
@@ -79,6 +79,8 @@ def predict_rows(predictions: Predictions, variants: Sequence[Variant], micro: i
     rows: list[MemoryRow] = []
     first: dict[str, str] = {}
     for each in variants:
+        if each.cost_class not in first:
+            print(f"predicting {each.name} ...", flush=True)
         reason = predictions.unpredictable(each, micro)
         if reason:
             print(reason)

@@ -188,6 +188,9 @@ def test_every_variant_has_a_row_and_fixed_patterns_need_equal_memory(planned: d
     assert row(shown, "B") == row(shown, "RAALL") != row(shown, "RALEARN")
     assert row(shown, "B")[0] == "4"
     assert row(shown, "B")[-2:] == ["8", "yes"]  # the largest micro-batch is the whole step
+    *_, last, charts = filter(None, shown.splitlines())
+    assert (last.split()[0], charts.split()[0]) == ("RALEARN", "charts:")
+    assert "by module" not in shown
 
 
 def test_memory_json_has_the_printed_numbers(planned: dict[str, Any]) -> None:
@@ -213,6 +216,7 @@ def test_on_this_machine_every_phase_has_a_predicted_and_a_measured_peak(empty: 
     assert found["B"]["measured"]["allocated"] == found["B"]["by_phase"]
     for phase in PHASES:
         assert re.search(rf"^B +{phase} .*\+0\.0%", shown, re.MULTILINE)
+    assert shown.index("Predicted and measured") < shown.index("largest micro")
     assert "Predicted and measured" in Path("results/memory/cpu.html").read_text()
 
 
