@@ -48,17 +48,6 @@ def test_fewer_than_one_round_is_refused() -> None:
         load_suite("speed").check({"ROUNDS": 0})
 
 
-def test_help_lists_every_suite_with_its_options(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["bench", "--help"])
-    with pytest.raises(SystemExit):
-        script.main()
-    shown = capsys.readouterr().out
-    for suite in SUITES:
-        assert suite.describe() in shown
-
-
 def test_the_page_on_the_benches_lists_every_suite() -> None:
     page = (ROOT / "docs" / "benches.md").read_text()
     assert re.findall(r"^\| `make bench SUITE=(\w+)`", page, re.MULTILINE) == list(NAMES[1:])

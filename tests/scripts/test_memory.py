@@ -128,13 +128,6 @@ def test_with_from_unset_symbols_of_a_configuration_follow_the_target(empty: Pat
     assert (config.model.size, config.model.block_size, config.batch.effective) == ("124m", 1024, 512)
 
 
-def test_the_first_line_names_the_configuration(planned: dict[str, Any], empty: Path) -> None:
-    assert planned["shown"].splitlines()[0] == "configuration: .config with target a100-40g"
-    configure(*SMALL)
-    _, source = memory.configuration("w7900", "")
-    assert source == "gpt2-ra-ablation+w7900 (.config is not used; FROM=.config uses its settings)"
-
-
 @pytest.mark.parametrize("name", TARGETS)
 def test_without_a_configuration_the_default_study_of_the_target_is_predicted_and_none_is_written(
     empty: Path, name: str

@@ -1,11 +1,9 @@
 """`make bench SUITE=numerics`: the counts of right answers."""
 
-import dataclasses
 from pathlib import Path
 
 import pytest
 
-from bench.numerics.corpus import Answer, cases
 from bench.suites import numerics
 from gpt2.system.errors import UserError
 from tests.bench.sessions import run_small
@@ -21,18 +19,6 @@ def test_right_and_wrong_answers_are_counted(
     assert "wrong: other order of sequences, ours, modules: rounding" in printed
     assert "faults answered rightly by every model: checksums 1 of 1 (2 of 2 comparisons)" in printed
     assert "modules 0 of 1 (0 of 2 comparisons)" in printed
-
-
-def test_each_group_has_a_table_and_a_count() -> None:
-    for group in numerics.GROUPS:
-        chosen = dataclasses.replace(group, faults=group.faults[:1])
-        fault = chosen.faults[0]
-        answers = [Answer(fault.name, kind, mode, "x", True) for _, kind, mode in cases([fault], group.modes)]
-        (row,) = chosen.table(answers).cells
-        assert row[0] == fault.name
-        assert row[2]
-        assert len(row) == len(chosen.table(answers).head)
-        assert "1 of 1" in chosen.count(answers)
 
 
 def test_an_unknown_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,29 +58,3 @@ def test_a_killed_bench_has_saved_every_round_but_the_last(
         (*case, number) for number in (0, 1) for case in GPU_CASES
     ]
     assert [(row["case"], row["micro"]) for row in stage["rows"]] == list(GPU_CASES)
-
-
-def test_a_finished_bench_is_complete_and_explains_its_ratios(
-    gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    complete: list[bool] = []
-
-    def look(turns: Measured) -> None:
-        if len(turns) > len(GPU_CASES):
-            complete.append(saved(speed.SUITE)["complete"])
-
-    turns = record_measurements(monkeypatch, look)
-    found = run_small(speed.SUITE, tmp_path, monkeypatch)
-    (stage,) = found["stages"]
-    rounds, seconds = speed.SUITE.rounds["card"], speed.SUITE.seconds["card"]
-    assert turns == [(*case, seconds) for _ in range(rounds) for case in GPU_CASES]
-    assert set(complete) == {False}
-    assert found["complete"] is True
-    assert (stage["shape"]["name"], stage["shape"]["effective"]) == ("small", 8)
-    assert stage["skipped"] == []
-    shown = capsys.readouterr().out
-    assert "8 sequences in an optimizer step" in shown
-    assert "4 x 2" in shown
-    assert "default micro-batch (4 in small)" in shown
-    assert "blocks of 8, with one synchronisation" in shown
-    assert shown.count("written: ") == 1

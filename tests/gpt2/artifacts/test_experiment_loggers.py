@@ -67,19 +67,6 @@ def start(kind: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Experime
     return ExperimentLoggers(run_dir, TrackingConfig(True, "offline", "my-project"))
 
 
-def test_every_metric_is_logged_under_its_stable_name(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    start("good", run_dir, monkeypatch).finish(60)
-    observed = [json.loads(line) for line in (run_dir / "seen").read_text().splitlines()]
-    assert observed[0] == ["init", "my-project", "B0", "offline", "study", {"CONFIG_STUDY_NAME": "study"}]
-    assert observed[1] == ["log", {"train/loss": 8.0, "train/train_seconds": 1.0, "train/tokens": 8}, 1]
-    assert observed[3] == [
-        "log",
-        {"validation/loss": 7.5, "validation/perplexity": 1808.0, "train/tokens": 16},
-        2,
-    ]
-    assert observed[-1] == ["finish", 0]
-
-
 def test_metric_names_are_unique(run_dir: Path) -> None:
     """A number of the summary must not overwrite a curve."""
     lines, _ = new_lines(run_dir / "metrics.jsonl", 0)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from gpt2.artifacts.run_record import HellaSwagEntry
 from gpt2.system.errors import REPORTED
-from gpt2.train.step import NotFiniteError, Stepper
+from gpt2.train.step import Stepper
 from scripts.diagnose import __main__ as command
 from scripts.diagnose.runs import read_runs, run_scores
 from scripts.record import __main__ as recording
@@ -114,29 +114,6 @@ def test_other_settings_come_before_records(
     assert [step["state"] for step in found["flow"]] == ["done", "next", "done", "later", "later"]
 
 
-def test_a_run_that_failed_with_nan_has_its_step(
-    runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    step = Stepper.step
-
-    def fails(self: Stepper, ids_ET: torch.Tensor, iteration: int, *rest: Any) -> Any:
-        if iteration == 3:
-            with torch.no_grad():
-                next(iter(self.model.parameters()))[:] = torch.nan
-        return step(self, ids_ET, iteration, *rest)
-
-    monkeypatch.setattr(Stepper, "step", fails)
-    before = set(Path("results").glob("study*"))
-    with pytest.raises(NotFiniteError):
-        train("B", CPU_THREADS=2, LEARNING_RATE="0.05")
-    (failed,) = set(Path("results").glob("study*")) - before
-    diagnose(monkeypatch, runs[0], failed / "runs/B0", out=tmp_path / "out")
-    found = json.loads((tmp_path / "out/diagnose.json").read_text())
-    assert (found["symptom"], found["step"], found["run"]) == ("overflow or NaN", 4, 1)
-    assert any("is failed" in note for note in found["notes"])
-    assert found["next"][0]["text"].endswith("STEP=4")
-
-
 def test_weights_that_change_between_two_steps_point_to_the_update(
     runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -179,17 +156,6 @@ def test_downstream_only_by_hellaswag(runs: list[Path]) -> None:
     (score,) = run_scores(sides)
     assert score.differs
     assert score.error == pytest.approx(0.01 * 2**0.5)
-
-
-def test_a_file_of_losses_takes_the_place_of_a_run(
-    runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines = [json.loads(line) for line in (runs[0] / "metrics.jsonl").read_text().splitlines()]
-    text = "".join(f"{line['iteration']},{line['loss']}\n" for line in lines if line["event"] == "train")
-    (tmp_path / "losses.csv").write_text(text)
-    diagnose(monkeypatch, runs[0], tmp_path / "losses.csv", out=tmp_path / "out")
-    found = json.loads((tmp_path / "out/diagnose.json").read_text())
-    assert (found["symptom"], found["first_unequal"], found["checklist"]) == ("none", None, None)
 
 
 @pytest.mark.parametrize(

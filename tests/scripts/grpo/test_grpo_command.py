@@ -24,7 +24,6 @@ from rl import records, study
 from rl.settings import GrpoSettings
 from scripts.grpo.__main__ import main
 from tests.checkout import link_project
-from tests.published import published
 from tests.rl.tiny import write_model, write_problems
 
 TINY = {
@@ -197,31 +196,6 @@ def test_a_study_ends_with_a_page_and_interrupted_runs_end_with_the_same_numbers
     printed = place.here()
     assert "step" not in printed.partition("GRPO with noise")[0]
     assert {path: path.stat().st_mtime_ns for path in before} == before
-
-
-@pytest.mark.slow
-def test_published_problems_from_beginning_to_end(place: Place) -> None:
-    lines = {
-        split: published(f"gsm8k/{split}.jsonl").read_text(encoding="utf-8").splitlines()
-        for split in ("train", "test")
-    }
-    tested = place.folder / "tested.jsonl"
-    tested.write_text("\n".join(lines["test"][::9]), encoding="utf-8")
-    count = len(lines["test"][::9])
-    write_model(
-        place.folder / "words",
-        [json.loads(line)["question"] for line in lines["train"][:500]],
-        vocabulary=600,
-    )
-    place.configure(
-        GRPO_TRAIN_FILE=str(published("gsm8k/train.jsonl")), GRPO_TEST_FILE=str(tested), GRPO_MODEL="./words",
-        GRPO_RESPONSE_TOKENS="12", GRPO_PROMPTS="8", GRPO_GROUP="4", GRPO_MICRO_BATCH="16", GRPO_EVALUATE_STEPS="10",
-    )  # fmt: skip
-    printed = place.here()
-    assert f"on {count} test problems" in printed
-    report = json.loads((place.folder / "results/grpo-gsm8k/grpo.json").read_text())
-    assert report["checked_rewards"] == 2 * (10 * 32 + 2 * count)
-    assert report["problems"] == []
 
 
 def test_a_run_that_diverges_ends_and_is_counted_as_that(

@@ -271,20 +271,6 @@ def test_a_custom_variant_is_replayed_and_its_changed_or_missing_source_is_named
         record(monkeypatch, run=run_dir, step=2)
 
 
-@pytest.mark.parametrize("arm", ["SCALED+LR=1e-3", "B+NORM=scaled+WD=0.1"])
-def test_the_missing_file_of_any_arm_is_named(place: Path, monkeypatch: pytest.MonkeyPatch, arm: str) -> None:
-    run_dir = train("B")
-    content = json.loads((run_dir / "run.json").read_text())
-    content.pop("seal", None)
-    (run_dir / "run.json").write_text(json.dumps(content | {"variant": arm}))
-    (run_dir.parents[1] / "own").mkdir()
-    (run_dir.parents[1] / "own/scaled.py").write_text("")
-    with pytest.raises(
-        UserError, match=r"needs ra/custom/scaled.py, which does not exist; fix: copy .*own/scaled"
-    ):
-        record(monkeypatch, run=run_dir, step=2)
-
-
 def test_a_folder_that_cannot_be_written_is_known_before_the_replay(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -60,16 +60,6 @@ def test_temperature_0_gives_one_text(
     assert len(set(found)) == 1
 
 
-def test_many_runs_have_a_table_for_each_seed(
-    tmp_path: Path, config_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    runs = [str(a_run(tmp_path / "x/runs", config_file, "B", seed=seed)) for seed in range(4)]
-    assert call(monkeypatch, *runs, "--tokens", "3", "--count", "1") == 0
-    printed = capsys.readouterr().out
-    assert "Seed 0" in printed
-    assert all(f"B{seed}" in printed for seed in range(4))
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -189,16 +189,7 @@ def test_a_real_change_has_one_verdict_with_its_number(tmp_path: Path) -> None:
     assert interval.low is not None
     assert interval.high is not None
     assert text.count("**RALEARN**") == 1
-    bounds = f"[{sentences.percent(interval.low)}, {sentences.percent(interval.high)}]"
-    mean = f"perplexity {sentences.percent(interval.mean)} against the control arms"
-    assert f"({mean}, 95 % interval {bounds}, 5 seeds, p = " in text
-    assert "A verdict compares with the mean of the control arms, not with B alone." in text
-
-
-def test_with_one_control_arm_no_sentence_mentions_several(tmp_path: Path) -> None:
-    text = rendered.markdown(build.build_report(a_study(tmp_path, variants=("B", "RALEARN"))))
-    assert " against the control arm, 95 %" in text
-    assert "not with B alone" not in text
+    assert f"[{sentences.percent(interval.low)}, {sentences.percent(interval.high)}]" in text
 
 
 def test_the_primary_comparison_is_first_although_another_arm_has_a_lower_loss(tmp_path: Path) -> None:
@@ -211,44 +202,22 @@ def test_the_primary_comparison_is_first_although_another_arm_has_a_lower_loss(t
     assert [to_markdown(one.sentence).split("**")[1] for one in found] == [last, first]
 
 
-def test_too_few_seeds_are_mentioned_once(tmp_path: Path) -> None:
-    report = build.build_report(a_study(tmp_path, seeds=2))
-    (found,) = summary.findings(report)
-    assert to_markdown(found.sentence).startswith(
-        "**RALEARN** (exploratory): cannot tell, 2 of 3 needed seeds finished ("
-    )
-    assert found.reason == ""
-    assert "seeds" not in to_markdown(found.numbers)
-
-
-def test_the_first_screen_ends_with_the_next_step(tmp_path: Path) -> None:
-    study = a_study(tmp_path, seeds=2)
-    assert "Next: add seeds; fix: set CONFIG_SEEDS=3 in .config" in rendered.terminal(
-        build.build_report(study)
-    )
-    files.write_json(study / "expected.json", {"variants": list(VARIANTS), "seeds": 3})
-    assert to_markdown(summary.next_step(build.build_report(study))) == (
-        "Next: 5 of 15 runs are pending. If the study is stopped, continue it: `make`."
-    )
-
-
-def test_the_demo_is_continued_by_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_step_has_its_number_and_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "demo").mkdir()
     study = a_study(tmp_path / "demo", seeds=2)
+    assert "CONFIG_SEEDS=3" in rendered.terminal(build.build_report(study))
     files.write_json(study / "expected.json", {"variants": list(VARIANTS), "seeds": 3})
-    assert "continue it: `make`." in to_markdown(summary.next_step(build.build_report(study)))  # other arms
-    monkeypatch.setattr(summary, "DEMO_ARMS", set(VARIANTS))
-    assert to_markdown(summary.next_step(build.build_report(study))) == (
-        "Next: 5 of 15 runs are pending. If the study is stopped, continue it: `make demo`."
-    )
-
-
-def test_failed_runs_are_named_with_their_fix_once_no_run_is_pending(tmp_path: Path) -> None:
-    study = a_study(tmp_path)
-    edit(study, "RAALL1", status="failed", error="x")
-    assert to_markdown(summary.next_step(build.build_report(study))) == (
-        "Next: 1 of 15 runs failed (RAALL1); fix: retry with `make`."
-    )
+    report = build.build_report(study)
+    for arms, command in ((set(), "`make`"), (set(VARIANTS), "`make demo`")):
+        monkeypatch.setattr(summary, "DEMO_ARMS", arms)
+        step = to_markdown(summary.next_step(report))
+        assert "5 of 15 runs" in step
+        assert command in step
+    finished = a_study(tmp_path / "failed")
+    edit(finished, "RAALL1", status="failed", error="x")
+    step = to_markdown(summary.next_step(build.build_report(finished)))
+    assert "RAALL1" in step
+    assert "`make`" in step
 
 
 def test_a_run_that_diverged_is_counted_as_that_and_its_arm_is_not_judged(tmp_path: Path) -> None:
@@ -260,14 +229,9 @@ def test_a_run_that_diverged_is_counted_as_that_and_its_arm_is_not_judged(tmp_pa
     report = build.build_report(study)
     (run,) = [run for run in report.runs if run.name == "RALEARN1"]
     assert (run.used, run.cause, run.why_not) == (False, "diverged", f"it diverged: {error}")
-    lines = [line for line in summary.context(report) if "not counted" in line]
-    assert lines == [
-        "1 of 15 runs is not counted: RALEARN1 (diverged). "
-        "RALEARN diverged at 1 of 3 seeds; a diverged run is in no mean."
-    ]
-    assert to_markdown(summary.next_step(report)) == (
-        "Next: 1 of 15 runs diverged (RALEARN1); fix: a smaller CONFIG_LEARNING_RATE or less noise in another study."
-    )
+    (line,) = [line for line in summary.context(report) if "not counted" in line]
+    assert "RALEARN1 (diverged)" in line
+    assert "CONFIG_LEARNING_RATE" in to_markdown(summary.next_step(report))
     (verdict,) = report.verdicts
     assert (verdict.word in ("interim", "cannot tell"), verdict.adjusted_p) == (True, None)
     (row,) = [row for row in report.rows if row.variant == "RALEARN"]
@@ -284,37 +248,15 @@ def test_pending_runs_are_not_listed_as_excluded(tmp_path: Path) -> None:
     report = build.build_report(study)
     assert not any("not counted" in line for line in summary.context(report))
     assert to_markdown(summary.next_step(report)).startswith("Next: 21 of 25 runs are pending.")
-    assert summary.no_verdict(report) == "No verdict yet: RALEARN has no finished run."
+    assert "no finished run" in to_markdown(summary.no_verdict(report))
     edit(study, "RALEARN0", status="finished", fingerprint={"data": "other"})
-    assert summary.no_verdict(build.build_report(study)) == "No verdict yet: RALEARN has no counted run."
-
-
-def test_no_sentence_names_an_absent_arm(tmp_path: Path) -> None:
-    text = rendered.markdown(build.build_report(a_study(tmp_path, variants=("B", "RAALL", "RALEARN"))))
-    assert not any(name in text for name in ("RAEARLY", "RALATE", "RAALT", "RA:"))
-
-
-def test_the_name_of_a_run_is_explained_by_an_example_of_the_study(tmp_path: Path) -> None:
-    report = build.build_report(a_study(tmp_path, variants=("B", "SHP2")))
-    assert sentences.run_names(report) == (
-        "A run is named by its variant and its seed: B0 is B with seed 0; a dot separates a name with modifiers or "
-        "a final digit from the seed, as in SHP2.0."
-    )
-
-
-def test_the_column_of_seeds_counts_them(tmp_path: Path) -> None:
-    text = rendered.markdown(build.build_report(a_study(tmp_path, seeds=1)))
-    assert "| variant | seeds |" in text
-    assert "| RAALL | 1 |" in text
+    assert "no counted run" in to_markdown(summary.no_verdict(build.build_report(study)))
 
 
 def test_a_study_of_control_arms_alone_has_no_verdict(tmp_path: Path) -> None:
     report = build.build_report(a_study(tmp_path, variants=("B", "RAALL")))
     assert summary.findings(report) == []
-    assert to_markdown(summary.no_verdict(report)) == (
-        "No verdict: all variants are control arms (B with W_Q and W_K renamed). fix: add a variant such as RALEARN to "
-        "CONFIG_VARIANTS (`make menuconfig`), then `make`."
-    )
+    assert "CONFIG_VARIANTS" in to_markdown(summary.no_verdict(report))
     assert summary.next_step(report) == ""
 
 
@@ -354,24 +296,6 @@ def test_every_terminal_line_fits_a_hundred_columns(tmp_path: Path, loss: float)
         edit(study, f"{variant}0", validation={"loss": loss})
     put(study, a_record("B", 0, 4.0), folder="B0-" + "copy" * 30)
     assert max(len(line) for line in rendered.terminal(build.build_report(study)).splitlines()) <= 100
-
-
-def test_hellaswag_near_chance_is_noted_on_the_terminal(tmp_path: Path) -> None:
-    study = a_study(tmp_path)
-    score = {"acc": 0.252, "acc_stderr": 0.004, "acc_norm": 0.3, "acc_norm_stderr": 0.004, "items": 10042}
-    edit(study, "B0", hellaswag=score | {"items_sha256": "f" * 64})
-    report = build.build_report(study)
-    assert "no sign of skill: B." in rendered.terminal(report)
-    assert "| B | 25.2 ± 0.4 % † | 30.0 ± 0.5 % | 10,042 | 1 of 3 |" in rendered.markdown(report)
-
-
-def test_means_over_different_seeds_are_not_compared(tmp_path: Path) -> None:
-    study = a_study(tmp_path)
-    assert "Compare the paired differences, not the means." not in rendered.markdown(
-        build.build_report(study)
-    )
-    edit(study, "RAALL1", status="running")
-    assert "Compare the paired differences, not the means." in rendered.markdown(build.build_report(study))
 
 
 def test_small_differences_are_printed_with_their_digits_and_zero_without_a_sign() -> None:
