@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench import case_step, workers
+from bench import case_step
 from bench.cases import SHAPES
 from configuration import commands
 from gpt2.config.dotconfig import read_symbols
@@ -16,7 +16,6 @@ from gpt2.hardware import attention_kernels, resolve
 from gpt2.hardware.gpu_specs import AOTRITON, TargetError
 from scripts import control, memory
 from study.memory import peaks
-from tests.bench import worker_calls
 from tests.checkout import link_project
 
 ROOT = Path(__file__).parents[2]
@@ -89,13 +88,6 @@ def test_memory_measuring_processes_start_with_the_variable(
     monkeypatch.setattr(sys, "argv", ["scripts.memory", "--variants", "B RALEARN"])
     memory.main()
     assert [env.get(SWITCH) for env in started] == ["1", "1"]
-
-
-def test_bench_workers_start_with_the_variable(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RA_DETECTED", "w7900")
-    resolve.export_environment()
-    with workers.BenchWorker("a worker") as worker:
-        assert worker.call(worker_calls.environment, SWITCH) == {SWITCH: "1"}
 
 
 @pytest.mark.parametrize("command", ["control", "bench", "memory"])

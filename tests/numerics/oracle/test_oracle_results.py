@@ -18,11 +18,10 @@ from numerics.oracle.check import Oracle
 from numerics.oracle.gpt2_shapes import Shapes, gpt2_operations
 from numerics.oracle.operation import Operation
 from numerics.oracle.parties import BOTH, LARGER, NOT_LARGER, OTHER_WRONG, WORSE, parties, read_results
-from numerics.oracle.report import OracleReport, report_document, results_json, write_report
+from numerics.oracle.report import OracleReport, report_document, write_report
 from numerics.oracle.results import Check, as_json, from_json
 from numerics.oracle.rounding_model.measure import Measure
 from pages.document import render_terminal
-from pages.page import render_html
 
 ROOT = Path(__file__).parents[3]
 
@@ -180,11 +179,3 @@ def test_the_example_of_the_page_prints_its_verdicts(capsys: pytest.CaptureFixtu
     shown = [line.strip() for line in block.splitlines() if line.startswith("    ")]
     words = [[line.partition(":")[0] for line in lines] for lines in (printed, shown)]
     assert words[0] == words[1]
-
-
-def test_the_page_has_the_histogram_and_the_table_of_bounds() -> None:
-    report = OracleReport("cpu", "s", [check(1e-7, 0.5), check(1e-3, 9.0)], [])
-    page = render_html(report_document(report))
-    assert '"heatmap"' in page
-    assert "What rounding allows" in page
-    assert results_json(report)["verdict"] == "wrong"

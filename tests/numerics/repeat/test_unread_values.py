@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +16,7 @@ from numerics.repeat import conclude
 from numerics.repeat.conditions import RepeatableStep, run_once
 from numerics.repeat.digest import digest
 from numerics.repeat.observe import OperationObserver
-from numerics.repeat.report import LIMITED, Repetition, write_repetition
+from numerics.repeat.report import LIMITED, Repetition
 from numerics.repeat.trace import Trace
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's prototypes
@@ -125,19 +123,6 @@ def test_unequal_results_of_a_kind_are_found_or_the_reservation_is_made() -> Non
         assert found.verdict == conclude.REPRODUCIBLE + LIMITED
         assert "could not be compared: " in found.reservation
         assert "returned 0: " in found.reservation
-
-
-def test_the_reservation_is_in_the_text_the_page_and_the_file(tmp_path: Path) -> None:
-    found = unequal_results(Opaque)
-    text = " ".join(found.text().split())
-    assert "Conclusion: reproducible in what could be compared." in text
-    assert "1 result could not be compared: returned 0: Opaque does not show its values." in text
-    assert "equal in what could be compared" in text
-    paths = write_repetition(found, tmp_path, "t")
-    content = json.loads(paths[0].read_text())
-    assert content["conclusion"] == "reproducible in what could be compared"
-    assert [(each["is_result"], each["name"]) for each in content["uncompared"]] == [(True, "returned 0")]
-    assert "could not be compared" in paths[1].read_text()
 
 
 def test_an_operation_without_digests_is_counted_and_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,27 +100,6 @@ def test_the_layer_of_a_tensor(name: str, layer: str) -> None:
     assert layer_of(name) == layer
 
 
-@pytest.mark.parametrize(
-    ("steps", "reference", "words"),
-    [
-        (0, False, "from step 100; no loss was given (--losses)"),
-        (20, False, "from step 100; the loss has only 20 steps and was not tested"),
-        (20, True, "against the reference from step 100; the loss has only 20 steps and was not tested"),
-    ],
-)
-def test_a_loss_that_is_not_tested_is_not_called_clean(
-    tmp_path: Path, steps: int, reference: bool, words: str
-) -> None:
-    write(tmp_path / "a", None, None)
-    write(tmp_path / "b", 100, None)
-    for name in "ab"[not reference :]:
-        (tmp_path / name / "metrics.jsonl").unlink()
-        if steps:
-            write_losses(tmp_path / name, [3.0] * steps)
-    trend = analysed(tmp_path / "b", tmp_path / "a" if reference else None)
-    assert words in sentences(trend)[1]
-
-
 @pytest.mark.parametrize(("steps", "tested"), [(20, 0), (200, 200 - 31)])
 def test_a_run_with_too_few_monitored_steps_has_a_next_command(
     tmp_path: Path, steps: int, tested: int

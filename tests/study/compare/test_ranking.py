@@ -171,27 +171,19 @@ def test_two_real_changes_are_ranked_by_holm_over_their_pairs(tmp_path: Path) ->
     assert settled > 0  # the adjustment decides something here
 
 
-def agreement(folder: Path, first: dict[str, float], second: dict[str, float]) -> tuple[dict[str, str], str]:
+def agreement(folder: Path, first: dict[str, float], second: dict[str, float]) -> set[str]:
     comparison = build.build_comparison(
         [with_own(folder / "a", first), with_own(folder / "b", second, noise=1)]
     )
-    return {row.variant: row.agreement for row in comparison.across}, markdown(comparison)
+    return {row.agreement for row in comparison.across}
 
 
 def test_rankings_on_two_cards_agree_contradict_or_are_inconclusive(tmp_path: Path) -> None:
     better, worse, none = {"RALEARN": -0.1}, {"RALEARN": 0.1}, {"RALEARN": 0.0}
-    output, text = agreement(tmp_path / "1", better, better)
-    assert set(output.values()) == {compare_ranking.AGREE}
-    assert "The orders agree." in text
-    output, text = agreement(tmp_path / "2", better, worse)
-    assert set(output.values()) == {compare_ranking.CONTRADICT}
-    assert "The orders contradict each other beyond noise: B, RAEARLY" in text
-    output, text = agreement(tmp_path / "3", better, none)
-    assert set(output.values()) == {compare_ranking.SOME}
-    assert "not every study can tell" in text
-    output, text = agreement(tmp_path / "4", none, none)
-    assert set(output.values()) == {compare_ranking.NONE}
-    assert "no study finds a difference among the variants" in text
+    assert agreement(tmp_path / "1", better, better) == {compare_ranking.AGREE}
+    assert agreement(tmp_path / "2", better, worse) == {compare_ranking.CONTRADICT}
+    assert agreement(tmp_path / "3", better, none) == {compare_ranking.SOME}
+    assert agreement(tmp_path / "4", none, none) == {compare_ranking.NONE}
 
 
 def test_studies_without_a_common_variant_have_no_rankings_to_compare(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from scipy import stats
 
 from gpt2.artifacts import run_record
 from pages.document import render_markdown, render_terminal
-from pages.page import render_html
 from study.compare.build import build_comparison
 from study.compare.sections import comparison_document
 from study.lm_eval import records
@@ -219,9 +218,3 @@ def test_an_altered_file_is_named_by_verify_and_not_shown(tmp_path: Path) -> Non
     assert records.read(study / "runs/B0") is None
     problems = [problem for row in verify_study(study) for problem in row.problems]
     assert any("lm_eval.json was altered" in problem for problem in problems)
-
-
-def test_the_page_renders(tmp_path: Path) -> None:
-    document = results_document([("a", record("B", 0, task(perplexity(LIKELIHOODS))))], ["piqa"])
-    assert "perplexity" in render_html(document)
-    assert "perplexity" in render_markdown(document)

@@ -105,15 +105,6 @@ def test_a_real_change_is_judged_against_the_control_arms(tmp_path: Path) -> Non
     )
 
 
-def test_one_seed_has_a_difference_and_no_verdict(tmp_path: Path) -> None:
-    report = build.build_report(a_study(tmp_path, seeds=1, effect=-0.2))
-    text = rendered.markdown(report)
-    assert report.floor is not None
-    assert report.floor.dof == 3
-    assert "**RALEARN** (exploratory): cannot tell, 1 of 3 needed seeds finished (perplexity -1" in text
-    assert "better than" not in text
-
-
 def test_excluded_runs_are_named_and_never_averaged(tmp_path: Path) -> None:
     def fail(value: dict[str, Any]) -> None:
         value |= {"status": "failed", "error": "NotFiniteError: loss nan"}
@@ -194,13 +185,6 @@ def test_markup_in_strings_of_records_is_escaped(tmp_path: Path) -> None:
     assert "\n# heading" not in text
 
 
-def test_a_study_without_a_finished_run_is_reported_as_such(tmp_path: Path) -> None:
-    files.write_json(tmp_path / "expected.json", {"variants": ["B"], "seeds": 1})
-    report = write.write_report(tmp_path)
-    assert "No finished run yet" in rendered.terminal(report)
-    assert "No finished run yet" in (tmp_path / "report.md").read_text()
-
-
 def test_report_json_has_the_losses_of_each_run(tmp_path: Path) -> None:
     study = a_study(tmp_path, seeds=2)
     (study / "runs" / "B1" / "run.json").unlink()
@@ -211,14 +195,6 @@ def test_report_json_has_the_losses_of_each_run(tmp_path: Path) -> None:
         assert runs[run.name]["losses"] == [[row.tokens, row.loss] for row in history]
         assert runs[run.name]["losses"][-1][1] == run.record.validation.loss
     assert runs["B1"]["losses"] == []
-
-
-def test_report_json_contains_every_interval_of_the_report(tmp_path: Path) -> None:
-    report = write.write_report(a_study(tmp_path))
-    content = json.loads((tmp_path / "report.json").read_text())
-    assert content["rows"][0]["final_loss"]["low"] == report.rows[0].final_loss.low
-    assert content["verdicts"][0]["test"]["difference"]["high"] == report.verdicts[0].test.difference.high
-    assert content["learned"]["RALEARN"]["last"] == pytest.approx([0.4, 0.6])
 
 
 def cut_short(value: dict[str, Any]) -> None:

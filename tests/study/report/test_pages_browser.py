@@ -13,7 +13,6 @@ from pages.page import render_html
 from ra import attention_maps
 from study.attention.data import (
     InputText,
-    Masses,
     RunAttention,
     statistic_key,
     statistics_by_path,
@@ -138,26 +137,10 @@ def with_attention(folder: Path) -> tuple[Path, list[RunAttention]]:
         layers = tuple(
             dataclasses.replace(layer, **values) for layer, values in zip(one.layers, scaled, strict=True)
         )
-        drawn = tuple(
-            dataclasses.replace(
-                each,
-                standard=_towards_the_first(each.standard, place / 10),
-                reciprocal=_towards_the_first(each.reciprocal, place / 10),
-            )
-            for each in one.pictures
-        )
-        attentions[place] = dataclasses.replace(one, layers=layers, pictures=drawn)
+        attentions[place] = dataclasses.replace(one, layers=layers)
     write_study(study, attentions, a_text(60))
     write_report(study)
     return study, attentions
-
-
-def _towards_the_first(rows: Masses, share: float) -> Masses:
-    """So much of every row's mass moved to its first column."""
-    return tuple(
-        tuple((1 - share) * mass + share * sum(row) * (column == 0) for column, mass in enumerate(row))
-        for row in rows
-    )
 
 
 Attended = tuple[Path, list[RunAttention], dict[str, Any]]

@@ -147,20 +147,6 @@ def test_without_rates_report_json_has_no_entry(tmp_path: Path) -> None:
     assert "rates" not in as_json(build_report(tmp_path))
 
 
-def test_the_report_shows_the_choice_the_figure_and_the_edge(tmp_path: Path) -> None:
-    study = Tuned(tmp_path, table(), CHOSEN)
-    write_report(study.folder)
-    page, text = ((study.folder / f"report.{kind}").read_text() for kind in ("html", "md"))
-    assert "learning-rates" in page
-    assert "Learning rates were tuned on seeds 1000 and 1001, which are not judged" in text
-    assert "is the highest of the grid" in text
-    assert 'CONFIG_LEARNING_RATES="1e-3 2e-3 4e-3"' in text
-    assert "All arms at one rate: 1e-3, that of the control arms" in text
-    written = json.loads((study.folder / "report.json").read_text())["rates"]
-    assert written["control_rate"] == "1e-3"
-    assert {arm["arm"]: arm["chosen"] for arm in written["arms"]} == CHOSEN
-
-
 def test_before_the_choice_no_run_is_judged(tmp_path: Path) -> None:
     study = Tuned(tmp_path, table(), {})
     report = study.report()
