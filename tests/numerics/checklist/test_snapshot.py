@@ -130,11 +130,6 @@ def test_a_manifest_that_does_not_fit_is_an_error(manifest: dict[str, Any], tmp_
         read_snapshot(save(tmp_path / "a.zip", members(), manifest))
 
 
-def test_the_version_is_in_the_message(tmp_path: Path) -> None:
-    with pytest.raises(NumericsError, match="version '7' of the format, this program reads 1"):
-        read_snapshot(save(tmp_path / "a.zip", members(), {"version": 7}))
-
-
 def test_a_bomb_is_read_up_to_the_limit_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "MOST_BYTES", 1 << 20)
     path = save(tmp_path / "a.zip", members(**{"scripts/a": bytes(2 << 20)}))

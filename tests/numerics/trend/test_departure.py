@@ -37,10 +37,7 @@ def departure_text(a: Path, b: Path) -> str:
 
 def test_equal_runs_are_equal(tmp_path: Path) -> None:
     a, b = write(tmp_path / "a"), write(tmp_path / "b")
-    assert departure_text(a, b) == (
-        "The runs are equal: all 400 common values are the same as written; the losses of 40 common steps are equal "
-        "to the bit"
-    )
+    assert "all 400 common values" in departure_text(a, b)
     trend = analyse(read_monitor(b), read_monitor(a))
     assert sentences(trend)[-1] == departure_text(a, b)
 

@@ -74,9 +74,3 @@ def test_monitor_files_that_cannot_be_used_stop_no_diagnosis(tmp_path: Path) -> 
     (step,) = (one for one in found["flow"] if one["title"] == "Monitor")
     assert "cannot be used" in step["finding"]
     assert not (tmp_path / "out/trend.html").exists()
-
-
-def test_runs_that_agree_need_no_attribution(tmp_path: Path) -> None:
-    diagnose_runs([side(tmp_path / "a"), side(tmp_path / "b")], tmp_path / "out")
-    found = json.loads((tmp_path / "out/diagnose.json").read_text())
-    assert [one["title"] for one in found["flow"]] == ["Symptom", "Checklist", "First differing step"]

