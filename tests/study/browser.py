@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-DARK = "--blink-settings=preferredColorScheme=0"
 FLAGS = (
     "--headless=new",
     "--no-sandbox",
@@ -39,14 +38,14 @@ def browse(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([BROWSER, *FLAGS, *options], capture_output=True, text=True, timeout=120)
 
 
-def look(study: Path, *options: str, phone: bool = False) -> dict[str, Any]:
+def look(study: Path, phone: bool = False) -> dict[str, Any]:
     """Return the elements of a study's page after every control was used; see watch.js."""
     page = (study / "report.html").read_text()
     watched = page.replace("<title>", LISTEN + "<title>", 1).replace("</body>", LOOK + "</body>")
     (study / "watched.html").write_text(watched)
     (study / "phone.html").write_text(FRAME)
     where = (study / ("phone.html" if phone else "watched.html")).as_uri()
-    done = browse(*options, "--dump-dom", where)
+    done = browse("--dump-dom", where)
     found = re.search("SEEN(.*)NEES", done.stdout)
     assert found, done.stderr[-2000:]
     content: dict[str, Any] = json.loads(html.unescape(found[1]))
@@ -66,9 +65,9 @@ def empty(found: dict[str, Any]) -> list[str]:
     return [name for name, traces in views.items() if not any(trace["marks"] for trace in traces)]
 
 
-def faultless(study: Path, *options: str, phone: bool = False) -> dict[str, Any]:
+def faultless(study: Path, phone: bool = False) -> dict[str, Any]:
     """Return `look`, after checks that no error occurred and every specified figure is drawn."""
-    drawn = look(study, *options, phone=phone)
+    drawn = look(study, phone=phone)
     assert drawn["faults"] == []
     assert set(drawn["drawn"]) == set(figures(study))
     assert empty(drawn) == []

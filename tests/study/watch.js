@@ -37,7 +37,7 @@ addEventListener("load", async () => {
       return {
         variant: trace.legendgroup, label: trace.meta, name: trace.name,
         visible: trace.visible, symbol: trace.marker && trace.marker.symbol, axis: names[0],
-        x: trace.x, y: trace.y, z: trace.z, reach: [trace.zmin, trace.zmax], plus: error.array, minus: error.symmetric === false ? error.arrayminus : error.array,
+        x: trace.x, y: trace.y, plus: error.array, minus: error.symmetric === false ? error.arrayminus : error.array,
         marks: all(".points path, .js-line, .js-fill, .xerror, image").filter(mark => painted(mark, area)).length,
         points: all(".points path").map(place),
         errors: all(".xerror").map(mark => mark.getBBox()).map(box => [right(box.x), right(box.x + box.width)]),
@@ -45,9 +45,6 @@ addEventListener("load", async () => {
       };
     });
   };
-  // Of each heat map, by the number of its trace, the picture that was painted.
-  const painting = plot => Object.fromEntries([...plot.querySelectorAll("g.hm")]
-    .map(group => [group.__data__[0].trace.index, group.querySelector("image").href.baseVal]));
   const shapes = plot => {
     const area = plot.querySelector(".nsewdrag").getBoundingClientRect(), [from, to] = plot._fullLayout.xaxis.range;
     const value = x => from + (x - area.left) / area.width * (to - from);
@@ -58,17 +55,13 @@ addEventListener("load", async () => {
 
   const seen = { drawn: each(look), shapes: each(shapes) };
   seen.labels = each(plot => plot.querySelectorAll("g.annotation").length);
-  seen.ink = each(plot => getComputedStyle(plot.querySelector(".xtick text, .ytick text")).fill);
-  seen.background = getComputedStyle(document.body).backgroundColor;
   seen.width = [document.documentElement.scrollWidth, innerWidth];
   // Figures, and texts outside the boxes that scroll by themselves, that reach beyond the right edge.
   seen.beyond = [...document.querySelectorAll(".main-svg, main > *, .verdicts *, li, p, figcaption, summary")]
     .filter(element => element.getBoundingClientRect().right > innerWidth + 0.5)
     .map(element => `${element.localName}.${element.getAttribute("class")}: ${element.textContent.slice(0, 40)}`);
-  seen.verdicts = [...document.querySelectorAll(".verdicts li")].map(line => line.innerText);
   seen.tables = [...document.querySelectorAll("table")]
     .map(table => [...table.rows].map(row => [...row.cells].map(cell => cell.innerText)));
-  seen.painted = each(painting);
   // What a pointer over the first mark of each figure is told.
   seen.hovered = {};
   for (const plot of plots) {
@@ -90,7 +83,6 @@ addEventListener("load", async () => {
     const plot = document.getElementById(input.dataset.figure);
     seen.titles[input.id] = [plot.layout.xaxis.title.text, plot.layout.yaxis.title.text, plot.layout.xaxis.type];
     seen.switched[input.id] = look(plot);
-    seen.painted[input.id] = painting(plot);
   }
   const button = document.querySelector(".legend button[data-name=RAALL]");
   if (button) {

@@ -96,17 +96,7 @@ class Chromium:
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
-    def press(self, *keys: str) -> None:
-        for key in keys:
-            for kind in ("keyDown", "keyUp"):
-                self.call("Input.dispatchKeyEvent", type=kind, key=key)
-
     def faults(self) -> list[str]:
         """Return the errors and warnings of the page."""
         kinds = ("Runtime.exceptionThrown", "Log.entryAdded", "Runtime.consoleAPICalled")
         return [json.dumps(event["params"])[:500] for event in self.events if event.get("method") in kinds]
-
-    def screenshot(self, path: Path) -> None:
-        import base64
-
-        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
