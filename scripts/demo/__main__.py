@@ -15,7 +15,6 @@ from gpt2.config.config import Config
 from gpt2.hardware.detect import detected_target_name
 from gpt2.system.errors import run_command
 from study.analysis.verdict import BETTER, CANNOT_TELL, EQUIVALENT, WORSE
-from study.executors.slots import cores
 from study.report.build import build_report
 from study.report.summary import numbers
 from study.runner.settings import StudySettings
@@ -36,12 +35,12 @@ MEANINGS = {
 def main() -> int:
     refuse_assignments()
     tree = rules.load_kconfig(detected_target_name())
-    symbols = configure(tree, read_layers("demo"), [f"CONFIG_SLOTS={max(1, len(cores()))}"])
+    symbols = configure(tree, read_layers("demo"), [])
     text = rules.render(tree)
     settings, config = StudySettings.from_symbols(symbols), Config.from_symbols(symbols)
     print(
         f"demo: {len(settings.variants)} arms x {settings.seeds} seeds of a {config.model.size} model, "
-        f"{config.budget.text} a run, {settings.slots} at once; .config is not used",
+        f"{config.budget.text} a run; .config is not used",
         flush=True,
     )
     from study.runner.study import Study

@@ -17,6 +17,7 @@ VARIABLES = {
     "rocm": ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
     "npu": ("ASCEND_RT_VISIBLE_DEVICES",),
 }
+RUN_BYTES = 2**30  # of a run of small steps: about 0.4 GiB of Python and torch, and up to 0.25 GiB of a step
 
 
 class SlotsError(UserError, RuntimeError):
@@ -24,10 +25,16 @@ class SlotsError(UserError, RuntimeError):
 
 
 def local_slots(
-    wanted: int, resolved: ResolvedTarget, threads: int, ranks: int = 1, effective: int = 1
+    wanted: int,
+    resolved: ResolvedTarget,
+    threads: int,
+    ranks: int = 1,
+    effective: int = 1,
+    small: bool = False,
 ) -> list[Slot]:
-    """Return `wanted` slots of this machine. 0: one per card; one on a CPU. threads: CONFIG_CPU_THREADS.
+    """Return `wanted` slots of this machine. 0: one per card; on a CPU as many as fit if steps are small, else one.
 
+    threads: of a run; 0: its share of the cores. small: whether a run uses few threads well.
     ranks: processes of a run; a run of several has the whole machine. effective: batch, which the ranks divide.
     One slot is the whole machine. SlotsError where there are too few cards of the study's kind, or too few cores.
     """
@@ -38,11 +45,19 @@ def local_slots(
         )
     if ranks > 1 and resolved.device_type == "cpu":
         require_cores(ranks, threads, effective, len(cores()))
-    if wanted == 1 or ranks > 1 or (wanted == 0 and resolved.device_type == "cpu"):
+    if ranks == 1 and resolved.device_type == "cpu":
+        # without affinity, runs that know their threads share the cores unbound
+        found = cores() or [frozenset()] * (cpu_threads(0) if threads else 0)
+        wanted = wanted or runs_that_fit(threads, len(found), resolved.memory_bytes, small)
+        return [Slot("")] if wanted == 1 else cpu_slots(wanted, threads, found)
+    if wanted == 1 or ranks > 1:
         return [Slot("")]
-    if resolved.device_type == "cpu":
-        return cpu_slots(wanted, threads, cores())
     return card_slots(wanted, resolved, list_in_child())
+
+
+def runs_that_fit(threads: int, found: int, memory_bytes: int, small: bool) -> int:
+    """Return the runs at once on a CPU with `found` cores: one, or for small steps as many as have cores and memory."""
+    return max(1, min(found // max(threads, 1), memory_bytes // RUN_BYTES)) if small else 1
 
 
 def cores() -> list[frozenset[int]]:
@@ -117,6 +132,8 @@ def card_slots(
             f"CONFIG_SLOTS={wanted} needs {wanted} cards, and this machine has {len(alike)} x "
             f"{resolved.device_name}{rest}; fix: CONFIG_SLOTS={max(1, len(alike))}"
         )
+    if wanted == 1:
+        return [Slot("")]
     known = VARIABLES[devices.kind]
     variable = next((name for name in known if name in environment), known[0])
     visible = [entry.strip() for entry in environment.get(variable, "").split(",") if entry.strip()]

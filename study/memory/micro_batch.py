@@ -11,7 +11,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpt2.config.batch import BatchPlan, largest_micro_batch, next_smaller, plan_batch, plan_for
+from gpt2.config.batch import (
+    MICRO_TOKENS,
+    BatchPlan,
+    largest_micro_batch,
+    next_smaller,
+    plan_batch,
+    plan_for,
+)
 from gpt2.config.config import Config
 from gpt2.hardware.gpu_specs import GIB
 from gpt2.hardware.resolve import ResolvedTarget
@@ -23,7 +30,6 @@ from ra.variants import Variant
 # Share of the device's memory that is reserved: for the CUDA context (about half a GiB), for the allocator's reserve
 # beyond its peak, and for the error of the prediction.
 MARGIN = 0.10
-MICRO_TOKENS = {"cpu": 4096, "gpu": 65536}  # tokens of a micro-batch beyond which a step is no faster
 _PREDICTIONS: dict[tuple[Any, ...], Prediction] = {}  # by everything that a prediction depends on
 MEMINFO = Path("/proc/meminfo")
 # the command that lists the processes of a device

@@ -24,6 +24,7 @@ from gpt2.artifacts.typed_json import (
     parse,
 )
 from gpt2.config.batch import BatchPlan
+from gpt2.config.config import Config
 from gpt2.system.errors import UserError
 from gpt2.system.read_files import DamagedFileError
 from ra.arms import split_rate
@@ -149,7 +150,8 @@ class Plan(JsonObject):
     """The content of plan.json.
 
     primary: None in a study of control arms alone. learning_rates: None in a study at one rate.
-    continues: None where the runs begin at the first iteration.
+    continues: None where the runs begin at the first iteration. threads: of a run on a CPU of this machine; the numbers
+    depend on them. slots: runs at once in the last `make` on this machine.
     """
 
     schema: Literal[1] = 1
@@ -167,6 +169,8 @@ class Plan(JsonObject):
     primary: Missing[Primary] = None
     learning_rates: Missing[LearningRates] = None
     continues: Missing[Continued] = None
+    threads: Missing[Positive] = None
+    slots: Missing[Positive] = None
 
     def __post_init__(self) -> None:
         for name, row in self.variants.items():
@@ -215,6 +219,14 @@ def read_valid(study_dir: Path) -> Plan | None:
         return read(study_dir)
     except PlanFileError:
         return None
+
+
+def with_threads(config: Config, study_dir: Path) -> Config:
+    """Return the configuration with the threads of the study's plan, where it has any. Several ranks have their own."""
+    plan = read_valid(study_dir)
+    if plan is None or plan.threads is None or config.target.ranks > 1:
+        return config
+    return replace(config, target=replace(config.target, cpu_threads=plan.threads))
 
 
 def write(study_dir: Path, plan: Plan) -> Plan:

@@ -228,17 +228,11 @@ BYTES_AN_ITERATION = 400  # of metrics.jsonl
 SPARE_BYTES = 64 * 2**20  # reports, logs, and other use of the disk
 
 
-def parameter_count(model: ModelConfig) -> int:
-    """Parameters of GPT-2: 12 C^2 + 13 C a layer, the embeddings, the last norm; without those of a variant."""
-    C = model.width
-    return model.layers * (12 * C * C + 13 * C) + (model.padded_vocabulary + model.block_size + 2) * C
-
-
 def needed_bytes(model: ModelConfig, iterations: list[int], schedule: str = "cosine") -> int:
     """Most bytes that runs of these iterations write; a finished run has SAVED_CHECKPOINTS[schedule] checkpoints."""
     if not iterations:
         return 0
-    checkpoint = BYTES_A_PARAMETER * parameter_count(model)
+    checkpoint = BYTES_A_PARAMETER * model.parameters
     checkpoints = SAVED_CHECKPOINTS[schedule] * len(iterations) - 1 + WHILE_RUNNING
     return checkpoints * checkpoint + BYTES_AN_ITERATION * sum(iterations) + SPARE_BYTES
 
@@ -260,6 +254,6 @@ def require_space(
     if free < needed:
         raise UserError(
             f"{directory} has {gib(free)} of free space; {len(iterations)} runs need about {gib(needed)} "
-            f"({gib(BYTES_A_PARAMETER * parameter_count(model))} a checkpoint); fix: free disk space, or "
+            f"({gib(BYTES_A_PARAMETER * model.parameters)} a checkpoint); fix: free disk space, or "
             "set CONFIG_RESULTS_DIR to another disk"
         )

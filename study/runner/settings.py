@@ -30,7 +30,7 @@ class StudySettings:
     equal_time: iterations in proportion to speed; else the same number for all. equivalence_margin: in nats.
     primary: the variant of the primary comparison; empty in a study of control arms alone.
     rates: to tune; None: CONFIG_LEARNING_RATE for all. continues: folder of the shorter study to continue.
-    slots: runs at once; 0: as many as fit.
+    slots: runs at once; 0: automatic.
     executor: "local", "slurm" or "ray".
     """
 
@@ -43,7 +43,7 @@ class StudySettings:
     primary: str = ""
     rates: LearningRates | None = None
     continues: Path | None = None
-    slots: int = 1
+    slots: int = 0
     executor: str = "local"
     slurm_options: str = ""
     ray_address: str = ""

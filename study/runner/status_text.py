@@ -38,6 +38,7 @@ def summary(plan: Plan, variants: Sequence[str], left: int, runs: int, slots: in
         f"= micro {batch.micro} x accumulation {batch.accumulation}{ranks}; iterations: {counts}\n"
         f"{left} of {runs} runs pending"
         + (f", {slots} at once" if slots > 1 else "")
+        + (f", threads of a run: {plan.threads}" if plan.threads else "")
         + (f", about {duration(math.ceil(left / max(slots, 1)) * each)} of training" if each else "")
     )
 

@@ -23,6 +23,7 @@ from gpt2.data import dataset
 from gpt2.data.eval_texts import check_texts
 from gpt2.eval import hellaswag, hellaswag_download
 from gpt2.hardware import resolve
+from gpt2.hardware.cpu import cpu_threads
 from gpt2.hardware.detect import detected_target_name
 from gpt2.system import files
 from gpt2.system.errors import UserError
@@ -36,13 +37,14 @@ from study.executors.child_process import (
     EXIT_OUT_OF_MEMORY,
     Event,
     Session,
+    Slot,
     StopAsked,
     exit_text,
 )
 from study.executors.executor import Executor, Task, run_tasks
 from study.executors.local import LocalExecutor
 from study.executors.ray_tasks import RayExecutor
-from study.executors.slots import cores, local_slots, threads_notice
+from study.executors.slots import local_slots, threads_notice
 from study.executors.slurm import SlurmExecutor
 from study.records import plan_file
 from study.records.hellaswag_scores import ItemsFile
@@ -76,9 +78,9 @@ class Study:
 
     def __init__(self, symbols: Symbols, config_text: str) -> None:
         self.symbols, self.config_text = symbols, config_text
-        self.config = Config.from_symbols(symbols)
         self.settings = StudySettings.from_symbols(symbols)
         self.directory = self.settings.results_dir / self.settings.name
+        self.config = plan_file.with_threads(Config.from_symbols(symbols), self.directory)
         self.session = Session()
         self.speed = SpeedCheck()
         wanted = self.settings
@@ -93,6 +95,19 @@ class Study:
         print(f"asking {self.settings.executor} for a node, to know its device", flush=True)
         (found,) = self.run_tasks([[self.settings.variants[0], "0", "--resolve"]])
         return parse(resolve.ResolvedTarget, found.target, "resolved")
+
+    @functools.cached_property
+    def slots(self) -> list[Slot]:
+        """Divide this machine among runs at once. SlotsError where it has too few cards or cores."""
+        target, batch = self.config.target, self.config.batch
+        return local_slots(
+            self.settings.slots,
+            self.resolved,
+            target.cpu_threads,
+            target.ranks,
+            batch.effective,
+            self.config.small_step,
+        )
 
     def has_checkpoint_or_result(self, name: str) -> bool:
         """Return whether a run of this variant, of any seed, is finished or has a checkpoint."""
@@ -153,7 +168,7 @@ class Study:
         print(f"on {resolved.device_name}, {resolved.dtype}{note}")
         if local:
             self.executor()  # SlotsError
-            notice = threads_notice(resolved, self.config.target.cpu_threads, len(cores()))
+            notice = threads_notice(resolved, self.config.target.cpu_threads, cpu_threads(0))
             if notice:
                 print(notice)
         self.admit()
@@ -182,14 +197,13 @@ class Study:
         self.require_space(plan)
         executor = self.executor()
         local = self.settings.executor == "local"
+        if local:
+            plan = self.with_places(plan, executor.slots())
         slots = min(executor.slots() if local else self.settings.slots, len(left))
         terminal = Terminal(Estimate(len(left), expected_seconds(plan), slots), len(self.runs.all()))
         terminal.say(summary(plan, self.settings.variants, len(left), len(self.runs.all()), slots))
         runs, config = self.runs, self.config
         driver = Dispatcher(runs, config, self.config_text, executor, self.session, self.report, self.speed)
-        note = beside_note(slots) if local else ""
-        if note and note not in plan.notes:
-            plan = plan_file.write(self.directory, dataclasses.replace(plan, notes=(*plan.notes, note)))
         return driver.execute(left, plan, terminal)
 
     def require_space(self, plan: Plan | None = None) -> None:
@@ -198,6 +212,16 @@ class Study:
         counts = [plan.row(name).iterations if plan else 0 for name, _ in left]
         written = sum(checkpoint_bytes(self.runs.folder(*run)) for run in left)
         require_space(self.directory, self.config.model, counts, self.config.optimizer.schedule, written)
+
+    def with_places(self, plan: Plan, slots: int) -> Plan:
+        """Write the runs at once on this machine and the threads of a run into the plan."""
+        threads, target = None, self.config.target
+        if self.resolved.device_type == "cpu" and target.ranks == 1:
+            threads = target.cpu_threads or max(1, cpu_threads(0) // slots)
+        note = beside_note(min(slots, len(self.runs.pending())))
+        notes = dict.fromkeys((*plan.notes, note) if note else plan.notes)
+        plan = dataclasses.replace(plan, notes=tuple(notes), slots=slots, threads=threads or plan.threads)
+        return plan_file.write(self.directory, plan)
 
     def executor(self) -> Executor:
         """Return the executor of .config."""
@@ -209,11 +233,7 @@ class Study:
             ranks = self.config.target.ranks
             return RayExecutor(settings.ray_address, settings.slots, max(threads, 1) * ranks, gpus * ranks)
         return LocalExecutor(
-            self.session,
-            local_slots(
-                settings.slots, self.resolved, threads, self.config.target.ranks, self.config.batch.effective
-            ),
-            lambda folder: ExperimentLoggers(folder, self.config.tracking),
+            self.session, self.slots, lambda folder: ExperimentLoggers(folder, self.config.tracking)
         )
 
     def nothing_to_do(self) -> int:
@@ -298,7 +318,7 @@ class Study:
     def copies(self) -> int:
         """Return how many processes time steps at once: on a CPU, runs at once share caches and memory."""
         alone = self.settings.executor != "local" or self.resolved.device_type != "cpu"
-        return 1 if alone else self.executor().slots()
+        return 1 if alone else min(self.executor().slots(), len(self.runs.all()))
 
     def time_steps(self, names: Sequence[str], batch: BatchPlan, seconds: float) -> dict[str, Timing]:
         """Time steps of the variants in turn, in one separate process."""

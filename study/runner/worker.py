@@ -120,7 +120,7 @@ def _work(arguments: argparse.Namespace, stop: Stop) -> int:
     from study.memory.micro_batch import free_bytes, require_free
 
     symbols = read_symbols(arguments.study_dir / "config")
-    config = Config.from_symbols(symbols)
+    config = plan_file.with_threads(Config.from_symbols(symbols), arguments.study_dir)
     if arguments.resolve:
         print_event({"event": "resolved", "target": to_plain(resolve(config.target))})
         return EXIT_FINISHED

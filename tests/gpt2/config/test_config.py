@@ -107,6 +107,21 @@ def test_a_config_fills_every_field():
     assert config.checkpoint_seconds == 30
 
 
+def test_small_steps_have_one_thread_unless_threads_or_ranks_are_set():
+    """The number is that of the settings on every machine: losses depend on it."""
+
+    def threads(**changes):
+        return Config.from_symbols(symbols(**changes)).target.cpu_threads
+
+    small = {"EFFECTIVE_BATCH": "4"}
+    assert threads(**small) == 1
+    assert threads(**small, CPU_THREADS="2") == 2
+    assert threads(**small, RANKS="2") == 0
+    assert threads(EFFECTIVE_BATCH="512", MICRO_BATCH="4") == 1
+    assert threads(EFFECTIVE_BATCH="512") == 0  # micro-batches of 4096 tokens
+    assert threads(EFFECTIVE_BATCH="4", GPT2_MODEL_MINI="n", GPT2_MODEL_124M="y") == 0
+
+
 def test_a_config_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Config.from_symbols(symbols()).model.width = 3

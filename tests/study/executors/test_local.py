@@ -3,12 +3,14 @@
 import json
 import os
 import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpt2.config.batch import plan_batch
 from gpt2.config.config import Config, load_config
 from gpt2.config.dotconfig import read_symbols
 from gpt2.hardware.resolve import resolve
@@ -16,11 +18,17 @@ from gpt2.system.signals import Stop
 from gpt2.train.trainer import TrainingRun
 from ra.variants import variant
 from scripts.status.table import status_text
+from study.executors.child_process import EXIT_FINISHED
 from study.executors.executor import Message
 from study.executors.local import LocalExecutor
+from study.executors.slots import cores
+from study.records import plan_file
+from study.records.plan_file import Plan, PlanBudget
+from study.runner import worker
 from study.runner.status_text import beside_note
 from study.runner.study import Study
 from study.runner.worker import run_plan
+from tests.busy_machine import other_work
 from tests.faults.in_process import InProcessExecutor
 from tests.faults.workplace import Workplace, injected, write_stories
 from tests.small_runs import ALTERNATION
@@ -65,6 +73,45 @@ def train_alone(study_dir: Path, name: str, config: Config) -> None:
         plan, chosen.configure(config), resolve(config.target), chosen.parts, Stop(), shared=config
     )
     assert run.train() == "finished"
+
+
+def test_counts_and_losses_are_equal_idle_and_beside_other_work_on_one_core(
+    two: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads or counts that follow the machine make another experiment of every start."""
+    two.configure(CPU_THREADS="0", SEEDS="2", GPT2_MAX_ITERS="20")
+    found, at_once, here = [], [], os.sched_getaffinity(0)
+    for cpus, processes in ((here, 0), ({min(here)}, 2)):
+        os.sched_setaffinity(0, cpus)
+        try:
+            with other_work(processes):
+                assert make(monkeypatch) == 0
+        finally:
+            os.sched_setaffinity(0, here)
+        found.append([two.numbers(name) for name in RUNS])
+        at_once.append(two.plan()["slots"])
+        assert two.plan()["threads"] == 1
+        two.study.rename(tmp_path / f"beside {processes}")
+    assert found[0] == found[1]
+    assert at_once == [len(cores()), 1]
+
+
+def test_a_study_keeps_its_threads_on_a_machine_with_more_cores(
+    two: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its numbers depend on them, in the driver's checks and in each training process."""
+    plan = Plan(batch=plan_batch(4, 2, 1, 16), budget=PlanBudget(0, 0, 20), variants={}, threads=7)
+    two.study.mkdir(parents=True)
+    plan_file.write(two.study, plan)
+    text = Path(".config").read_text()
+    assert Study(read_symbols(Path(".config")), text).config.target.cpu_threads == 7
+    (two.study / "config").write_text(text)
+    asked: list[int] = []
+    monkeypatch.setattr(worker, "resolve", lambda target: asked.append(target.cpu_threads))
+    monkeypatch.setattr(sys, "argv", ["scripts.train", str(two.study), "B", "0", "--resolve"])
+    monkeypatch.setattr(Stop, "install", lambda stop, parent=0: stop)
+    assert worker.main() == EXIT_FINISHED
+    assert asked == [7]
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")

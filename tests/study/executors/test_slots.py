@@ -8,6 +8,8 @@ import pytest
 from gpt2.config.config import Config
 from gpt2.hardware.resolve import ResolvedTarget, resolve
 from gpt2.hardware.torch_devices import TorchDevice, TorchDevices
+from study.executors import slots
+from study.executors.child_process import Slot
 from study.executors.slots import (
     SlotsError,
     card_slots,
@@ -15,6 +17,7 @@ from study.executors.slots import (
     cpu_slots,
     local_slots,
     require_cores,
+    runs_that_fit,
     threads_notice,
 )
 from tests.small_runs import configuration
@@ -35,9 +38,29 @@ def card(cpu: ResolvedTarget) -> ResolvedTarget:
 
 
 def test_one_slot_is_the_whole_machine(cpu: ResolvedTarget) -> None:
-    for wanted in (0, 1):
-        (slot,) = local_slots(wanted, cpu, 0)
+    for wanted, threads, small in ((0, 0, False), (1, 0, False), (0, 1, False), (1, 1, True)):
+        (slot,) = local_slots(wanted, cpu, threads, small=small)
         assert (slot.name, slot.environment, slot.cpus) == ("", {}, frozenset())
+
+
+def test_runs_of_small_steps_take_the_cores_that_memory_allows(cpu: ResolvedTarget) -> None:
+    """Too many runs at once swap, or wait for each other; one at a time leaves cores idle."""
+    assert [runs_that_fit(threads, 8, 64 * GIB, small=True) for threads in (1, 2, 3, 16)] == [8, 4, 2, 1]
+    assert [runs_that_fit(1, 8, gib * GIB, small=True) for gib in (0, 1, 5, 8)] == [1, 1, 5, 8]
+    assert runs_that_fit(1, 8, 64 * GIB, small=False) == 1
+    assert len(local_slots(0, cpu, 1, small=True)) == runs_that_fit(
+        1, len(cores()), cpu.memory_bytes, small=True
+    )
+
+
+def test_without_affinity_runs_of_known_threads_share_the_cores(
+    cpu: ResolvedTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slots, "cores", list)
+    monkeypatch.setattr(slots, "cpu_threads", lambda requested: requested or 4)
+    assert [slot.cpus for slot in local_slots(0, cpu, 1, small=True)] == [frozenset()] * 4
+    with pytest.raises(SlotsError, match=r"CONFIG_SLOTS=2 needs 2 cores"):
+        local_slots(2, cpu, 0)
 
 
 def test_a_run_of_several_ranks_has_the_whole_machine(cpu: ResolvedTarget) -> None:
@@ -80,9 +103,9 @@ def test_one_process_with_more_threads_than_cores_is_noticed(
 
 
 def test_slots_have_equally_many_cores_and_share_none() -> None:
-    slots = cpu_slots(3, 0, CORES)
-    assert [len(slot.cpus) for slot in slots] == [4, 4, 4]
-    assert len(frozenset().union(*(slot.cpus for slot in slots))) == 12
+    found = cpu_slots(3, 0, CORES)
+    assert [len(slot.cpus) for slot in found] == [4, 4, 4]
+    assert len(frozenset().union(*(slot.cpus for slot in found))) == 12
 
 
 @pytest.mark.parametrize(("wanted", "threads", "fix"), [(9, 0, 8), (4, 3, 2), (2, 16, 1)])
@@ -117,6 +140,7 @@ def test_each_slot_has_a_card_of_its_own(card: ResolvedTarget) -> None:
 
 
 def test_cards_of_another_kind_are_not_used(card: ResolvedTarget) -> None:
+    assert card_slots(0, card, devices(A100, ("NVIDIA T4", 16 * GIB)), {}) == [Slot("")]
     mixed = devices(A100, ("NVIDIA A100", 80 * GIB), A100, ("NVIDIA T4", 16 * GIB))
     assert [slot.name for slot in card_slots(0, card, mixed, {})] == ["card 0", "card 2"]
     with pytest.raises(SlotsError, match=r"has 2 x NVIDIA A100 \(not used: NVIDIA A100, NVIDIA T4.*SLOTS=2"):

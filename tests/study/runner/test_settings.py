@@ -28,7 +28,7 @@ VALUES = {
     "GPT2_DROPOUT": '"0.0"',
     "GPT2_HARD_LIMIT": "0",
     "TOKENIZER_GPT2": "y",
-    "SLOTS": "1",
+    "SLOTS": "0",
     "EXECUTOR_LOCAL": "y",
     "LEARNING_RATES": '""',
     "CONTINUES": '""',

@@ -18,9 +18,7 @@ MODEL = ModelConfig("test", 2, 2, 64, 32, 0.0)
 
 def test_the_number_of_parameters_is_that_of_the_model() -> None:
     model = build_model(MODEL, None)
-    assert preconditions.parameter_count(MODEL) == pytest.approx(
-        sum(p.numel() for p in model.parameters()), rel=1e-3
-    )
+    assert MODEL.parameters == pytest.approx(sum(p.numel() for p in model.parameters()), rel=1e-3)
 
 
 def test_the_estimate_covers_a_real_checkpoint(tmp_path: Path) -> None:
@@ -38,9 +36,7 @@ def test_the_estimate_covers_a_real_checkpoint(tmp_path: Path) -> None:
     stepper.step(torch.randint(0, 1000, (2, 33)), 0, 10)
     saved = checkpoint.save(tmp_path, 1, stepper.state(), {})
     size = sum(path.stat().st_size for path in saved.iterdir())
-    assert size == pytest.approx(
-        preconditions.BYTES_A_PARAMETER * preconditions.parameter_count(MODEL), rel=0.01
-    )
+    assert size == pytest.approx(preconditions.BYTES_A_PARAMETER * MODEL.parameters, rel=0.01)
 
 
 def test_a_disk_without_enough_space_is_refused_with_the_required_bytes(
@@ -82,7 +78,7 @@ def test_bytes_that_a_started_run_has_written_are_not_required(
 
 
 def test_a_schedule_with_another_checkpoint_a_run_needs_its_bytes() -> None:
-    one = preconditions.BYTES_A_PARAMETER * preconditions.parameter_count(MODEL)
+    one = preconditions.BYTES_A_PARAMETER * MODEL.parameters
     more = preconditions.needed_bytes(MODEL, [100] * 4, "wsd") - preconditions.needed_bytes(MODEL, [100] * 4)
     assert more == 4 * one
     assert preconditions.needed_bytes(MODEL, [], "wsd") == 0
