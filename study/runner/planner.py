@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import os
 from collections.abc import Mapping
 
 from gpt2.artifacts.run_record import RecordedTarget
@@ -31,6 +32,9 @@ from study.runner.step_timing import (
 )
 
 TIMING_SHARE, TIMING_LEAST, TIMING_MOST = 0.05, 15.0, 60.0  # seconds of timing per class, from the time limit
+# With a count, step times serve estimates and the comparison of speeds. Seconds per class; parameters x tokens of all
+# runs, about 200 seconds of a core, below which the timing would be too large a part of the study.
+COUNT_SECONDS, COUNT_WORK = 4.0, 2e12
 TIMED_AT_ONCE = (
     "step times were measured in {} processes at once, each on its share of the cores, as the runs train"
 )
@@ -58,9 +62,10 @@ def make_plan(
     predictions = Predictions(config, resolved, copies)
     batch = predictions.choose_batch(variants.values(), existing)
     timings: dict[str, Timing] = {}
-    if config.budget.max_time_seconds:
+    each = timing_seconds(config, settings, resolved)
+    if each:
         batch, timings = _time_classes(
-            config, resolved, predictions, variants, examples, batch, time_steps, in_one_process
+            each, resolved, predictions, variants, examples, batch, time_steps, in_one_process
         )
     seconds = {cost: steady_mean(timing.samples) for cost, timing in timings.items()}
     unpredictable = {
@@ -104,6 +109,28 @@ def make_plan(
     )
 
 
+def timing_seconds(config: Config, settings: StudySettings, resolved: ResolvedTarget) -> float:
+    """Return the seconds of timing for each cost class; 0 where no steps are timed."""
+    budget = config.budget
+    if budget.max_time_seconds:
+        return min(max(TIMING_SHARE * budget.max_time_seconds, TIMING_LEAST), TIMING_MOST)
+    counts = (budget.max_tokens, budget.max_iterations * config.batch.effective * config.model.block_size)
+    tokens = min(filter(None, counts)) * len(settings.variants) * settings.seeds
+    here = resolved.device_type == "cpu" and settings.executor == "local"
+    return COUNT_SECONDS if here and config.model.parameters * tokens > COUNT_WORK else 0.0
+
+
+def load_note(config: Config) -> str:
+    """Return a note where other work changes the counts that step times are about to give; else ""."""
+    load, cpus = os.getloadavg()[0], os.cpu_count() or 1
+    if not config.budget.max_time_seconds or load <= cpus:
+        return ""
+    return (
+        f"step times were measured at a load of {load:.0f} on {cpus} CPUs: the number of iterations, which follows "
+        "from them, is not that of an idle machine"
+    )
+
+
 def recipe_note(variant: Variant, config: Config, settings: StudySettings) -> str:
     """Name the optimizer settings of an arm that are not the study's, but for a tuned rate; "" without any."""
     other = [
@@ -115,7 +142,7 @@ def recipe_note(variant: Variant, config: Config, settings: StudySettings) -> st
 
 
 def _time_classes(
-    config: Config,
+    seconds: float,
     resolved: ResolvedTarget,
     predictions: Predictions,
     variants: Mapping[str, Variant],
@@ -124,8 +151,10 @@ def _time_classes(
     time_steps: TimeSteps,
     in_one_process: bool,
 ) -> tuple[BatchPlan, dict[str, Timing]]:
-    """Time the classes at the largest micro-batch, from `batch` down, at which none runs out of memory."""
-    seconds = min(max(TIMING_SHARE * config.budget.max_time_seconds, TIMING_LEAST), TIMING_MOST)
+    """Time the classes at the largest micro-batch, from `batch` down, at which none runs out of memory.
+
+    seconds: of each class.
+    """
     while True:
         fit = predictions.fit_together([variants[name] for name in examples.values()], batch.micro)
         try:

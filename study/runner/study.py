@@ -302,9 +302,10 @@ class Study:
 
     def make_plan(self, existing: BatchPlan | None = None) -> Plan:
         """Create a plan. existing: batch of a previous plan."""
-        if self.config.budget.max_time_seconds:
-            print("planning: timing training steps of each cost class")
-        return planner.make_plan(
+        note = planner.load_note(self.config)
+        if note:
+            print(f"notice: {note}")
+        plan = planner.make_plan(
             self.config,
             self.settings,
             self.resolved,
@@ -314,6 +315,7 @@ class Study:
             self.resolved.device_type == "cpu",
             self.copies(),
         )
+        return dataclasses.replace(plan, notes=(*plan.notes, *filter(None, [note])))
 
     def copies(self) -> int:
         """Return how many processes time steps at once: on a CPU, runs at once share caches and memory."""
@@ -322,6 +324,7 @@ class Study:
 
     def time_steps(self, names: Sequence[str], batch: BatchPlan, seconds: float) -> dict[str, Timing]:
         """Time steps of the variants in turn, in one separate process."""
+        print(f"planning: timing steps of {', '.join(names)}, about {seconds * len(names):.0f} s", flush=True)
         first, *others = names
         arguments = [first, "0", "--time", str(seconds), "--micro", str(batch.micro)]
         arguments += ["--beside", *others] if others else []

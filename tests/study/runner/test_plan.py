@@ -75,6 +75,32 @@ def test_all_variants_get_one_exact_batch_of_512_sequences_on_every_gpu(
     assert len(set(micro)) > 2
 
 
+def test_with_a_count_steps_are_timed_for_seconds_and_only_in_long_cpu_studies(config: Config) -> None:
+    """Timing must not take a large part of a short study, and not wait for a card or a cluster."""
+    settings = StudySettings("s", NAMES, 3, Path(), False)
+    counted = dataclasses.replace(config, budget=BudgetConfig(0, 0, 100))
+    short = dataclasses.replace(config, budget=BudgetConfig(0, 10**3, 100))
+    cpu = dataclasses.replace(resolved(), device="cpu")
+    assert planner.timing_seconds(counted, settings, cpu) == planner.COUNT_SECONDS
+    assert planner.timing_seconds(config, settings, cpu) == planner.TIMING_MOST
+    untimed = ((short, settings, cpu), (counted, settings, resolved()),
+               (counted, dataclasses.replace(settings, executor="slurm"), cpu))  # fmt: skip
+    assert not any(planner.timing_seconds(*case) for case in untimed)
+
+
+def test_a_count_from_step_times_beside_other_work_has_a_note(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner.os, "cpu_count", lambda: 2)
+    loads = []
+    for load in (1.9, 16.3):
+        monkeypatch.setattr(planner.os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
+        loads.append(planner.load_note(config))
+        assert not planner.load_note(dataclasses.replace(config, budget=BudgetConfig(0, 0, 100)))
+    assert not loads[0]
+    assert "load of 16 on 2 CPUs" in loads[1]
+
+
 @pytest.mark.parametrize("equal_time", [False, True])
 def test_a_time_limit_becomes_one_count_or_at_equal_time_one_for_each_class(
     config: Config, tmp_path: Path, equal_time: bool
