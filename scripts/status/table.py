@@ -168,9 +168,9 @@ def status_text(study_dir: Path) -> str:
     lines += [f"{run.name}: {run.reason}" for run in runs if run.reason]
     if counts["finished"] == len(runs):
         return "\n".join([*lines, f"all runs are finished; report: {study_dir / 'report.html'}"])
-    left = seconds_left(runs, plan)
+    left, unit = seconds_left(runs, plan), "" if counts["finished"] else "of training "
     if left is not None and counts["running"]:
-        lines.append(f"about {duration(left)} left with {counts['running']} at once")
+        lines.append(f"about {duration(left)} {unit}left with {counts['running']} at once")
     elif not counts["running"]:
         about = f" (about {duration(left)} with one at a time)" if left is not None else ""
         lines.append(f"nothing runs now; `make` continues{about}")

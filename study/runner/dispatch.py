@@ -12,7 +12,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from gpt2.artifacts import run_record
@@ -63,7 +63,6 @@ class _Active:
     trained_before: float
     before: str
     micro: int
-    began: float = field(default_factory=time.monotonic)
 
 
 class Dispatcher:
@@ -141,7 +140,6 @@ class Dispatcher:
     def _take(self, message: Message) -> None:
         active = self._active[message.name]
         if isinstance(message, Started):
-            active.began = time.monotonic()
             self.terminal.begin(message.name, active.number, message.where)
         elif isinstance(message, TaskProgress):
             event = message.event
@@ -185,8 +183,10 @@ class Dispatcher:
             self.mark_failed(run, reason, active.before)
         self.terminal.end(name, outcome(self.runs.folder(*run)))
         if not active.trained_before and self.runs.status(*run) == "finished":
-            self.check_speed(run, time.monotonic() - active.began)
+            self.check_speed(run)
+        began = time.monotonic()
         self._report()
+        self.terminal.estimate.add(time.monotonic() - began)
 
     def _loss(self, ended: Ended) -> str:
         """Describe the loss of a run with its machine, or with one of its ranks; "" where it ended by itself."""
@@ -234,11 +234,11 @@ class Dispatcher:
         if record.status not in ("failed", "finished") or record_text(folder) == before:
             run_record.write(folder, dataclasses.replace(record, status="failed", error=reason))
 
-    def check_speed(self, run: Run, wall_seconds: float) -> None:
-        """Print the new end time once if finished runs were slower than planned."""
+    def check_speed(self, run: Run) -> None:
+        """Print the end time once if finished runs were slower than planned."""
         planned, trained = self.plan.planned_seconds(run[0]), self.trained_seconds(run)
-        left, now = self.terminal.estimate.left, datetime.datetime.now()
-        message = self.speed.observe(planned, trained, wall_seconds, left, now, self.terminal.estimate.slots)
+        left = self.terminal.estimate.compute()
+        message = self.speed.observe(planned, trained, left, datetime.datetime.now())
         if message:
             self.terminal.say(message)
 

@@ -80,38 +80,31 @@ def outcome(run_dir: Path) -> str:
 class SpeedCheck:
     """Compare finished runs with their planned seconds; report a slower machine once. Nothing else depends on it.
 
-    planned, trained: seconds of training of the runs of this session. other: their seconds besides training.
+    planned, trained: seconds of training of the runs of this session.
     """
 
     planned: list[float] = field(default_factory=list)
     trained: list[float] = field(default_factory=list)
-    other: list[float] = field(default_factory=list)
     reported: bool = False
 
     def observe(
         self,
         planned_seconds: float | None,
         trained_seconds: float,
-        wall_seconds: float,
-        left: int,
+        seconds_left: float | None,
         now: datetime.datetime,
-        slots: int = 1,
     ) -> str:
-        """Return the message after a finished run, with `left` unfinished runs; empty without news."""
+        """Return the message after a finished run; empty without news. seconds_left: in the study."""
         if planned_seconds is None or self.reported:
             return ""
         self.planned.append(planned_seconds)
         self.trained.append(trained_seconds)
-        self.other.append(max(wall_seconds - trained_seconds, 0.0))
         slower = sum(self.trained) / sum(self.planned)
-        if slower <= SLOW or not left:
+        if slower <= SLOW or not seconds_left:
             return ""
         self.reported = True
-        turns = math.ceil(left / max(slots, 1))
-        end = now + datetime.timedelta(seconds=turns * (mean(self.trained) + mean(self.other)))
-        late = sum(self.trained) - sum(self.planned) + turns * (mean(self.trained) - mean(self.planned))
         return (
             f"this machine is slower than when steps were timed: a run trains for {duration(mean(self.trained))} "
-            f"instead of {duration(mean(self.planned))}; the study ends at about {end:%H:%M} instead of "
-            f"{end - datetime.timedelta(seconds=late):%H:%M}; counts and results do not change"
+            f"instead of {duration(mean(self.planned))}; the study ends at about "
+            f"{now + datetime.timedelta(seconds=seconds_left):%H:%M}; counts and results do not change"
         )

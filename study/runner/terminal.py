@@ -39,8 +39,8 @@ class _Present:
 class Estimate:
     """Seconds left in the study, from the runs finished in this session and the progress of the present ones.
 
-    expected_seconds: of a run, until one is finished; None where it is unknown. slots: runs at once; 0: as many
-    as execute.
+    expected_seconds: of the training of a run, until one shows its own speed; None where it is unknown. slots: runs at
+    once; 0: as many as execute.
     """
 
     def __init__(self, runs: int, expected_seconds: float | None, slots: int = 1) -> None:
@@ -57,6 +57,15 @@ class Estimate:
         self._finished.append(time.monotonic() - self._present.pop(name).began)
         self.left -= 1
 
+    def add(self, seconds: float) -> None:
+        """Count the report after the last finished run as a part of it."""
+        self._finished[-1] += seconds
+
+    @property
+    def training_only(self) -> bool:
+        """Return whether the estimate lacks what a finished run shows: its start, last evaluation and report."""
+        return not self._finished
+
     def pause(self, name: str = "") -> None:
         """Leave out a run that waits for its retry."""
         self._present.pop(name)
@@ -70,16 +79,19 @@ class Estimate:
             run.resumed_at, run.stepped = done, now
         if len(self._present) > MANY and now - self._computed_at < 1.0:
             return self._computed
-        self._computed_at, self._computed = now, self._compute(run)
+        self._computed_at, self._computed = now, self.compute()
         return self._computed
 
-    def _compute(self, run: _Present) -> float | None:
-        each = sum(self._finished) / len(self._finished) if self._finished else self._expected
-        each = self._whole(run) if each is None else each
+    def compute(self) -> float | None:
+        """Return the seconds left at the last known progress of the present runs."""
+        wholes = [whole for run in self._present.values() if (whole := self._whole(run)) is not None]
+        known = self._finished or wholes
+        each = sum(known) / len(known) if known else self._expected
         if each is None:
             return None
         here = [self._rest(present, each) for present in self._present.values()]
-        return max(max(here), (sum(here) + each * max(self.left - len(here), 0)) / (self.slots or len(here)))
+        rest = (sum(here) + each * max(self.left - len(here), 0)) / (self.slots or len(here) or 1)
+        return max([*here, rest])
 
     def _steps(self, run: _Present) -> float | None:
         """Seconds of all steps of a run at the speed of this one, without its start; None before LEAST_PROGRESS."""
@@ -140,7 +152,8 @@ class Terminal:
         done = step.iteration / step.iterations if step and step.iterations else 0.0
         left = self.estimate.seconds_left(done, name)
         parts = [line.title, f"{done:4.0%}{GAP}loss {step.loss:.3f}" if step else "", phase]
-        parts += [f"study {duration(left)} left"] if left is not None and left >= 1 else []
+        unit = "of training " if self.estimate.training_only else ""
+        parts += [f"study {duration(left)} {unit}left"] if left is not None and left >= 1 else []
         parts += [line.validation]
         if step and step.train_seconds > 0 and done > 0:
             parts += [f"run {duration(step.train_seconds / done * (1 - done))} left"]
