@@ -9,8 +9,6 @@ from dataclasses import asdict, dataclass
 
 from gpt2.system.errors import UserError
 
-MICRO_TOKENS = {"cpu": 4096, "gpu": 65536}  # of a micro-batch beyond which a step is no faster
-
 
 class BatchError(UserError, ValueError):
     """The requested parts do not give the effective batch exactly."""

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpt2.config.batch import MICRO_TOKENS, micro_batches, nearest
+from gpt2.config.batch import micro_batches, nearest
 from gpt2.config.dotconfig import Symbols, read_symbols, split_words
 from gpt2.config.eval_sets import EvalSet, eval_sets
 from gpt2.config.fix_words import numerics_fix
@@ -60,10 +60,11 @@ DATASETS = {
     "DATASET_WIKITEXT103": "wikitext103",
     "DATASET_LOCAL": "files",
 }
-# Parameters x tokens of a micro-batch, below which a CPU trains more with a run a core than with one run on all cores.
-# mini (4.4e8) takes 38 ms with one thread of an AMD EPYC and 23 ms with two, so 8 ms do not divide. With this work,
-# about a second of a core, those 8 ms take a tenth of the time of 16 cores.
-SMALL_WORK = 1e10
+# Parameters x tokens that a core trains in a second. A micro-batch with fewer is small: a CPU trains more with a run a
+# core than with one run on all cores. mini (4.4e8) takes 38 ms with one thread of an AMD EPYC and 23 ms with two, so
+# 8 ms do not divide. In a step of a second they take a tenth of the time of 16 cores.
+CORE_WORK = 1e10
+MICRO_TOKENS = {"cpu": 4096, "gpu": 65536}  # tokens of a micro-batch beyond which a step is no faster
 
 
 @dataclass(frozen=True)
@@ -360,7 +361,7 @@ class Config:
         """Return whether a run has one thread on a CPU, on every machine alike: numbers depend on threads."""
         micro = self.batch.micro * self.model.block_size
         tokens = micro or min(self.batch.effective * self.model.block_size, MICRO_TOKENS["cpu"])
-        return self.model.parameters * tokens < SMALL_WORK
+        return self.model.parameters * tokens < CORE_WORK
 
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> Config:

@@ -11,15 +11,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpt2.config.batch import (
-    MICRO_TOKENS,
-    BatchPlan,
-    largest_micro_batch,
-    next_smaller,
-    plan_batch,
-    plan_for,
-)
-from gpt2.config.config import Config
+from gpt2.config.batch import BatchPlan, largest_micro_batch, next_smaller, plan_batch, plan_for
+from gpt2.config.config import MICRO_TOKENS, Config
 from gpt2.hardware.gpu_specs import GIB
 from gpt2.hardware.resolve import ResolvedTarget
 from gpt2.memory.prediction import Prediction, predict

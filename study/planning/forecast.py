@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpt2.config.config import Config
+from gpt2.config.config import CORE_WORK, Config
 from gpt2.config.dotconfig import Symbols
 from gpt2.config.eval_sets import EvalSet
 from gpt2.data.eval_texts import HUB_FILE, read_text
+from gpt2.hardware.cpu import cpu_threads
+from gpt2.hardware.detect import detect_hardware
 from gpt2.hardware.gpu_specs import TargetError
 from gpt2.hardware.resolve import ResolvedTarget, resolve
 from gpt2.system.errors import UserError
@@ -16,6 +18,7 @@ from ra.arms import split_rate
 from ra.settings import AlternationSettings
 from ra.variants import variant
 from study.analysis.verdict import VERDICT_SEEDS
+from study.executors.slots import runs_that_fit
 from study.memory.micro_batch import MemoryPlanError, Predictions
 from study.planning.past import PastStudy
 from study.records import plan_file
@@ -66,7 +69,7 @@ class Forecast:
     """A study of one size. runs: as (variant, seed), the most where learning rates are not chosen yet.
 
     fewest: the number of runs if all arms get one rate. pending: the runs that are not finished. looks: the numbers of
-    seeds at which the primary arm is judged, the present one last.
+    seeds at which the primary arm is judged, the present one last. at_once: runs at once on this machine.
     """
 
     settings: StudySettings
@@ -79,6 +82,12 @@ class Forecast:
     hours: Hours
     disk_bytes: int
     memory: PeakMemory
+    at_once: int
+
+    def time(self, runs: Sequence[tuple[str, int]]) -> float | None:
+        """Hours until these runs are finished; None where the seconds of one are unknown."""
+        hours = self.hours.of(runs)
+        return None if hours is None else hours / self.at_once
 
 
 def forecast(symbols: Symbols, past: Sequence[PastStudy]) -> Forecast:
@@ -106,6 +115,7 @@ def forecast(symbols: Symbols, past: Sequence[PastStudy]) -> Forecast:
             config.model, [_iterations(config, plan, name) for name, _ in pending], config.optimizer.schedule
         ),
         memory=_memory(symbols, config, settings, plan, resolved),
+        at_once=_at_once(config, settings, resolved),
     )
 
 
@@ -138,6 +148,15 @@ def _resolve(config: Config) -> ResolvedTarget:
         return resolve(config.target, planning=True)
 
 
+def _at_once(config: Config, settings: StudySettings, resolved: ResolvedTarget) -> int:
+    """Return CONFIG_SLOTS, or for 0 the runs at once of this machine; 1 on a cluster, whose size is unknown."""
+    if settings.executor != "local" or config.target.ranks > 1:
+        return 1
+    if settings.slots or resolved.device_type != "cpu":
+        return settings.slots or (detect_hardware().count if resolved.torch else 1)
+    return runs_that_fit(config.target.cpu_threads, cpu_threads(0), resolved.memory_bytes, config.small_step)
+
+
 def _iterations(config: Config, plan: Plan | None, name: str) -> int:
     """Return the iterations of a run as far as they are known without timing; 0 otherwise."""
     if plan and plan.arm(name) in plan.variants:
@@ -160,6 +179,11 @@ def _hours(
 ) -> Hours:
     here = [study for study in past if study.device == resolved.device_name]
     train, source = _training(config, settings, plan, here)
+    if not train and resolved.device_type == "cpu":
+        work = config.model.parameters * _iterations(config, None, "") * _tokens(config)
+        cores = config.target.cpu_threads or cpu_threads(0)
+        train = dict.fromkeys(settings.variants, work / (cores * CORE_WORK))
+        source = f"about {CORE_WORK:.0e} parameters x tokens a second of a core"
     if not here:
         return Hours(
             train, source, None, "evaluation, saving and starting are not included: no finished study"
@@ -216,7 +240,7 @@ def _training(
 def _memory(
     symbols: Symbols, config: Config, settings: StudySettings, plan: Plan | None, resolved: ResolvedTarget
 ) -> PeakMemory:
-    at_once = max(settings.slots, 1) if resolved.device_type == "cpu" and settings.executor == "local" else 1
+    at_once = _at_once(config, settings, resolved) if resolved.device_type == "cpu" else 1
     predictions = Predictions(config, resolved, at_once)
     alternation = AlternationSettings.from_symbols(symbols)
     variants = [variant(name, config.model, alternation) for name in settings.variants]

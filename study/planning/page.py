@@ -12,6 +12,7 @@ from study.planning.power import Sight, StudySight
 from study.report.sentences import hours_text, seeds_text, size
 from study.stats.statistics import perplexity_percent
 
+NIGHT_HOURS = 12
 NOTHING_RUNS = "This command trains nothing and times nothing."
 
 
@@ -19,7 +20,7 @@ def plan_document(forecast: Forecast, sight: StudySight) -> Document:
     """The plan of a study, and what it detects."""
     blocks: list[Block] = [
         runs_table(forecast),
-        BulletList([*tuning(forecast), source(forecast), disk(forecast), memory(forecast), NOTHING_RUNS]),
+        BulletList([*tuning(forecast), *times(forecast), disk(forecast), memory(forecast), NOTHING_RUNS]),
         Section("What the study will be able to detect", sight_blocks(forecast, sight)),
         BulletList(_remarks(sight)),
     ]
@@ -34,8 +35,8 @@ def runs_table(forecast: Forecast) -> Table:
         "seeds": lambda one: str(one.settings.seeds),
         "runs": lambda one: _range_of(one.fewest, len(one.runs)),
         "pending": lambda one: str(len(one.pending)),
-        "time": lambda one: _time(one.hours.of(one.pending)),
-        "one more seed": lambda one: _time(one.hours.of(one.one_seed)),
+        "time": lambda one: _time(one.time(one.pending)),
+        "one more seed": lambda one: _time(one.time(one.one_seed)),
         "disk": lambda one: gib(one.disk_bytes),
         "micro-batch": lambda one: f"{one.memory.micro} x {one.memory.accumulation}",
         "peak memory": lambda one: gib(one.memory.peak) if one.memory.peak is not None else "unknown",
@@ -67,9 +68,15 @@ def tuning(forecast: Forecast) -> list[str]:
     return [text]
 
 
-def source(forecast: Forecast) -> str:
-    """The sources of the hours."""
-    return f"Time: {forecast.hours.train_source}; {forecast.hours.other_source}."
+def times(forecast: Forecast) -> list[str]:
+    """The sources of the hours, and a plan of one night where this one takes longer."""
+    at_once = f"; {forecast.at_once} runs at once" if forecast.at_once > 1 else ""
+    found = [f"Time: {forecast.hours.train_source}; {forecast.hours.other_source}{at_once}."]
+    if (forecast.time(forecast.pending) or 0.0) > NIGHT_HOURS:
+        found += [
+            "More than a night. Three arms, 3 seeds, an hour a run: make defconfig-gpt2-ra-ablation-night"
+        ]
+    return found
 
 
 def disk(forecast: Forecast) -> str:

@@ -99,15 +99,9 @@ class Study:
     @functools.cached_property
     def slots(self) -> list[Slot]:
         """Divide this machine among runs at once. SlotsError where it has too few cards or cores."""
-        target, batch = self.config.target, self.config.batch
-        return local_slots(
-            self.settings.slots,
-            self.resolved,
-            target.cpu_threads,
-            target.ranks,
-            batch.effective,
-            self.config.small_step,
-        )
+        config, wanted, target = self.config, self.settings.slots, self.config.target
+        machine = (self.resolved, target.cpu_threads, target.ranks)
+        return local_slots(wanted, *machine, config.batch.effective, config.small_step)
 
     def has_checkpoint_or_result(self, name: str) -> bool:
         """Return whether a run of this variant, of any seed, is finished or has a checkpoint."""

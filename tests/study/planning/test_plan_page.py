@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from gpt2.config.config import CORE_WORK, load_config
 from gpt2.config.dotconfig import Symbols, read_symbols
 from pages.document import render_terminal
 from study.analysis.designs import Noise, detectable_difference
 from study.planning.forecast import forecast, planned_runs
-from study.planning.page import plan_document
+from study.planning.page import plan_document, times
 from study.planning.past import find_past_studies
 from study.planning.power import published_noise, study_sight
 from study.records import plan_file
@@ -31,6 +32,7 @@ SMALL = (
     "CONFIG_TARGET_CPU=y",
     "CONFIG_GPT2_BLOCK_SIZE=32",
     "CONFIG_EVAL_TOKENS=64",
+    "CONFIG_SLOTS=1",
 )
 
 
@@ -181,10 +183,11 @@ def test_more_seeds_than_planned_are_another_look_at_a_stricter_level() -> None:
     assert row.sees == pytest.approx(mde(row.noise.spread(4), 6, nominal_levels((3, 6))[-1]))
 
 
-def test_a_budget_of_iterations_needs_a_speed_from_a_finished_study() -> None:
-    symbols = configured("CONFIG_GPT2_MAX_TIME=0", "CONFIG_GPT2_MAX_ITERS=100")
-    assert forecast(symbols, []).hours.of([("B", 0)]) is None
-    assert "unknown" in shown(symbols)
+def test_a_count_on_a_cpu_has_the_time_of_a_finished_study_or_of_its_work_and_on_a_card_none() -> None:
+    symbols = configured("CONFIG_GPT2_MAX_ITERS=100")
+    model = load_config(".config").model
+    expected = model.parameters * 100 * 4 * 32 / CORE_WORK / 3600
+    assert forecast(symbols, []).hours.of([("B", 0)]) == pytest.approx(expected)
     device = forecast(symbols, []).memory.target.partition("(")[2][:-1]
     study = a_past_study(symbols)
     for run in study.glob("runs/*"):
@@ -193,10 +196,26 @@ def test_a_budget_of_iterations_needs_a_speed_from_a_finished_study() -> None:
     found = forecast(symbols, past)
     seconds = 100 * 4 * 32 * past[0].seconds_per_token() + 140
     assert found.hours.of([("B", 0)]) == pytest.approx(seconds / 3600)
+    counted = ("CONFIG_GPT2_MAX_TIME=0", "CONFIG_GPT2_MAX_ITERS=100")
+    defconfig("CONFIG_GPT2_MODEL_TINY=y", *counted, spec="gpt2-ra-ablation+a100-40g")
+    assert "unknown" in shown(read_symbols(".config"))
+
+
+def test_runs_at_once_share_the_time_and_a_plan_of_more_than_a_night_names_a_shorter_one() -> None:
+    symbols = configured("CONFIG_GPT2_MAX_TIME=7200")
+    found = forecast(symbols, [])
+    assert replace(found, at_once=4).time(found.pending) == pytest.approx(25 * 2 / 4)
+    lines = [len(times(replace(found, at_once=count))) for count in (1, 4, 5)]  # 50, 12.5 and 10 hours
+    assert lines == [2, 2, 1]
+    defconfig(spec="gpt2-ra-ablation-night+a100-40g")
+    hours = forecast(read_symbols(".config"), []).time([(name, 0) for name in ("B", "RAALL", "RALEARN")])
+    assert hours is not None
+    assert 8 <= 3 * hours <= 11
 
 
 def test_tuned_rates_give_a_range_of_runs_until_they_are_chosen() -> None:
-    symbols = configured("CONFIG_VARIANTS=B RAALL RALEARN GATED", "CONFIG_LEARNING_RATES=1e-3 2e-3 4e-3")
+    rates = ("CONFIG_LEARNING_RATES=1e-3 2e-3 4e-3", "CONFIG_GPT2_MAX_TIME=30")
+    symbols = configured("CONFIG_VARIANTS=B RAALL RALEARN GATED", *rates)
     found = forecast(symbols, [])
     settings = StudySettings.from_symbols(symbols)
     assert settings.rates
