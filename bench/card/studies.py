@@ -35,6 +35,7 @@ SPECIFICATIONS = {False: "gpt2-ra-ablation", True: "gpt2-ra-ablation-smoke"}
 COMMON = {
     "VARIANTS": " ".join(NAMES),
     "SEEDS": "1",
+    "SLOTS": "1",
     "GPT2_MAX_TIME": "0",
     "GPT2_MAX_ITERS": str(STEPS),
     "DATASET_EMBEDDED": "y",

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.faults.harness import Bench, fault, outcome
 
-BOTH = {"VARIANTS": "B RALEARN", "GPT2_MAX_ITERS": "30"}
+BOTH = {"VARIANTS": "B RALEARN", "GPT2_MAX_ITERS": "30", "SLOTS": "1"}
 FALLS = (
     "micro-batch 2 -> 1 for this run and the next, effective batch 4, losses as undisturbed, in the report"
 )
