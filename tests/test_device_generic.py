@@ -28,6 +28,7 @@ ALLOWED = {
     "gpt2/train/peak_memory.py": (1, "a comment names both modules"),
     "numerics/checklist/pack.py": (3, "the version of CUDA, and switches of cuBLAS and cuDNN"),
     "numerics/seed.py": (1, "cuBLAS reads a variable when CUDA starts"),
+    "scripts/dev/setup.py": (3, "the build of torch for a kind of card"),
     "scripts/pack_run/__main__.py": (1, "the version of CUDA"),
     "scripts/record/replay.py": (1, "the version of CUDA"),
     "study/compare/checklist_rows.py": (1, "the version of CUDA"),
