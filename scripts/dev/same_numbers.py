@@ -31,11 +31,11 @@ from gpt2.system.read_files import read_json
 DEFCONFIG = "defconfig-gpt2-ra-ablation-smoke+cpu"
 BATCH, BLOCK, VALIDATION = 4, 32, 512  # sequences, tokens of a sequence, validation tokens
 STEPS, MANY_STEPS = 24, 200  # the killed run needs time between its checkpoint and its end
-# One thread, since another number may sum in another order. The rate is large, so that attention leaves its initial,
-# almost uniform weights.
+# One thread, since another number may sum in another order; one run at once, so that one is killed in its decay. The
+# rate is large, so that attention leaves its initial, almost uniform weights.
 SETTINGS = (
     f"SEEDS=1 GPT2_MODEL_CUSTOM=y GPT2_LAYERS=3 GPT2_HEADS=2 GPT2_WIDTH=32 GPT2_BLOCK_SIZE={BLOCK} CPU_THREADS=1 "
-    f"GPT2_MAX_ITERS={STEPS} EFFECTIVE_BATCH={BATCH} MICRO_BATCH=2 LEARNING_RATE=1e-2 HELLASWAG=n "
+    f"SLOTS=1 GPT2_MAX_ITERS={STEPS} EFFECTIVE_BATCH={BATCH} MICRO_BATCH=2 LEARNING_RATE=1e-2 HELLASWAG=n "
     f"EVAL_TOKENS={VALIDATION} EVAL_INTERVAL_TOKENS=1024 DATASET_FILES=texts/*.txt"
 )
 MODIFIED = "RALEARN+NORM=rms+MLP=swiglu+POSITION=rotary"
