@@ -39,6 +39,8 @@ def test_the_recorded_code_is_that_of_loaded_custom_variants_alone(
     source.write_text("FACTOR = 1\n")
     module = types.ModuleType("ra.custom.mine")
     module.__file__ = str(source)
+    for name in [name for name in sys.modules if name.startswith("ra.custom.")]:  # loaded by other tests
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "ra.custom.mine", module)
     before = provenance.environment_record({}).code
     assert before == {"ra.custom.mine": hashlib.sha256(source.read_bytes()).hexdigest()[:16]}
