@@ -193,10 +193,10 @@ def install(kind: str) -> None:
 
 
 def wheels(kind: str) -> str:
-    """Return the arguments of `pip download` for a kind; those of a study where only .config is to be written."""
+    """Return the packages for `pip download` of a kind; those of a study for the kind that only writes .config."""
     lines = requirements_of("main" if kind == "base" else kind)
     if torch_kind(configured_card()) == "cpu":
-        lines += [TORCH_ON_CPU, "--extra-index-url=https://download.pytorch.org/whl/cpu"]
+        lines.append(TORCH_ON_CPU)
     return " ".join(f"'{line}'" for line in lines)
 
 
@@ -241,8 +241,9 @@ def main(arguments: list[str]) -> None:
     except ConnectionError:
         raise UserError(
             "no network: pip reaches no package index; fix: where there is one, with this system and Python "
-            f"3.{sys.version_info[1]}, run `python3 -m pip download -d wheels {wheels(names[0])}`, carry the folder "
-            "wheels here, and put PIP_NO_INDEX=1 PIP_FIND_LINKS=wheels before the same command"
+            f"3.{sys.version_info[1]}, run `python3 -m pip download -d wheels {wheels(names[0])}` (a +cpu build needs "
+            "the index that pytorch.org names), carry the folder wheels here, and put PIP_NO_INDEX=1 "
+            "PIP_FIND_LINKS=wheels before the same command"
         ) from None
 
 
