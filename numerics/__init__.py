@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from numerics.checklist.pack import ConfigChecker
-    from numerics.debugger import PrecisionDebugger
     from numerics.errors import NumericsError
     from numerics.fixes.apply import fix
     from numerics.logp.diff import logp_diff
@@ -18,8 +17,9 @@ if TYPE_CHECKING:
     from numerics.monitor.msprobe.trainer_mon import TrainerMon
     from numerics.oracle.beside import check_optimizer
     from numerics.oracle.check import check_operation
-    from numerics.record_config import RecorderConfig
-    from numerics.recorder import Recorder
+    from numerics.record.debugger import PrecisionDebugger
+    from numerics.record.record_settings import RecorderConfig
+    from numerics.record.recorder import Recorder
     from numerics.repeat.step import repeat_step
     from numerics.seed import seed_all
 
@@ -28,9 +28,9 @@ MODULES = {
     "Monitor": "monitor.monitor",
     "MonitorConfig": "monitor.monitor",
     "NumericsError": "errors",
-    "PrecisionDebugger": "debugger",
-    "Recorder": "recorder",
-    "RecorderConfig": "record_config",
+    "PrecisionDebugger": "record.debugger",
+    "Recorder": "record.recorder",
+    "RecorderConfig": "record.record_settings",
     "check_operation": "oracle.check",
     "check_optimizer": "oracle.beside",
     "fix": "fixes.apply",

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from bench.observed_step import ITERATIONS, ObservationMode, ObservedShape, ObservedSuite
 from gpt2.train.step import Stepper, StepResult
-from numerics.debugger import StopAtOptimizer
-from numerics.record_config import RecorderConfig
-from numerics.recorder import Recorder
+from numerics.record.debugger import StopAtOptimizer
+from numerics.record.record_settings import RecorderConfig
+from numerics.record.recorder import Recorder
 
 
 def not_recorded(stepper: Stepper, ids_ET: Tensor, folder: Path) -> Callable[[], StepResult]:

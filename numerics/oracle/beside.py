@@ -19,24 +19,24 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.optim import Optimizer
 
-from numerics.beside import functions, optimizers
 from numerics.describe import tensors_in
 from numerics.errors import NumericsError
 from numerics.oracle.check import Oracle, random_gradients, usable_device
 from numerics.oracle.operation import RECORDED, Operation
 from numerics.oracle.results import Check, Skipped
+from numerics.record import captured_steps, custom_functions
 
 PLAINLY = {"foreach": False, "fused": False, "capturable": False, "differentiable": False}
 
 
 def step_operations(folder: Path, prefix: str = "") -> Iterator[Operation | Skipped]:
     """Yield the optimizer's steps of a rank's folder. NumericsError where the file cannot be read."""
-    file = folder / optimizers.FILE
+    file = folder / captured_steps.FILE
     if not file.exists():
         return
     try:
         rows = torch.load(file, map_location="cpu", weights_only=True)
-        steps = [optimizers.OptimizerStep(**row) for row in rows]
+        steps = [captured_steps.OptimizerStep(**row) for row in rows]
     except (RuntimeError, TypeError, ValueError, EOFError, pickle.UnpicklingError) as error:
         reason = str(error).strip().partition("\n")[0][:200]
         raise NumericsError(f"{file} cannot be loaded: {reason}; fix: record the step again") from error
@@ -45,7 +45,7 @@ def step_operations(folder: Path, prefix: str = "") -> Iterator[Operation | Skip
 
 
 def operation_of(
-    step: optimizers.OptimizerStep, prefix: str = "", kind: type[Optimizer] | None = None
+    step: captured_steps.OptimizerStep, prefix: str = "", kind: type[Optimizer] | None = None
 ) -> Operation | Skipped:
     """Return the operation of a step: its arguments are parameters, gradients and state; or why there is none."""
     name = prefix + step.title
@@ -101,7 +101,7 @@ def check_optimizer(
     names = {} if model is None else {id(value): name for name, value in model.named_parameters()}
     oracle = Oracle(usable_device(device, 'pass device="cpu"'))
     with torch.no_grad():
-        steps = optimizers.before_step(optimizer, names)
+        steps = captured_steps.before_step(optimizer, names)
     for step in steps:
         found = operation_of(step, kind=type(optimizer))
         if isinstance(found, Skipped):
@@ -117,7 +117,7 @@ def check_optimizer(
     return oracle.checks
 
 
-def _default_eps(step: optimizers.OptimizerStep) -> dict[str, Any]:
+def _default_eps(step: captured_steps.OptimizerStep) -> dict[str, Any]:
     """Return the eps of an optimizer that takes that of the parameters' dtype for None, as Adafactor."""
     eps = step.options[0].get("eps")
     if not isinstance(eps, tuple) or None not in eps:
@@ -135,7 +135,7 @@ def _class(path: str) -> type[Optimizer]:
 
 
 def _replay(
-    kind: Any, step: optimizers.OptimizerStep, changed: dict[str, Any], keys: list[list[str]] | None
+    kind: Any, step: captured_steps.OptimizerStep, changed: dict[str, Any], keys: list[list[str]] | None
 ) -> Callable[..., list[Tensor]]:
     """Return a function of parameters, gradients and state that returns parameters and state after the step."""
 
@@ -192,7 +192,7 @@ def custom_operations(folder: Path, prefix: str = "") -> Iterator[Operation | Sk
 
     The gradients of the results are generated. NumericsError where the file cannot be read.
     """
-    file = folder / functions.FILE
+    file = folder / custom_functions.FILE
     if not file.exists():
         return
     try:

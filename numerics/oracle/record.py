@@ -14,13 +14,13 @@ from torch import Tensor
 from numerics.compare.records import find_records, read_record
 from numerics.compare.replay import LARGEST, RANDOM, NotReplayableError, argument, function_of, layer_of
 from numerics.compare.table.step_record import Call, StepRecord, Value
-from numerics.functions import OVERWRITING
 from numerics.oracle.beside import custom_operations, step_operations
 from numerics.oracle.inputs import FirstRows, first_rows, tensor_of
 from numerics.oracle.operation import GENERATED, RECORDED, Operation
 from numerics.oracle.results import Skipped
 from numerics.oracle.rounding_model.linear_algebra import DECOMPOSITIONS
-from numerics.recorded_step import backward_name
+from numerics.record.function_calls import OVERWRITING
+from numerics.record.recorded_step import backward_name
 
 
 def linear_pointwise(x: Tensor, weight: Tensor, bias: Tensor | None, after: str, *settings: Any) -> Tensor:

@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from numerics.describe import NoValuesError, tensors_in
 from numerics.errors import described
-from numerics.functions import OVERWRITING, UNSET, call_stack
-from numerics.gradients import sequence_number
+from numerics.record.backward_calls import sequence_number
+from numerics.record.function_calls import OVERWRITING, UNSET, call_stack
 from numerics.repeat.digest import digest, is_finite, resolve
 from numerics.repeat.memory import BEFORE, MemoryMap, StorageBlock, with_memory
 from numerics.repeat.trace import (

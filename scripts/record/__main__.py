@@ -35,8 +35,8 @@ def main(restart: bool = False) -> int:
     run_dir: Path = arguments.run
     record = run_record.load_given(run_dir)
     enter_environment(record, restart)
-    from numerics.record_config import RecorderConfig
-    from numerics.recorder import Recorder
+    from numerics.record.record_settings import RecorderConfig
+    from numerics.record.recorder import Recorder
     from scripts.record.replay import RunReplay
 
     out = arguments.out or default_folder(run_dir)

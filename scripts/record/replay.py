@@ -30,8 +30,8 @@ from gpt2.train.resume import refuse_another_run
 from gpt2.train.run_plan import RunPlan
 from gpt2.train.step import NotFiniteError, StepResult
 from gpt2.train.trainer import TrainingRun
-from numerics.debugger import StopAtOptimizer
-from numerics.recorder import Recorder
+from numerics.record.debugger import StopAtOptimizer
+from numerics.record.recorder import Recorder
 from ra.names import VariantError, custom_variants
 from ra.settings import AlternationSettings
 from ra.variants import variant

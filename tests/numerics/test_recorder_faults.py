@@ -19,7 +19,7 @@ from numerics import NumericsError, PrecisionDebugger, Recorder, RecorderConfig
 from numerics.__main__ import main
 from numerics.describe import PART, describe_tensor, resolve
 from numerics.fixes import passes
-from numerics.gradients import SEVERAL
+from numerics.record.backward_calls import SEVERAL
 
 
 def content(folder: Path, step: int = 0) -> dict[str, Any]:

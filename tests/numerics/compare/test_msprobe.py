@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from numerics.record_config import RecorderConfig
-from numerics.recorder import Recorder
+from numerics.record.record_settings import RecorderConfig
+from numerics.record.recorder import Recorder
 from tests.numerics.compare.small_models import compared
 
 DUMPS = Path(__file__).parents[2] / "fixtures/msprobe-26.2"

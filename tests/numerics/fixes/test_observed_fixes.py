@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from numerics.errors import NumericsError
 from numerics.fixes.apply import fix
 from numerics.monitor.monitor import Monitor, MonitorConfig
-from numerics.record_config import RecorderConfig
-from numerics.recorder import WITHIN_FIX, Recorder
+from numerics.record.record_settings import RecorderConfig
+from numerics.record.recorder import WITHIN_FIX, Recorder
 
 Rows = dict[tuple[str, str, str], dict[str, float]]
 MICRO_BATCHES = 2

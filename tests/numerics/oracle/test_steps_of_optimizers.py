@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from numerics import NumericsError, Recorder, RecorderConfig, check_operation
-from numerics.beside.optimizers import MOST
 from numerics.oracle.beside import check_optimizer
 from numerics.oracle.check import Oracle
 from numerics.oracle.command import check_all
@@ -21,6 +20,7 @@ from numerics.oracle.operation import Operation, reference
 from numerics.oracle.record import operations
 from numerics.oracle.report import OracleReport, results_json, write_report
 from numerics.oracle.results import Check, Skipped
+from numerics.record.captured_steps import MOST
 
 X = torch.randn(8, 12, generator=torch.Generator().manual_seed(1))
 

@@ -40,7 +40,7 @@ OPERATORS = {"div": "__truediv__", "remainder": "__mod__"}
 OPERATORS |= {name: f"__{name}__" for name in ("add", "sub", "mul", "matmul", "gt", "ge", "lt", "le", "ne")}
 OPERATORS |= {f"{name}_": f"__i{name}__" for name in ("add", "sub", "mul")}
 DEEPEST_STACK = 12  # frames
-HERE = str(Path(__file__).parent)
+HERE = str(Path(__file__).parents[1])
 
 
 class CallRecorder(Protocol):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from torch import nn
 
-from numerics.beside.functions import CustomCalls, Quietly
-from numerics.beside.optimizers import StepCapture
+from numerics.record.captured_steps import StepCapture
+from numerics.record.custom_functions import CustomCalls, Quietly
 
 
 class Beside:

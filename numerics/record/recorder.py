@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from numerics.beside.copies import Beside
 from numerics.describe import (
     describe,
     describe_tensor,
@@ -36,10 +35,11 @@ from numerics.describe import (
 from numerics.dump_files import rank_folder, this_rank, write_record
 from numerics.errors import NumericsError
 from numerics.fixes import passes
-from numerics.functions import FunctionCalls, call_stack, without_overwritten
-from numerics.gradients import GradientWatch, sequence_number
-from numerics.record_config import RecorderConfig
-from numerics.recorded_step import OpenCall, RecordedStep, backward_name
+from numerics.record.backward_calls import GradientWatch, sequence_number
+from numerics.record.copies import Beside
+from numerics.record.function_calls import FunctionCalls, call_stack, without_overwritten
+from numerics.record.record_settings import RecorderConfig
+from numerics.record.recorded_step import OpenCall, RecordedStep, backward_name
 
 WITHIN_FIX = "gradients within a fixed module are not recorded: backward computes them in a repeated forward"
 

@@ -11,8 +11,8 @@ from torch import nn
 
 from numerics.dump_files import read_json
 from numerics.errors import NumericsError
-from numerics.record_config import RecorderConfig
-from numerics.recorder import Recorder
+from numerics.record.record_settings import RecorderConfig
+from numerics.record.recorder import Recorder
 
 
 class PrecisionDebugger:

@@ -1,0 +1,1 @@
+"""Record what the steps of a program compute."""
