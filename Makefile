@@ -20,7 +20,7 @@ READS.export := RUN OUT
 READS.lm-eval := RUN TASKS TASK_DATA
 READS.logp-diff := RUN THRESHOLD OUT
 READS.memory := TARGET FROM VARIANTS
-READS.monitor := RUN ON OFF FORMAT
+READS.monitor := RUN ON OFF
 READS.mrproper := RESULTS
 READS.oracle := RECORD OTHER OUT
 READS.pack-run := RUN OUT
@@ -110,7 +110,7 @@ trend: setup-core  ## RUNS="results/a/runs/B0 [results/b/runs/B0]" [OUT=folder]:
 record: setup-core  ## RUN=results/x/runs/B0 STEP=40 [LEVEL=mix] [TASK=statistics] [OUT=]: replay a step and record it
 	@$(INTERPRETER) -m scripts.record
 
-monitor: setup-core  ## RUN=results/x/runs/B0 [ON="grad:blocks.3"] [OFF=all] [FORMAT=parquet]: tables and triggers
+monitor: setup-core  ## RUN=results/x/runs/B0 [ON="grad:blocks.3"] [OFF=all]: tables and triggers
 	@$(INTERPRETER) -m scripts.monitor
 
 repeat: setup-core  ## RUN=results/x/runs/B0 STEP=40 [TIMES=8] [OUT=]: is the step reproducible, and if not, why

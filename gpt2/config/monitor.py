@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from gpt2.config.dotconfig import Symbols, split_words
 from numerics.errors import NumericsError
@@ -15,7 +14,7 @@ class MonitorSettings:
     """The monitoring of a run. No fingerprint contains it: no number of a run depends on it.
 
     targets: see numerics.monitor.targets, every `interval` steps. triggers: see numerics.monitor.triggers; one of them
-    turns everything on for `full_steps` steps. references: folders of the runs of the trigger "envelope".
+    turns everything on for `full_steps` steps.
     """
 
     enabled: bool = False
@@ -23,32 +22,23 @@ class MonitorSettings:
     targets: tuple[str, ...] = ()
     triggers: tuple[str, ...] = ()
     full_steps: int = 20
-    references: tuple[Path, ...] = ()
 
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> MonitorSettings:
         if not symbols.flag("MONITOR"):
             return cls()
         words = {name: split_words(symbols.text(f"MONITOR_{name}")) for name in ("TARGETS", "TRIGGERS")}
-        references = split_words(symbols.text("MONITOR_REFERENCES"))
         for name, parse in (("TARGETS", parse_targets), ("TRIGGERS", parse_triggers)):
             try:
                 parse(words[name])
             except NumericsError as error:
                 raise symbols.error(f"MONITOR_{name}", f"cannot be used: {error}") from error
-        if "envelope" in (word.partition(":")[0] for word in words["TRIGGERS"]) and len(references) < 2:
-            raise symbols.error(
-                "MONITOR_REFERENCES",
-                "names fewer than the two runs that the trigger envelope needs; fix: name run folders, such as "
-                '"results/a/runs/B0 results/a/runs/B1"',
-            )
         return cls(
             enabled=True,
             interval=symbols.integer("MONITOR_INTERVAL"),
             targets=words["TARGETS"],
             triggers=words["TRIGGERS"],
             full_steps=symbols.integer("MONITOR_FULL_STEPS"),
-            references=tuple(map(Path, references)),
         )
 
 

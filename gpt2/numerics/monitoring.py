@@ -29,7 +29,6 @@ from gpt2.artifacts.run_record import ANOMALY
 from gpt2.config.monitor import MonitorSettings
 from gpt2.numerics.observer import StepObserver
 from gpt2.system import ranks
-from gpt2.system.errors import UserError
 from gpt2.system.resource_errors import out_of_memory
 from numerics.diagnose.spikes import RECENT, WINDOW
 from numerics.errors import NumericsError
@@ -37,7 +36,7 @@ from numerics.monitor.control import ControlFile
 from numerics.monitor.monitor import Monitor, MonitorConfig
 from numerics.monitor.names import ModelNames, write_names
 from numerics.monitor.tables import TableWriter
-from numerics.monitor.triggers import TRIGGERED, Fired, Triggers, read_losses, read_triggers
+from numerics.monitor.triggers import TRIGGERED, Fired, Triggers, read_triggers
 
 FOLDER, CAUGHT = "monitor", "caught"
 MOST_KEPT = 2  # checkpoints of anomalies
@@ -58,10 +57,7 @@ class RunMonitor(StepObserver):
         self.settings, self.directory, self.note = settings, directory, note
         self.folder = directory / FOLDER
         config = MonitorConfig(settings.targets, settings.interval, start=1)
-        try:
-            self.triggers = Triggers(settings.triggers, [read_losses(path) for path in settings.references])
-        except NumericsError as error:
-            raise UserError(f"CONFIG_MONITOR_REFERENCES: {error}") from error
+        self.triggers = Triggers(settings.triggers)
         self.monitor = Monitor(model, optimizer, config, self.folder, ranks.rank())
         self.monitor.say = note
         self.control = ControlFile(self.folder)

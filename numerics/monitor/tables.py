@@ -28,8 +28,7 @@ signs agree, 0.5 of independent ones; the first step has none. The update ratio 
 biases, is inf. mean, min, max, std and norm are nan where an element
 is nan. entropy is the mean over heads and queries, in nats; logit_max is the largest scaled score that the mask
 admits. msProbe also splits activations by micro_step; here their rows join all micro-batches, so the column is
-absent. Only ranks with a difference write grad_unreduced: a run of one rank has no reduction. Parquet files
-(.parquet) have the same columns.
+absent. Only ranks with a difference write grad_unreduced: a run of one rank has no reduction.
 
 A step is absent where its kind was not monitored in it, so rows are not evenly spaced. The last line of a killed run
 may be torn; `read_table` leaves it out. Rows are in the order of the steps, and a step has a name at most once.
@@ -38,7 +37,7 @@ may be torn; `read_table` leaves it out. Rows are in the order of the steps, and
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -180,15 +179,6 @@ def rank_folders(folder: Path) -> dict[int, Path]:
     """Return rank -> its folder, of <run>/monitor."""
     found = (path for path in folder.glob("rank*") if path.is_dir() and path.name[4:].isdigit())
     return {int(path.name[4:]): path for path in sorted(found, key=lambda path: int(path.name[4:]))}
-
-
-def records(table: StatisticsTable) -> Iterator[dict[str, int | float | str]]:
-    """Yield each row as column -> value."""
-    for row in table.rows:
-        yield {
-            "vpp_stage": row.stage, "name": row.name, "step": row.step,
-            **dict(zip(table.columns, row.values, strict=True)),
-        }  # fmt: skip
 
 
 def _quoted(name: str) -> str:

@@ -19,7 +19,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "all": ALL,
 }
 # trigger (numerics.monitor.triggers) -> its limit by default
-TRIGGERS: Mapping[str, float] = {"nan": 0.0, "spike": 8.0, "grad_norm": 8.0, "envelope": 4.0}
+TRIGGERS: Mapping[str, float] = {"nan": 0.0, "spike": 8.0, "grad_norm": 8.0}
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")  # of DistributedDataParallel, torch.compile, FSDP
 
 

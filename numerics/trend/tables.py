@@ -1,8 +1,7 @@
-"""Read the files of a monitor: `<run>/monitor/rank<r>/<kind>_<first>-<last>.csv` or .parquet, and those of msProbe.
+"""Read the files of a monitor: `<run>/monitor/rank<r>/<kind>_<first>-<last>.csv`, and those of msProbe.
 
 Columns: vpp_stage, name, step, [micro_step,] and statistics. msProbe's folders are `<time>-rank<r>-<number>`; older
-versions of it name the second column module_name or param_name, and statistics of activations `input.norm`. A Parquet
-file beside the CSV file of the same name is left out.
+versions of it name the second column module_name or param_name, and statistics of activations `input.norm`.
 Of a row that was written twice, as by a resumed run, the last one counts.
 """
 
@@ -23,7 +22,7 @@ from numerics.diagnose.loss_files import Curve, read_curve
 from numerics.errors import NumericsError
 
 Floats = NDArray[np.float32]
-FILE = re.compile(r"(.+)_(\d+)-(\d+)\.(csv|parquet)")
+FILE = re.compile(r"(.+)_(\d+)-(\d+)\.csv")
 RANK = re.compile(r"(?:[\w-]{0,20}-)?rank(\d{1,6})(?:-.*)?")
 NAMES = ("name", "module_name", "param_name")
 STATISTICS = ("norm", "mean", "min", "max", "std", "zeros", "nan", "inf", "ratio", "entropy", "logit_max")
@@ -139,8 +138,6 @@ def read_monitor(
             if match and (not kinds or match[1] in kinds):
                 files.setdefault(match[1], []).append((int(match[2]), file))
         for kind, parts in files.items():
-            tables_of = {file.stem for _, file in parts if file.suffix == ".csv"}
-            parts = [one for one in parts if one[1].suffix == ".csv" or one[1].stem not in tables_of]
             table = _read_table(kind, rank, [file for _, file in sorted(parts)], statistics, found.notes)
             if table is not None:
                 found.tables[kind, rank] = table
@@ -309,23 +306,9 @@ def _columns(
 
 def _rows(file: Path) -> tuple[list[str], list[Sequence[Any]]]:
     """Return the names of the columns and the rows. What follows the last line break is torn."""
-    if file.suffix == ".parquet":
-        return _parquet(file)
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
         rows: list[Sequence[Any]] = list(csv.reader(text[: text.rfind("\n") + 1].splitlines()))
     except (OSError, csv.Error) as error:
         raise NumericsError(f"{file} cannot be read: {error}; fix: check the file") from error
     return [str(name) for name in rows[0]] if rows else [], rows[1:]
-
-
-def _parquet(file: Path) -> tuple[list[str], list[Sequence[Any]]]:
-    try:
-        import pyarrow.parquet  # an extra
-    except ImportError as error:
-        raise NumericsError(f"{file} needs pyarrow; fix: pip install pyarrow") from error
-    try:
-        table = pyarrow.parquet.read_table(file)
-    except (OSError, pyarrow.ArrowException) as error:
-        raise NumericsError(f"{file} cannot be read: {error}; fix: check the file") from error
-    return table.column_names, list(zip(*(column.to_pylist() for column in table.columns), strict=True))

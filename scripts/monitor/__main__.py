@@ -1,7 +1,7 @@
-"""`make monitor RUN=results/x/runs/B0 [ON="grad:blocks.3"] [OFF=all] [FORMAT=parquet]`: the monitor of one run.
+"""`make monitor RUN=results/x/runs/B0 [ON="grad:blocks.3"] [OFF=all]`: the monitor of one run.
 
-Without ON, OFF and FORMAT it prints the tables and the triggers. ON and OFF take effect at the next step of a run that
-trains with CONFIG_MONITOR=y. Needs no torch, except FORMAT=tensorboard.
+Without ON and OFF it prints the tables and the triggers. ON and OFF take effect at the next step of a run that
+trains with CONFIG_MONITOR=y.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from gpt2.config.dotconfig import read_symbols, split_words
 from gpt2.config.monitor import MonitorSettings
 from gpt2.system.errors import UserError, run_command
 from numerics.monitor.control import change_control, read_control
-from numerics.monitor.export import export
 from numerics.monitor.findings import find
 from numerics.monitor.names import read_names
 from numerics.monitor.tables import rank_folders, read_table, table_files
@@ -26,7 +25,7 @@ USAGE = "make monitor RUN=results/STUDY/runs/NAME"
 
 
 def main() -> int:
-    arguments = run_arguments("monitor", USAGE, {"ON": "", "OFF": "", "FORMAT": ""})
+    arguments = run_arguments("monitor", USAGE, {"ON": "", "OFF": ""})
     run_dir: Path = arguments.run
     record, folder = run_record.load_given(run_dir), run_dir / "monitor"
     settings = MonitorSettings.from_symbols(read_symbols(run_dir / "config"))
@@ -35,15 +34,6 @@ def main() -> int:
             f"{record.run} trained without CONFIG_MONITOR=y, so it has no tables and reads no targets; fix: make "
             "defconfig-... CONFIG_MONITOR=y"
         )
-    if arguments.format:
-        written = [path for rank in rank_folders(folder).values() for path in export(rank, arguments.format)]
-        if not written:
-            raise UserError(
-                f"{folder} has no tables to convert; fix: wait for the first monitored step, or train with "
-                "CONFIG_MONITOR=y"
-            )
-        print(*(f"wrote {path}" for path in written), sep="\n")
-        return 0
     if arguments.on or arguments.off:
         if record.status == "finished":
             given = " ".join(f"{key}=" for key in ("ON", "OFF") if getattr(arguments, key.lower()))

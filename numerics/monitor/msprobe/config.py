@@ -63,8 +63,8 @@ def check_settings(content: Any) -> dict[str, Any]:
         if type(value) is not type(default):
             raise NumericsError(f"{name} is {value!r}; fix: write a value such as {json.dumps(default)}")
         settings[name] = value
-    if settings["format"] not in ("csv", "tensorboard"):
-        raise NumericsError(f'format is "{settings["format"]}"; fix: use csv or tensorboard')
+    if settings["format"] != "csv":
+        raise NumericsError(f'format is "{settings["format"]}"; fix: use csv')
     monitor_config(settings)
     return settings
 

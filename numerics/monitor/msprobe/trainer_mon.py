@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from numerics.describe import tensors_in
 from numerics.dump_files import read_json, this_rank
 from numerics.errors import NumericsError
-from numerics.monitor.export import TensorBoard
 from numerics.monitor.monitor import Monitor, local
 from numerics.monitor.msprobe.config import check_settings, check_targets, monitor_config, ranks_wanted
 from numerics.monitor.names import ModelNames
@@ -71,7 +70,6 @@ class TrainerMon:
         self._handles: list[Any] = []
         self._open = contextlib.ExitStack()
         self._running = False
-        self._board: TensorBoard | None = None
         self._shapes: dict[str, dict[str, Any]] = {}
         self._compared = False  # whether the rows of a step were compared with the switches
         self._updating = False  # between the gradients of a step and its end
@@ -122,8 +120,6 @@ class TrainerMon:
                 "start_iteration of a resumed run"
             )
         self.monitor.writer.truncate(start_iteration - 1)
-        if self.settings["format"] == "tensorboard":
-            self._board = TensorBoard(self.monitor.folder / "tensorboard")
         self.monitor.gradient = self._gradient
         self._active = not self.dynamic or self.settings["dynamic_on"]
         self._install(model, optimizer)
@@ -157,8 +153,6 @@ class TrainerMon:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        if self._board:
-            self._board.close()
 
     @property
     def _monitor(self) -> Monitor:
@@ -308,10 +302,7 @@ class TrainerMon:
         self._running = self._updating = False
         self._backward = None
         self.iteration += 1
-        rows = self._monitor.finish(write=self._board is None)
-        if self._board:
-            self._board.write(rows, self._monitor.current, self._monitor.writer.columns)
-        return rows
+        return self._monitor.finish()
 
     def _say(self, line: str) -> None:
         """Print a line once."""

@@ -13,7 +13,6 @@ from gpt2.artifacts import checkpoint, run_record
 from gpt2.config.config import Config
 from gpt2.config.monitor import MonitorSettings
 from gpt2.numerics.monitoring import RunMonitor, keep_checkpoint
-from gpt2.system.errors import UserError
 from gpt2.train.step import NotFiniteError, Stepper
 from gpt2.train.trainer import TrainingRun
 from numerics.monitor.control import change_control
@@ -201,20 +200,6 @@ def test_a_nan_is_caught_before_the_run_ends_and_repeated_with_everything_on(
     assert same(outcome(tmp_path)[0], outcome(tmp_path / "plain")[0])
 
 
-def test_a_loss_outside_the_envelope_of_reference_runs_is_caught(tmp_path: Path, texts: Path) -> None:
-    plain = small_runs.configuration(texts, 30)
-    for seed in (1, 2):
-        start(tmp_path / f"B{seed}", plain, seed=seed).train()
-    references = tuple(tmp_path / f"B{seed}" for seed in (1, 2))
-    settings = dataclasses.replace(DEFAULT, triggers=("envelope",), references=references)
-    start(tmp_path / "clean", dataclasses.replace(plain, monitor=settings)).train()
-    assert read_triggers(tmp_path / "clean/monitor") == []
-    slow = dataclasses.replace(plain.optimizer, learning_rate=1e-5)
-    wrong = dataclasses.replace(plain, monitor=settings, optimizer=slow)
-    start(tmp_path / "wrong", wrong).train()
-    assert read_triggers(tmp_path / "wrong/monitor")[0]["trigger"] == "envelope"
-
-
 def test_targets_change_while_the_run_trains(tmp_path: Path, texts: Path) -> None:
     run = start(tmp_path, configuration(texts, DEFAULT, 9))
     step = run.one_step
@@ -309,11 +294,3 @@ def test_at_most_two_checkpoints_are_kept(tmp_path: Path, texts: Path) -> None:
     run.one_step = one_step  # type: ignore[method-assign]
     run.train()
     assert kept[:7] == [None, *["anomaly/00000001"] * 2, *["anomaly/00000002"] * 2, None, None]
-
-
-def test_a_missing_reference_is_one_line(tmp_path: Path, texts: Path) -> None:
-    settings = dataclasses.replace(
-        DEFAULT, triggers=("envelope",), references=(tmp_path / "a", tmp_path / "b")
-    )
-    with pytest.raises(UserError, match=r"CONFIG_MONITOR_REFERENCES: .*/a cannot be read"):
-        start(tmp_path / "run", configuration(texts, settings)).train()

@@ -1,6 +1,5 @@
 """Triggers fire at the injected step, and nowhere on a clean series."""
 
-import json
 import math
 import random
 from pathlib import Path
@@ -9,7 +8,7 @@ import pytest
 
 from numerics.errors import NumericsError
 from numerics.monitor.targets import parse_triggers
-from numerics.monitor.triggers import Triggers, read_losses, read_triggers
+from numerics.monitor.triggers import Triggers, read_triggers
 
 NAMES = ("nan", "spike", "grad_norm")
 
@@ -34,8 +33,7 @@ def fired(found: Triggers, values: list[tuple[float, float]]) -> list[tuple[int,
 
 @pytest.mark.parametrize("seed", range(10))
 def test_nothing_fires_on_a_clean_series(seed: int) -> None:
-    references = [{step: pair[0] for step, pair in enumerate(series(100 + k), 1)} for k in range(2)]
-    assert fired(Triggers((*NAMES, "envelope"), references), series(seed)) == []
+    assert fired(Triggers(NAMES), series(seed)) == []
 
 
 @pytest.mark.parametrize(
@@ -54,17 +52,6 @@ def test_a_fault_is_caught_in_its_step(at: int, pair: tuple[float, float], expec
     assert fired(Triggers(NAMES), values) == [(at, name) for name in expected]
 
 
-def test_a_loss_that_leaves_the_envelope_is_caught_though_it_never_jumps() -> None:
-    references = [{step: pair[0] for step, pair in enumerate(series(100 + k), 1)} for k in range(3)]
-    values = series(5)
-    drifting = [(loss + 0.002 * max(0, step - 100), norm) for step, (loss, norm) in enumerate(values, 1)]
-    assert fired(Triggers(NAMES), drifting) == []
-    found = fired(Triggers(("envelope",), references), drifting)
-    assert len(found) == 1
-    assert 105 < found[0][0] < 200
-    assert {name for _, name in found} == {"envelope"}
-
-
 def test_a_resumed_process_fires_as_the_first_one_would() -> None:
     values = series(3)
     values[299] = (5.0, 50.0)
@@ -75,33 +62,10 @@ def test_a_resumed_process_fires_as_the_first_one_would() -> None:
     assert later == ["spike", "grad_norm"]
 
 
-@pytest.mark.parametrize(
-    "word", ["spikes", "spike:x", "spike:0", "grad_norm:-1", "spike:inf", "envelope:nan"]
-)
+@pytest.mark.parametrize("word", ["spikes", "spike:x", "spike:0", "grad_norm:-1", "spike:inf"])
 def test_a_wrong_trigger_is_named(word: str) -> None:
     with pytest.raises(NumericsError, match=word.replace(":", ".")):
         parse_triggers([word])
-
-
-def test_an_envelope_needs_two_runs() -> None:
-    with pytest.raises(NumericsError, match="1 reference runs"):
-        Triggers(["envelope"], [{1: 2.0}])
-
-
-def test_losses_are_read_from_a_run(tmp_path: Path) -> None:
-    lines = [
-        {"event": "train", "iteration": 1, "loss": 2.5},
-        {"event": "validation", "iteration": 1, "loss": 9},
-    ]
-    (tmp_path / "metrics.jsonl").write_text(
-        "".join(json.dumps(line) + "\n" for line in lines) + '{"event": "tr'
-    )
-    assert read_losses(tmp_path) == {1: 2.5}
-    with pytest.raises(NumericsError, match="cannot be read"):
-        read_losses(tmp_path / "nothing")
-    (tmp_path / "metrics.jsonl").write_text("")
-    with pytest.raises(NumericsError, match="has no losses"):
-        read_losses(tmp_path)
 
 
 def test_torn_lines_of_triggers_are_left_out(tmp_path: Path) -> None:

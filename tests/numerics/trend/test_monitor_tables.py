@@ -115,19 +115,6 @@ def test_names_of_msprobe_are_read(tmp_path: Path) -> None:
     assert found.tables["param_origin", 7].values["norm"].tolist() == [[6.0]]
 
 
-def test_parquet_is_the_same_table(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    place = tmp_path / "rank0"
-    place.mkdir()
-    columns = {"vpp_stage": [0, 0], "name": ["a", "b"], "step": [1, 1], "norm": [1.5, float("nan")]}
-    parquet.write_table(pyarrow.table(columns), place / "param_0-9.parquet")
-    table = read_monitor(tmp_path).tables["param", 0]
-    assert table.names == ["a", "b"]
-    assert np.array_equal(table.values["norm"], [[1.5], [np.nan]], equal_nan=True)
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -135,7 +122,6 @@ def test_parquet_is_the_same_table(tmp_path: Path) -> None:
         ({}, "has no monitor files"),
         ({"param_0-9.csv": "a,b\n1,2\n"}, "has the columns 'a, b'"),
         ({"param_0-9.csv": "vpp_stage,name,step,norm\n"}, "has no monitor files"),
-        ({"param_0-9.parquet": "no parquet"}, "cannot be read|needs pyarrow"),
     ],
 )
 def test_what_cannot_be_used_is_one_line(

@@ -1,4 +1,4 @@
-"""`make monitor`: state, tables and triggers of a run; targets switched on and off; Parquet."""
+"""`make monitor`: state, tables and triggers of a run; targets switched on and off."""
 
 import dataclasses
 import json
@@ -60,21 +60,15 @@ def test_state_tables_and_triggers_are_printed(
     assert "every step: grad:blocks.1, actv" in capsys.readouterr().out
     assert monitor(monkeypatch, trained, off="actv") == 0
     assert list(map(str, read_control(trained / "monitor"))) == ["grad:blocks.1"]
-    assert monitor(monkeypatch, trained, format="parquet") == 0
-    assert "wrote " in capsys.readouterr().out
     for wrong, message in (
         ({"on": "weights"}, "unknown kind 'weights'"),
         ({"on": "grad:block.1"}, "ON=grad:block.1 matches no trained parameter of the model; fix: did you mean blocks"),
         ({"off": "adam"}, "adam is not switched on"),
-        ({"format": "xml"}, "'xml' is not a format"),
     ):  # fmt: skip
         with pytest.raises(REPORTED, match=message):
             monitor(monkeypatch, trained, **wrong)
     with pytest.raises(REPORTED, match="is not a folder"):
         monitor(monkeypatch, elsewhere / "B9")
-    (trained / "monitor" / "rank0").rename(trained / "tables")
-    with pytest.raises(REPORTED, match="has no tables to convert; fix: wait"):
-        monitor(monkeypatch, trained, format="parquet")
     (trained / "monitor").rename(trained / "aside")
     with pytest.raises(REPORTED, match="trained without CONFIG_MONITOR=y"):
         monitor(monkeypatch, trained, "MONITOR=n")
@@ -85,7 +79,6 @@ def test_state_tables_and_triggers_are_printed(
     [
         ("MONITOR_TARGETS=weights", "CONFIG_MONITOR_TARGETS.*unknown kind"),
         ("MONITOR_TRIGGERS=spike:x", "CONFIG_MONITOR_TRIGGERS.*no number above 0"),
-        ("MONITOR_TRIGGERS=envelope", "CONFIG_MONITOR_REFERENCES.*two runs"),
     ],
 )
 def test_a_wrong_setting_is_named(elsewhere: Path, text: str, message: str) -> None:
