@@ -1,13 +1,8 @@
-"""Describe a tensor as msProbe's dump.json does: type, shape, statistics, checksum.
-
-Statistics of a tensor on a device stay there as scalars until `resolve` moves all of them at once.
-"""
+"""Describe arguments as msProbe's dump.json does, and read the values of every kind of tensor."""
 
 from __future__ import annotations
 
 import contextlib
-import math
-import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,46 +14,6 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 MOST_DEPTH = 10  # of nested arguments
 SCALARS = (bool, int, float, str, type(None))
 WITHOUT_FLOAT64 = {"mps"}  # types of devices; to convert a tensor there is a TypeError
-PART = 2**16  # elements that stay in a processor's cache while their statistics and checksum are computed
-
-
-def describe_tensor(tensor: Tensor, checksums: bool) -> dict[str, Any]:
-    """Return the entry of a tensor: Max, Min, Mean, Norm, counts of NaN and Inf, and with `checksums` its CRC-32.
-
-    Mean and Norm are computed in float32 at least. A bool has Max (any) and Min (all), an integer Max and Min. A tensor
-    that torch cannot reduce has "not_described" with torch's reason instead, so that recording ends no step.
-    """
-    entry: dict[str, Any] = {
-        "type": "torch.Tensor",
-        "dtype": str(tensor.dtype),
-        "shape": [] if tensor.is_nested else list(tensor.shape),
-        "Max": None,
-        "Min": None,
-        "Mean": None,
-        "Norm": None,
-        "requires_grad": tensor.requires_grad,
-    }
-    if isinstance(tensor, nn.Parameter):
-        entry["is_parameter"] = True
-    if tensor.is_nested or tensor.layout is not torch.strided:
-        entry["layout"] = "nested" if tensor.is_nested else str(tensor.layout)
-    try:
-        if tensor.is_meta or not tensor.numel():
-            return entry
-        with (
-            torch.no_grad(),
-            unwrapped(tensor) if is_wrapped(tensor) else contextlib.nullcontext(tensor) as inner,
-        ):
-            composed = inner.is_nested or is_traceable_wrapper_subclass(inner)
-            values = plain_values(inner)
-            try:
-                entry |= _statistics(values, checksums)
-            finally:  # a checksum also where torch has no statistics, as of float4
-                if checksums and "md5" not in entry:
-                    entry["md5"] = checksum(*(parts_of(inner) if composed else [values]))
-    except (NoValuesError, RuntimeError, NotImplementedError, TypeError) as error:
-        entry["not_described"] = str(error).strip().partition("\n")[0]
-    return entry
 
 
 def plain_values(tensor: Tensor) -> Tensor:
@@ -152,63 +107,6 @@ def _computes(kind: type) -> bool:
     return method is not None and method is not torch._C._disabled_torch_dispatch_impl
 
 
-def _statistics(tensor: Tensor, checksums: bool) -> dict[str, Any]:
-    if tensor.dtype == torch.bool:
-        return {"Max": tensor.any(), "Min": tensor.all()}
-    narrow = tensor.element_size() == 1 or tensor.is_complex()  # its values are converted
-    if tensor.is_complex():
-        tensor = tensor.abs()
-    if not tensor.is_floating_point():
-        wide_unsigned = tensor.dtype in (torch.uint16, torch.uint32, torch.uint64)  # without most operations
-        low, high = (tensor.long() if wide_unsigned else tensor).aminmax()
-        return {"Max": high, "Min": low}
-    if tensor.element_size() == 1:  # float8 has few operations
-        tensor = tensor.float()
-    wide = tensor.dtype if tensor.element_size() >= 4 else torch.float32
-    if tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.numel() > PART and not narrow:
-        found = _reduce_parts(tensor, wide, checksums)
-    else:
-        low, high = tensor.aminmax()  # NaN where one value is NaN
-        found = {"Max": high, "Min": low}
-        found |= {"Mean": tensor.mean(dtype=wide), "Norm": torch.linalg.vector_norm(tensor, dtype=wide)}
-    if tensor.device.type != "cpu":
-        found |= {"nan_count": tensor.isnan().sum(), "inf_count": tensor.isinf().sum()}
-    elif math.isfinite(found["Min"].item()) and math.isfinite(found["Max"].item()):
-        found |= {"nan_count": 0, "inf_count": 0}
-    else:
-        found |= {"nan_count": int(tensor.isnan().sum()), "inf_count": int(tensor.isinf().sum())}
-    return found
-
-
-def _reduce_parts(tensor: Tensor, wide: torch.dtype, checksums: bool) -> dict[str, Any]:
-    """Compute statistics and checksum in one pass over the memory: each part stays in the cache for all of them."""
-    extremes, sums, norms, crc = [], [], [], 0
-    for part in tensor.view(-1).split(PART):
-        if checksums:
-            crc = zlib.crc32(part.view(torch.uint8).numpy().data, crc)
-        extremes += part.aminmax()
-        sums.append(part.sum(dtype=wide))
-        norms.append(torch.linalg.vector_norm(part, dtype=wide))
-    low, high = torch.stack(extremes).aminmax()
-    found: dict[str, Any] = {
-        "Max": high,
-        "Min": low,
-        "Mean": torch.stack(sums).double().sum() / tensor.numel(),
-        "Norm": torch.linalg.vector_norm(torch.stack(norms).double()),
-    }
-    return found | ({"md5": f"{crc:08x}"} if checksums else {})
-
-
-def checksum(*tensors: Tensor) -> str:
-    """Return the CRC-32 of the tensors' bytes in row-major order, eight hexadecimal digits."""
-    found = 0
-    for tensor in tensors:
-        flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-        flat = flat.as_strided((flat.numel(),), (1,))  # one element may have any stride
-        found = zlib.crc32(flat.view(torch.uint8).numpy().data, found)
-    return f"{found:08x}"
-
-
 def describe(value: Any, of_tensor: Callable[[Tensor, str], Any], suffix: str = "", depth: int = 0) -> Any:
     """Describe an argument: tensors by `of_tensor`(tensor, place), containers by their elements, others by their type.
 
@@ -270,48 +168,6 @@ def _parts(value: Any) -> list[Any]:
         return list(value.values()) if hasattr(value, "items") else []
     except Exception:  # `describe` names it
         return []
-
-
-def resolve(tree: Any) -> Any:
-    """Replace the scalars of devices in a tree of entries by numbers, with one transfer a device.
-
-    On a device without float64 it is one for each dtype, so that large counts stay exact.
-    """
-    found: list[Tensor] = []
-    _scalars(tree, found)
-    values: dict[int, float | int | bool] = {}
-    groups: dict[tuple[torch.device, torch.dtype | None], list[Tensor]] = {}
-    for tensor in found:
-        dtype = tensor.dtype if tensor.device.type in WITHOUT_FLOAT64 else None
-        groups.setdefault((tensor.device, dtype), []).append(tensor)
-    for (_, dtype), here in groups.items():
-        moved = torch.stack(here if dtype else [tensor.double() for tensor in here]).tolist()
-        for tensor, value in zip(here, moved, strict=True):
-            values[id(tensor)] = value if tensor.is_floating_point() else int(value)
-            if tensor.dtype == torch.bool:
-                values[id(tensor)] = bool(value)
-    return _replaced(tree, values)
-
-
-def _scalars(tree: Any, found: list[Tensor]) -> None:
-    if isinstance(tree, Tensor):
-        found.append(tree)
-    elif isinstance(tree, dict):
-        for part in tree.values():
-            _scalars(part, found)
-    elif isinstance(tree, list):
-        for part in tree:
-            _scalars(part, found)
-
-
-def _replaced(tree: Any, values: dict[int, Any]) -> Any:
-    if isinstance(tree, Tensor):
-        return values[id(tree)]
-    if isinstance(tree, dict):
-        return {key: _replaced(part, values) for key, part in tree.items()}
-    if isinstance(tree, list):
-        return [_replaced(part, values) for part in tree]
-    return tree
 
 
 def module_settings(module: nn.Module) -> dict[str, Any]:

@@ -206,6 +206,8 @@ def _value(entry: Any, folder: Path, where: str) -> Value:
             nan_count=entry.get("nan_count"),
             inf_count=entry.get("inf_count"),
             checksum=str(entry.get("md5") or ""),
+            any_order=str(entry.get("any_order") or ""),
+            maker=str(entry.get("maker") or ""),
             file=folder / TENSORS / Path(file).name if isinstance(file, str) and file else None,
             requires_grad=entry.get("requires_grad"),
             is_parameter=entry.get("is_parameter") is True,

@@ -20,7 +20,7 @@ class RecorderConfig:
     task: "statistics", or "tensor" for the values as well. level: "L0" (modules), "L1" (functions) or "mix". step,
     rank: to record; empty: all. list: names that contain one of these strings; a module's calls are included. scope:
     from the first of two names to the second. data_mode: of "forward", "backward", "input", "output", or "all".
-    summary_mode: "statistics", or "md5" for checksums (CRC-32, as msProbe computes) as well. async_dump: keep tensors
+    summary_mode: "statistics", or "md5" for digests as well. async_dump: keep tensors
     on their device during the step.
     """
 

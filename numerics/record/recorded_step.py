@@ -2,10 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+
+class Makers:
+    """The recorded call that last returned each tensor. A view has the maker of the memory that it shows."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, tuple[StorageWeakRef, str]] = {}
+
+    def add(self, tensor: Tensor, name: str) -> None:
+        with contextlib.suppress(
+            RuntimeError, NotImplementedError
+        ):  # sparse and wrapped tensors have no memory
+            reference = StorageWeakRef(tensor.untyped_storage())
+            self._calls[reference.cdata] = reference, name
+
+    def of(self, tensor: Tensor) -> str:
+        """Return the name of the call; "" for a tensor that no recorded call returned."""
+        with contextlib.suppress(RuntimeError, NotImplementedError):
+            reference, name = self._calls.get(tensor.untyped_storage()._cdata, (None, ""))
+            return "" if reference is None or reference.expired() else name
+        return ""
 
 
 @dataclass
@@ -18,6 +41,9 @@ class RecordedStep:
     tensors: dict[str, Tensor] = field(default_factory=dict)  # file name -> value
     calls: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    incomplete: list[str] = field(default_factory=list)  # the notes that say what is not recorded
+    exception: tuple[str, str] | None = None  # the call that raised, and what
+    makers: Makers = field(default_factory=lambda: Makers())
     models: list[tuple[str, nn.Module]] = field(default_factory=list)
     labels: dict[int, str] = field(default_factory=dict)  # of the models, by id
     roots: set[str] = field(default_factory=set)  # calls of the models that start() received

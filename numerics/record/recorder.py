@@ -8,13 +8,15 @@
         recorder.step()
 
 Level L0 records the calls of modules, L1 the calls of torch's functions and tensor methods, mix both. Recording never
-changes a result of the step: statistics are computed beside it, gradients are observed on the graph as it is.
+changes a result of an eager step: statistics are computed alongside, gradients are observed on the graph as it is.
+Compiled code runs as written, which the record says.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,15 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from numerics.describe import (
-    describe,
-    describe_tensor,
-    is_wrapped,
-    module_settings,
-    plain_values,
-    resolve,
-    tensors_in,
-)
+from numerics.describe import describe, is_wrapped, module_settings, plain_values, tensors_in
 from numerics.dump_files import rank_folder, this_rank, write_record
 from numerics.errors import NumericsError
 from numerics.fixes import passes
@@ -40,6 +34,7 @@ from numerics.record.copies import Beside
 from numerics.record.function_calls import FunctionCalls, call_stack, without_overwritten
 from numerics.record.record_settings import RecorderConfig
 from numerics.record.recorded_step import OpenCall, RecordedStep, backward_name
+from numerics.record.tensor_statistics import describe_tensor, resolve
 
 WITHIN_FIX = "gradients within a fixed module are not recorded: backward computes them in a repeated forward"
 
@@ -51,12 +46,18 @@ class Recorder:
         self.config = config or RecorderConfig()
         self.iteration = 0
         self.busy = False  # while the recorder itself computes
-        self.within: list[str] = []  # the modules that are running
+        self._within: dict[int, list[str]] = {}  # the modules that run, by thread
         self._record = RecordedStep()
         self._running = contextlib.ExitStack()
         self._beside = Beside()
         self._active = self._has_rows = False
         self._scope_open = self._scope_ended = False
+        self._thread = 0  # where start() was called
+
+    @property
+    def within(self) -> list[str]:
+        """Return the modules that run in this thread, the innermost last."""
+        return self._within.setdefault(threading.get_ident(), [])
 
     # -- what a training script calls
 
@@ -84,14 +85,17 @@ class Recorder:
         with self._writing() as folder:
             folder.mkdir(parents=True, exist_ok=True)  # an unusable folder is known before the step
         self._active = self._has_rows = True
+        self._thread = threading.get_ident()
         self._scope_open, self._scope_ended = not config.scope, False
         if config.task == "tensor":
             self._beside.start(roots, self._running, self._quietly)
-        self._run_eagerly(roots)
+        self._run_eagerly()
         if config.level != "L1":
             for number, root in enumerate(roots):
                 self._watch_modules(root, f"{number}." if several else "")
         if config.level != "L0":
+            for root in roots:
+                self._follow_threads(root)
             self._running.enter_context(FunctionCalls(self))
 
     def stop(self) -> None:
@@ -100,9 +104,9 @@ class Recorder:
             return
         self._running.close()
         self._active = False
-        if self.within:
-            self.note(f"{self.within[-1]} did not return, so this record is not complete")
-        self.within.clear()
+        for names in filter(None, self._within.values()):
+            self.lacks(f"{names[-1]} did not return, so this record is not complete")
+        self._within.clear()
         if self.config.wants("backward", "output"):
             for name, module in self._record.models:
                 self._parameter_gradients(name, module)
@@ -123,24 +127,52 @@ class Recorder:
         if text not in self._record.notes:
             self._record.notes.append(text)
 
+    def lacks(self, text: str) -> None:
+        """Add a note that says what is not recorded: an equal record is then no proof."""
+        self.note(text)
+        if text not in self._record.incomplete:
+            self._record.incomplete.append(text)
+
     def abort(self) -> None:
         """Stop after an error in the step: remove every hook, and write what was recorded so far."""
         if self._has_rows:
-            self.note("this record is not complete: the step ended with an error")
+            self.lacks("this record is not complete: the step ended with an error")
         self.step()
 
     # -- set-up
 
-    def _run_eagerly(self, roots: Sequence[nn.Module]) -> None:
+    def _run_eagerly(self) -> None:
         """Run compiled code as written while the recorder is active: inside a compiled region nothing can be seen."""
         if "torch._dynamo" not in sys.modules:
             return
         self._running.enter_context(torch.compiler.set_stance("force_eager"))
-        compiled = any(
-            type(module).__name__ == "OptimizedModule" for root in roots for module in root.modules()
-        )
-        if compiled:
-            self.note("this step ran without torch.compile; its rounding may differ from compiled steps")
+        frames: Any = sys.modules["torch._dynamo.eval_frame"]
+        choose = frames._callback_from_stance
+
+        def chosen(callback: Any) -> Any:
+            if callback not in (None, False):  # of compiled code that is called now
+                self.lacks("compiled code ran as written: what the compiler does is not in this record")
+            return choose(callback)
+
+        frames._callback_from_stance = chosen
+        self._running.callback(setattr, frames, "_callback_from_stance", choose)
+
+    def _follow_threads(self, root: nn.Module) -> None:
+        """Record the functions that a module calls in another thread: a mode of torch is of one thread."""
+        modes: dict[int, list[FunctionCalls]] = {}
+
+        def before(module: nn.Module, args: Any) -> None:
+            if threading.get_ident() != self._thread:
+                mode = FunctionCalls(self)
+                mode.__enter__()
+                modes.setdefault(threading.get_ident(), []).append(mode)
+
+        def after(module: nn.Module, args: Any, output: Any) -> None:
+            if found := modes.get(threading.get_ident()):
+                found.pop().__exit__(None, None, None)
+
+        self._running.callback(root.register_forward_pre_hook(before, prepend=True).remove)
+        self._running.callback(root.register_forward_hook(after, always_call=True).remove)
 
     def _watch_modules(self, root: nn.Module, index: str) -> None:
         for path, module in root.named_modules():
@@ -149,7 +181,7 @@ class Recorder:
             self._record.models.append((label, module))
             self._record.labels[id(module)] = label
             if isinstance(module, torch.jit.ScriptModule):
-                self.note(
+                self.lacks(
                     f"{label} is a TorchScript module, which takes no hooks: its calls are not recorded"
                 )
                 continue
@@ -157,12 +189,14 @@ class Recorder:
                 self._running.callback(handle.remove)
 
     def _hooks(self, label: str, module: nn.Module, is_root: bool) -> Iterator[RemovableHandle]:
-        # the calls of this module that run, innermost last, and the error that was being handled before each
-        calls: list[tuple[OpenCall, BaseException | None]] = []
+        # the calls of this module that run, innermost last, with the error that was being handled before each and the
+        # versions of its buffers
+        calls: list[tuple[OpenCall, BaseException | None, dict[str, int]]] = []
 
         def before(module: nn.Module, args: Any, kwargs: Any) -> None:
             call = self.open_call(label, "forward.{}", (args, kwargs), lambda: self._settings(module))
-            calls.append((call, sys.exception()))
+            versions = {name: value._version for name, value in module.named_buffers(recurse=False)}
+            calls.append((call, sys.exception(), versions))
             if call.name:
                 self.within.append(call.name)
                 if is_root:
@@ -171,16 +205,18 @@ class Recorder:
         def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             if not calls:
                 return
-            call, handled = calls.pop()
+            call, handled, versions = calls.pop()
             if self.within and self.within[-1] == call.name:
                 self.within.pop()
             error = sys.exception()
             if error is handled:
                 self._uncalled_parameters(call, module)
                 self.close_call(call, output)
+                self._written_buffers(call, module, versions)
             elif call.name:  # the module raised, and torch runs its hooks before the error continues
                 reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-                self.note(f"{call.name} raised {reason}; this record is not complete")
+                self._record.exception = self._record.exception or (call.name, reason)
+                self.lacks(f"{call.name} raised {reason}; this record is not complete")
 
         yield module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
         yield module.register_forward_hook(after, with_kwargs=True, always_call=True)
@@ -188,6 +224,18 @@ class Recorder:
     def _settings(self, module: nn.Module) -> dict[str, Any]:
         """Describe what a module computes with besides its inputs: its own parameters, buffers and settings."""
         return {"parameters": _state(module), "settings": module_settings(module)}
+
+    def _written_buffers(self, call: OpenCall, module: nn.Module, versions: dict[str, int]) -> None:
+        """Record the buffers that a call has written: they are results, which the next step computes with."""
+        row = self._record.data.get(call.name, {}) if call.recorded else {}
+        if "output" in row:
+            written = {
+                name: value
+                for name, value in module.named_buffers(recurse=False)
+                if value._version != versions.get(name)
+            }
+            if written:
+                row["buffers"] = self._described(call.name, "buffers", written)
 
     def _uncalled_parameters(self, call: OpenCall, module: nn.Module) -> None:
         """Record the parameters of modules within that are not called: the outer module may compute with them."""
@@ -210,7 +258,7 @@ class Recorder:
     def recording(self) -> bool:
         """Return whether a call is recorded now: not the recorder's, and no recomputation during backward."""
         if self._active and passes.in_reentrant_checkpoint():
-            self.note(passes.WITHIN_CHECKPOINT)
+            self.lacks(passes.WITHIN_CHECKPOINT)
         return self._active and not self.busy and passes.counts()
 
     def open_call(
@@ -247,7 +295,11 @@ class Recorder:
 
     def close_call(self, call: OpenCall, output: Any) -> None:
         """Record the output of a call, and observe the gradients that will pass it."""
-        if not call.recorded or not self._active or call.name not in self._record.data:
+        if not call.name or not self._active:
+            return
+        for tensor in tensors_in(output):
+            self._record.makers.add(tensor, call.name)
+        if not call.recorded or call.name not in self._record.data:
             return
         self._record.data[call.name] = self._record.data.pop(
             call.name
@@ -262,7 +314,7 @@ class Recorder:
         ):
             self._watch_gradients(call, output)
         elif passes.first():
-            self.note(WITHIN_FIX)
+            self.lacks(WITHIN_FIX)
 
     def _overwriting(self, label: str, args: Sequence[Any]) -> list[Any]:
         with self._quietly():
@@ -296,7 +348,7 @@ class Recorder:
             try:
                 GradientWatch(inputs, outputs, call.begin, report, self.note)
             except RuntimeError as error:
-                self.note(f"{name}: its gradients are not recorded: {str(error).partition(chr(10))[0]}")
+                self.lacks(f"{name}: its gradients are not recorded: {str(error).partition(chr(10))[0]}")
 
     def _parameter_gradients(self, label: str, module: nn.Module) -> None:
         name = f"{label}.parameters_grad.0"
@@ -330,6 +382,8 @@ class Recorder:
 
         def of_tensor(tensor: Tensor, place: str) -> dict[str, Any]:
             entry = describe_tensor(tensor, checksums)
+            if side in ("input", "kwargs") and (maker := self._record.makers.of(tensor)):
+                entry["maker"] = maker
             dense = not (tensor.is_meta or tensor.is_nested or is_wrapped(tensor))
             if keep and dense and "not_described" not in entry:
                 file = ".".join(filter(None, (name, side, place))).replace("/", "_") + ".pt"
@@ -343,7 +397,7 @@ class Recorder:
                 return describe(value, of_tensor, place)
             except Exception as error:  # an object of the user, whose attributes can fail in any way
                 reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-                self.note(f"{name}: its {side} is not recorded: {reason}")
+                self.lacks(f"{name}: its {side} is not recorded: {reason}")
                 entry = {"type": type(value).__name__, "not_described": reason}
                 return [entry] if isinstance(value, list) else {} if isinstance(value, dict) else entry
 
@@ -371,6 +425,8 @@ class Recorder:
             "framework": "pytorch",
             "torch": torch.__version__,
             "notes": record.notes,
+            "incomplete": record.incomplete,
+            "exception": record.exception,
             **{name: list(getattr(self.config, name)) for name in ("list", "scope", "data_mode")},
             "rows": len(record.data),
         }

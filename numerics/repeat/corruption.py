@@ -17,7 +17,7 @@ from torch import Tensor
 
 from numerics.describe import NoValuesError, plain_values
 from numerics.errors import NumericsError
-from numerics.repeat.digest import bits_of
+from numerics.record.tensor_digest import bits_of
 
 DENSE = 0.9  # of a region: single elements may be equal by chance
 BLOCK = 2048  # bytes and elements of a block of memory on Ascend devices

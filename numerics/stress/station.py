@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from numerics.describe import device_name
-from numerics.repeat.digest import bits_of, digest
+from numerics.record.tensor_digest import bits_of, digest
 from numerics.stress.exchanges import Exchange, Exchanged, Exchanges, connect_processes
 from numerics.stress.kernels import Kernel, kernels
 

@@ -27,6 +27,8 @@ class Value:
     nan_count: int | None = None
     inf_count: int | None = None
     checksum: str = ""
+    any_order: str = ""  # a digest of the values in any order
+    maker: str = ""  # the recorded call that returned the tensor
     file: Path | None = None
     requires_grad: bool | None = None
     is_parameter: bool = False

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from numerics.errors import NumericsError
+from numerics.record.tensor_digest import bits_of, digest
 from numerics.repeat import corruption
 from numerics.repeat.corruption import ROUNDING, analyse
-from numerics.repeat.digest import bits_of, digest
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int32, torch.int64)
 FLOATS = DTYPES[:4]

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from numerics import repeat_step
-from numerics.describe import NoValuesError, describe_tensor
+from numerics.describe import NoValuesError
+from numerics.record.tensor_digest import digest
+from numerics.record.tensor_statistics import describe_tensor
 from numerics.repeat import conclude
 from numerics.repeat.conditions import RepeatableStep, run_once
-from numerics.repeat.digest import digest
 from numerics.repeat.observe import OperationObserver
 from numerics.repeat.report import LIMITED, Repetition
 from numerics.repeat.trace import Trace

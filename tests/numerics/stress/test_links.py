@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from numerics.repeat.digest import bits_of
+from numerics.record.tensor_digest import bits_of
 from numerics.stress.exchanges import BROADCAST, COLLECTIVES, COPY, GATHER, REDUCE, SEND, Exchange, Exchanges
 from numerics.stress.kernels import COMPUTING, MEMORY
 from numerics.stress.link_report import link_sentences

@@ -5,7 +5,7 @@
 x_i are the bits of element i as an integer, w_i odd numbers that depend on i. Integer addition modulo 2^64 gives the
 same result in any order. One changed element always changes the digest, because an odd factor is invertible.
 A tensor that consists of several, such as a sparse one, has the weighted sum of their digests and of a checksum of
-their shapes and dtypes.
+their shapes and dtypes. The sum of x_i + C x_i (x_i | 1), with C odd, is equal for the same values in any order.
 """
 
 from __future__ import annotations
@@ -41,6 +41,30 @@ def digest(tensor: Tensor) -> Tensor:
         forms += repr((tuple(tensor.shape), tensor.dtype, tensor.layout))
     found = [_digest(part).to(parts[0].device) * _part_factor(n) for n, part in enumerate(parts)]
     return torch.stack(found).sum() + zlib.crc32(forms.encode())
+
+
+def value_digests(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a digest of the values in row-major order, and one of the values in any order, as int64 scalars.
+
+    In contrast to `digest`, -0.0 counts as 0.0 and every NaN as the same.
+    """
+    parts = [_canonical(part) for part in parts_of(tensor)]
+    ordered = [_digest(part) * _part_factor(number) for number, part in enumerate(parts)]
+    return torch.stack(ordered).sum(), torch.stack([_any_order(part) for part in parts]).sum()
+
+
+def _canonical(tensor: Tensor) -> Tensor:
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj().resolve_neg())
+    if not tensor.is_floating_point() or tensor.dtype == getattr(torch, "float4_e2m1fn_x2", None):
+        return tensor
+    tensor = tensor.float() if tensor.element_size() == 1 else tensor
+    return torch.where(tensor.isnan(), torch.nan, tensor) + 0.0
+
+
+def _any_order(tensor: Tensor) -> Tensor:
+    flat = bits_of(tensor).to(torch.int64)
+    return flat.sum() + (flat * (flat | 1)).sum() * _part_factor(0)
 
 
 def _digest(tensor: Tensor) -> Tensor:
