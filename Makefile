@@ -21,7 +21,6 @@ READS.lm-eval := RUN TASKS TASK_DATA
 READS.logp-diff := RUN THRESHOLD OUT
 READS.memory := TARGET FROM VARIANTS
 READS.monitor := RUN ON OFF
-READS.mrproper := RESULTS
 READS.oracle := RECORD OTHER OUT
 READS.pack-run := RUN OUT
 READS.plan := SPREAD
@@ -188,7 +187,7 @@ faults: setup-dev  ## Kill, starve and corrupt a small study and report the outc
 clean:  ## Remove caches and prepared data, not results and .venv
 	@$(BARE) -m scripts.dev.clean caches data
 
-mrproper:  ## Remove .config and .venv as well [RESULTS=yes: and results]
+mrproper:  ## Remove .config and .venv as well; results and downloads stay
 	@$(BARE) -m scripts.dev.clean caches data config venv
 
 setup-base setup-core setup-main setup-exchange setup-lm-eval setup-dev: setup-%:

@@ -1,10 +1,10 @@
-"""`make clean` and `make mrproper`: remove files that make can create again. Removes results only by name.
+"""`make clean` and `make mrproper`: remove files that make can create again, never results or downloads.
 
-    python -m scripts.dev.clean KIND ...    kinds: caches, data, config, venv, results
-    make mrproper RESULTS=yes               adds the kind results
+    python -m scripts.dev.clean KIND ...    kinds: caches, data, config, venv
 
-Removes only what the project's commands write. Removes nothing that git tracks, nothing that CONFIG_DATASET_FILES
-names, nothing outside this folder, and nothing while a study or `make data` runs. Standard library only.
+Removes only what the project's commands wrote, known by content. Removes nothing that git tracks, nothing that
+CONFIG_DATASET_FILES names, nothing outside this folder, and nothing while a study or `make data` runs.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from configuration.arguments import make_variables, refuse_unknown_variables
+from configuration.arguments import refuse_unknown_variables
 from gpt2.config.dotconfig import split_words
 from gpt2.data.manifest import read_manifest
 from gpt2.system.errors import UserError, run_command
-from gpt2.system.read_files import DamagedFileError, open_regular
+from gpt2.system.read_files import DamagedFileError, open_regular, read_json
 
-CACHES = {"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis"}
+CACHES = (".pytest_cache", ".mypy_cache", ".ruff_cache")  # each marked by the file CACHEDIR.TAG
 SOURCES = (
     "bench",
     "defconfigs",
@@ -41,16 +41,13 @@ SOURCES = (
     "study",
     "tests",
 )
-KINDS = ("caches", "data", "config", "venv", "results")
+KINDS = ("caches", "data", "config", "venv")
 CORPUS = re.compile(r"\w+-[0-9a-f]{12}")
-# The lock of a corpus and its folder while it is prepared; saved examinations of variants; the downloaded HellaSwag
-# and WikiText-2 with their temporary files.
-DATA = re.compile(r"\.\w+-[0-9a-f]{12}(\.lock|\.\d+\.tmp)|\.admission-[0-9a-f]{16}\.json|"
-                  r"hellaswag_val\.jsonl|\.hellaswag_val\.jsonl\.\w+|"
-                  r"eval-wikitext-2\.jsonl|\.eval-wikitext-2\.jsonl\.\d+\.tmp")  # fmt: skip
-# In the results folder; bench and memory write several files of these kinds.
-RESULTS = ("*/compare.json", "*/compare.md", "*/compare.html", "bench/*.json", "memory/*.json", "memory/*.html",
-           "memory/*.pickle", "admit/*.html")  # fmt: skip
+UNFINISHED = re.compile(r"\.\w+-[0-9a-f]{12}\.\d+\.tmp")  # the folder of a corpus while it is prepared
+SHARD = re.compile(r"(train|validation)-\d+\.bin")
+LOCK = re.compile(r"\.\w+-[0-9a-f]{12}\.lock")
+EXAMINATION = re.compile(r"\.admission-[0-9a-f]{16}\.json")
+WRITTEN = ("# Written by `make`", "# Saved from .config")  # how the configurations that make writes begin
 
 
 def configured(symbol: str, config: Path = Path(".config")) -> str:
@@ -75,16 +72,19 @@ def kept_paths(studies: Iterable[Path]) -> set[Path]:
 
 
 def caches() -> Iterator[Path]:
-    """Yield the tools' caches in this folder and in the source folders."""
-    yield from map(Path, CACHES)
-    for folder, names, _ in (entry for source in SOURCES for entry in os.walk(source)):
-        yield from [Path(folder, name) for name in names if name in CACHES]
+    """Yield Python's compiled files in the source folders, and the marked caches of the tools."""
+    for folder in (entry for source in SOURCES for entry, _, _ in os.walk(source)):
+        if Path(folder).name == "__pycache__":
+            yield from sorted(Path(folder).glob("*.pyc"))
+    yield from (path for path in map(Path, CACHES) if (path / "CACHEDIR.TAG").is_file())
 
 
 def prepared(directory: Path) -> Iterator[Path]:
     """Yield the files of `make data` in the data folder, the manifest of a corpus last."""
     for path in sorted(directory.glob("*")):
-        if DATA.fullmatch(path.name):
+        if UNFINISHED.fullmatch(path.name) and not path.is_symlink():
+            yield from (file for file in sorted(path.glob("*.bin")) if SHARD.fullmatch(file.name))
+        elif is_empty_lock(path) or is_examination(path):
             yield path
         elif CORPUS.fullmatch(path.name) and path.is_dir():
             try:
@@ -96,13 +96,29 @@ def prepared(directory: Path) -> Iterator[Path]:
             yield from (path / name for name in [*names, "manifest.json"])
 
 
-def results(directory: Path) -> Iterator[Path]:
-    """Yield the studies in the results folder, and the files of comparisons, benches and memory predictions."""
-    for path in sorted(directory.glob("*")):
-        if any(path.glob("runs/*/run.json")) or ((path / "lock").exists() and (path / "config").exists()):
+def is_empty_lock(path: Path) -> bool:
+    """Whether the file is the lock of a corpus, which has no content."""
+    return bool(LOCK.fullmatch(path.name)) and path.is_file() and not path.stat().st_size
+
+
+def is_examination(path: Path) -> bool:
+    """Whether the file holds a saved examination of a variant."""
+    if not EXAMINATION.fullmatch(path.name):
+        return False
+    try:
+        content = read_json(path)
+    except (FileNotFoundError, DamagedFileError):
+        return False
+    return isinstance(content, dict) and {"variant", "violations"} <= content.keys()
+
+
+def configurations() -> Iterator[Path]:
+    """Yield the configurations in this folder that begin as make writes them."""
+    for path in map(Path, (".config", ".config.old", "defconfig")):
+        if path.is_file() and path.read_text("utf-8", "replace").startswith(WRITTEN):
             yield path
-    for pattern in RESULTS:
-        yield from sorted(directory.glob(pattern))
+        elif path.exists():
+            print(f"not removed: {path}: make did not write it")
 
 
 def refusal(path: Path, kept: set[Path]) -> str:
@@ -113,7 +129,8 @@ def refusal(path: Path, kept: set[Path]) -> str:
     if not there.is_relative_to(here):
         return f"it is outside this folder ({there})"
     for source in (here / name for name in (".git", *SOURCES)):
-        if (there.is_relative_to(source) and path.name not in CACHES) or source.is_relative_to(there):
+        compiled = "__pycache__" in (path.name, path.parent.name)
+        if (there.is_relative_to(source) and not compiled) or source.is_relative_to(there):
             return f"{source.name} is protected"
     if {path.absolute(), there} & kept:
         return "git tracks it, a configuration names it, or it contains such a file"
@@ -164,9 +181,8 @@ def main(arguments: list[str]) -> int:
     chosen = {
         "caches": caches,
         "data": lambda: prepared(data),
-        "config": lambda: map(Path, (".config", ".config.old", "defconfig")),
-        "venv": lambda: [Path(".venv")],
-        "results": lambda: results(folder),
+        "config": configurations,
+        "venv": lambda: [Path(".venv")] if Path(".venv/pyvenv.cfg").is_file() else [],
     }
     kept = kept_paths(studies)
     with contextlib.ExitStack() as stack:
@@ -175,13 +191,8 @@ def main(arguments: list[str]) -> int:
         for kind in arguments:
             for path in list(chosen[kind]()):
                 remove(path, kept)
-        for path in sorted(folder.glob("*")) if "results" in arguments else []:
-            print(f"not removed: {path}: it is not a result of this project")
     return 0
 
 
 if __name__ == "__main__":
-    kinds = sys.argv[1:]
-    if "venv" in kinds and make_variables().get("RESULTS") == "yes":
-        kinds.append("results")
-    run_command(lambda: main(kinds))
+    run_command(lambda: main(sys.argv[1:]))

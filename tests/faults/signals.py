@@ -293,12 +293,12 @@ def stopped_for_a_while(bench: Bench) -> str:
 REFUSED = "`make mrproper` removes nothing and names the lock; the study ends at the undisturbed numbers"
 
 
-@fault("make mrproper RESULTS=yes while it trains", REFUSED)
+@fault("make mrproper while it trains", REFUSED)
 def cleaned_while_it_trains(bench: Bench) -> str:
     place = bench.workplace()
     process = place.start(**bench.slow)
     wait_for(lambda: place.steps() > 5)
-    done = place.command("scripts.dev.clean", "caches", "data", "config", "venv", "results")
+    done = place.command("scripts.dev.clean", "caches", "data", "config", "venv")
     process.communicate(timeout=PATIENCE_SECONDS)
     refused = done.returncode == 1 and "nothing is removed" in done.stdout
     same = place.status() == "finished" and place.numbers() == bench.undisturbed()

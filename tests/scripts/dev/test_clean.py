@@ -5,13 +5,13 @@ import os
 import random
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from configuration.rules import HEADER
 from gpt2.data.manifest import Manifest, Shard, Split
 from gpt2.system.errors import UserError
 from scripts.dev import clean
@@ -36,29 +36,25 @@ def write_corpus(folder: Path) -> None:
 
 
 def write_everything(root: Path) -> None:
-    """Every kind of file that the commands write, and one source."""
+    """Every kind of file that the commands write, one source, a download and two studies."""
     write_corpus(root / f"data/embedded-{KEY}")
-    for name in (
-        "gpt2/model/transformer.py",
-        "gpt2/__pycache__/model.pyc",
-        ".pytest_cache/x",
-        ".venv/lib/__pycache__/torch.pyc",
-        f"data/.embedded-{KEY}.lock",
-        f"data/.embedded-{KEY}.4711.tmp/train-000.bin",
-        "data/hellaswag_val.jsonl",
-        "results/night/runs/B0/run.json",
-        "results/night/__pycache__/kept",
-        "results/night/lock",
-        "results/begun/lock",
-        "results/begun/config",
-        "results/compare-a-b/compare.html",
-        "results/bench/speed.json",
-        "results/memory/cpu.html",
-        ".config",
-        ".config.old",
-        "defconfig",
-    ):
-        write(root / name)
+    for name, text in {
+        "gpt2/model/transformer.py": "",
+        "gpt2/__pycache__/model.pyc": "",
+        ".pytest_cache/CACHEDIR.TAG": "Signature: 8a477f597d28d172789f06886806bc55",
+        ".venv/pyvenv.cfg": "home = /usr/bin",
+        f"data/.embedded-{KEY}.lock": "",
+        f"data/.embedded-{KEY}.4711.tmp/train-000.bin": "",
+        f"data/.admission-{KEY}0123.json": '{"variant": "B", "violations": []}',
+        "data/hellaswag_val.jsonl": "downloaded",
+        "results/night/runs/B0/run.json": "",
+        "results/night/lock": "",
+        "results/begun/lock": "",
+        ".config": HEADER,
+        ".config.old": HEADER,
+        "defconfig": "# Saved from .config with the defaults for cpu\n",
+    }.items():
+        write(root / name, text)
 
 
 @pytest.fixture(autouse=True)
@@ -73,47 +69,57 @@ def configure(**symbols: str) -> None:
     Path(".config").write_text("".join(f'CONFIG_{name}="{value}"\n' for name, value in symbols.items()))
 
 
-def test_clean_removes_caches_and_prepared_data_and_nothing_else() -> None:
+def files() -> list[str]:
+    return sorted(str(path) for path in Path().rglob("*") if path.is_file())
+
+
+RESULTS = ["results/begun/lock", "results/night/lock", "results/night/runs/B0/run.json"]
+
+
+def test_mrproper_removes_what_make_wrote_and_keeps_results_and_downloads() -> None:
     assert clean.main(["caches", "data"]) == 0
-    gone = ("gpt2/__pycache__", ".pytest_cache", "data")
-    assert not any(Path(name).exists() for name in gone)
-    stays = (
-        ".venv/lib/__pycache__/torch.pyc",
-        "results/night/__pycache__/kept",
+    assert files() == [
+        ".config", ".config.old", ".venv/pyvenv.cfg", "data/hellaswag_val.jsonl", "defconfig",
+        "gpt2/model/transformer.py", *RESULTS,
+    ]  # fmt: skip
+    assert clean.main([*MRPROPER]) == 0
+    assert files() == ["data/hellaswag_val.jsonl", "gpt2/model/transformer.py", *RESULTS]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
         ".config",
-        "gpt2/model/transformer.py",
-    )
-    assert all(Path(name).exists() for name in stays)
-
-
-def test_results_are_removed_only_by_name() -> None:
+        ".config.old",
+        "defconfig",
+        "defconfig/notes.txt",
+        ".config/notes.txt",
+        ".venv/notes.txt",
+        ".mypy_cache/notes.txt",
+        "__pycache__/notes.txt",
+        "gpt2/__pycache__/notes.txt",
+        f"data/.embedded-{KEY}.lock",
+        f"data/.embedded-{KEY}.4711.tmp/notes.txt",
+        f"data/.admission-{KEY}0123.json",
+        f"data/embedded-{KEY}/mine.txt",
+        f"data/other-{KEY}/manifest.json",
+        f"data/other-{KEY}/train-000.bin",
+        "data/eval-wikitext-2.jsonl",
+        "data/my_texts.jsonl",
+        "data/notes-2024/a.txt",
+        "results/notes.txt",
+        "results/night/runs/photo.jpg",
+    ],
+)
+def test_a_file_of_the_user_stays_under_every_name(name: str) -> None:
+    for path in (Path(name), Path(name).parent):
+        if path != Path() and path.is_dir() and path.name.startswith(".venv"):
+            shutil.rmtree(path)
+        if path.is_file():
+            path.unlink()
+    write(name, "mine")
     clean.main([*MRPROPER])
-    assert Path("results/night/runs/B0/run.json").exists()
-    assert sorted(path.name for path in Path().iterdir()) == ["gpt2", "results"]
-    clean.main([*MRPROPER, "results"])
-    assert not Path("results").exists()
-
-
-def test_foreign_files_remain_in_the_data_folder() -> None:
-    Path("data/my_texts.jsonl").write_text("mine")
-    Path("data/notes-2024").mkdir()
-    mine = [write(f"data/books-202611220830/{name}", "mine") for name in ("a.txt", "manifest.json")]
-    clean.main(["data"])
-    names = ["books-202611220830", "my_texts.jsonl", "notes-2024"]
-    assert sorted(path.name for path in Path("data").iterdir()) == names
-    assert [path.read_text() for path in mine] == ["mine"] * 2
-
-
-def test_configured_items_remain() -> None:
-    configure(HELLASWAG_FILE="data/hellaswag_val.jsonl")
-    clean.main(["data"])
-    assert [path.name for path in Path("data").iterdir()] == ["hellaswag_val.jsonl"]
-
-
-def test_a_text_in_a_prepared_corpus_stays() -> None:
-    write(f"data/embedded-{KEY}/mine.txt")
-    clean.main(["data"])
-    assert [path.name for path in Path("data").rglob("*")] == [f"embedded-{KEY}", "mine.txt"]
+    assert Path(name).read_text() == "mine"
 
 
 def test_a_configured_text_with_a_space_in_its_name_stays() -> None:
@@ -121,10 +127,8 @@ def test_a_configured_text_with_a_space_in_its_name_stays() -> None:
     write(f"data/my_texts-{KEY}/my notes.txt")
     configure(DATASET_FILES=f"'data/my_texts-{KEY}/my notes.txt' 'data/my_texts-{KEY}/train*'")
     clean.main(["data"])
-    assert sorted(path.name for path in Path(f"data/my_texts-{KEY}").iterdir()) == [
-        "my notes.txt",
-        "train-000.bin",
-    ]
+    left = sorted(path.name for path in Path(f"data/my_texts-{KEY}").iterdir())
+    assert left == ["my notes.txt", "train-000.bin"]
 
 
 @pytest.mark.parametrize("name", ["..", ".", "../mine.txt", "mine", "a\nb.bin", ".bin"])
@@ -142,11 +146,10 @@ def test_a_manifest_that_names_another_file_than_a_shard_removes_nothing(name: s
 def test_a_fifo_as_lock_does_not_block() -> None:
     Path("results/begun/lock").unlink()
     os.mkfifo("results/begun/lock")
-    clean.main(["caches", "data", "results"])
-    assert not Path("results").exists()
+    assert clean.main(["caches", "data"]) == 0
 
 
-@pytest.mark.parametrize("place", ["results", "results/data", ".", "gpt2"])
+@pytest.mark.parametrize("place", ["results", "results/data", ".", "gpt2", "docs"])
 def test_results_and_sources_in_the_data_folder_are_not_removed(place: str) -> None:
     configure(DATA_DIR=place)
     clean.main(["data"])
@@ -154,103 +157,68 @@ def test_results_and_sources_in_the_data_folder_are_not_removed(place: str) -> N
     assert Path("gpt2/model/transformer.py").exists()
 
 
-def test_a_results_folder_in_the_data_folder_remains() -> None:
-    configure(RESULTS_DIR=f"data/embedded-{KEY}/results")
-    Path(f"data/embedded-{KEY}/results").mkdir()
-    clean.main(["data"])
-    assert Path(f"data/embedded-{KEY}/results").exists()
-
-
 def test_a_folder_outside_the_project_is_named_and_not_removed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_everything(tmp_path / "elsewhere")
     before = sorted((tmp_path / "elsewhere").rglob("*"))
-    configure(RESULTS_DIR="../elsewhere/results", DATA_DIR=str(tmp_path / "elsewhere/data"))
-    clean.main(["data", "results"])
+    configure(DATA_DIR=str(tmp_path / "elsewhere/data"))
+    clean.main(["data"])
     assert sorted((tmp_path / "elsewhere").rglob("*")) == before
-    assert "results/night: it is outside this folder" in capsys.readouterr().out
+    assert "it is outside this folder" in capsys.readouterr().out
 
 
 def test_links_out_of_the_folder_are_not_followed(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
-    (outside / "__pycache__").mkdir(parents=True)
+    write(outside / "__pycache__/a.pyc")
     write_everything(outside)
     before = sorted(outside.rglob("*"))
-    for link in ("gpt2/link", f"data/embedded-{KEY}/link", "data/files-0123456789ab", "results/night/link"):
+    for link in ("gpt2/link", f"data/embedded-{KEY}/link", "data/files-0123456789ab", f"data/.x-{KEY}.1.tmp"):
         Path(link).symlink_to(outside)
-    Path("results/link").symlink_to(outside / "results/night")
-    clean.main([*MRPROPER, "results"])
+    clean.main([*MRPROPER])
     assert sorted(outside.rglob("*")) == before
-    assert not Path("results/night").exists()
-    shutil.rmtree("results")
     shutil.rmtree("data")
-    Path("results").symlink_to(outside / "results")
     Path("data").symlink_to(outside / "data")
-    clean.main(["data", "results"])
+    clean.main(["data"])
     assert sorted(outside.rglob("*")) == before
 
 
 def test_a_second_clean_does_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    clean.main([*MRPROPER, "results"])
-    assert clean.main([*MRPROPER, "results"]) == 0
+    clean.main([*MRPROPER])
+    assert clean.main([*MRPROPER]) == 0
     assert capsys.readouterr().out == ""
 
 
-def test_an_unknown_name_removes_nothing() -> None:
+@pytest.mark.parametrize("kind", ["everything", "results"])
+def test_an_unknown_kind_removes_nothing(kind: str) -> None:
     with pytest.raises(UserError, match="fix: use some of caches"):
-        clean.main(["caches", "everything"])
+        clean.main(["caches", kind])
     assert Path(".pytest_cache").exists()
-
-
-def test_foreign_files_remain_in_the_results_folder_and_are_named(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    mine = [write("results/paper/runs/photo.jpg"), write("results/memory/notes.txt"), write("results/a.txt")]
-    clean.main(["results"])
-    assert sorted(path for path in Path("results").rglob("*") if path.is_file()) == sorted(mine)
-    assert capsys.readouterr().out.count("it is not a result of this project") == 3
 
 
 @pytest.mark.parametrize("lock", ["results/night/lock", "elsewhere/x/lock", f"data/.embedded-{KEY}.lock"])
 def test_nothing_is_removed_while_a_study_or_a_preparation_runs(lock: str, checkout: Path) -> None:
-    configure(RESULTS_DIR="elsewhere")
-    with write(lock, "4711\n").open() as file:
+    Path(".config").write_text(HEADER + 'CONFIG_RESULTS_DIR="elsewhere"\n')
+    with write(lock).open() as file:
         before = sorted(checkout.rglob("*"))
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(UserError, match="nothing is removed; fix: wait for it or stop it"):
-            clean.main([*MRPROPER, "results"])
+            clean.main([*MRPROPER])
         assert sorted(checkout.rglob("*")) == before
-    clean.main([*MRPROPER, "results"])
+    clean.main([*MRPROPER])
     assert not Path(".config").exists()
 
 
-@pytest.mark.parametrize("place", ["docs", ".", "docs/results", "gpt2", "tests"])
-@pytest.mark.parametrize("with_git", [False, True])
-def test_a_results_folder_among_the_sources_costs_none(place: str, with_git: bool) -> None:
-    sources = [write("docs/results/a/runs/B0/run.json"), write("tests/lock"), write("tests/config")]
-    if with_git:
-        subprocess.run("git init -q && git add docs tests gpt2/model", shell=True, check=True)
-    write(".config", f'CONFIG_RESULTS_DIR="{place}"')
-    clean.main([*MRPROPER, "results"])
-    assert all(path.exists() for path in [*sources, Path("gpt2/model/transformer.py")])
-
-
 def test_tracked_files_remain_in_every_folder() -> None:
-    tracked = [write("results/paper/runs/B0/run.json"), Path("defconfig"), write("gpt2/__pycache__/a.txt")]
+    tracked = [
+        Path("defconfig"),
+        Path("gpt2/__pycache__/model.pyc"),
+        Path(f"data/embedded-{KEY}/train-000.bin"),
+    ]
     subprocess.run(["git", "init", "-q"], check=True)
     subprocess.run(["git", "add", "-f", *map(str, tracked)], check=True)
-    clean.main([*MRPROPER, "results"])
+    clean.main([*MRPROPER])
     assert all(path.exists() for path in tracked)
-    assert not Path("results/night").exists()
-
-
-def test_make_mrproper_removes_results_only_with_results_yes(checkout: Path) -> None:
-    command = [sys.executable, "-S", "-m", "scripts.dev.clean", *MRPROPER]
-    for flags, left in (("", True), (" -- RESULTS=no", True), (" -- RESULTS=yes", False)):
-        environment = os.environ | {"PYTHONPATH": str(Path(clean.__file__).parents[2]), "MAKEFLAGS": flags}
-        subprocess.run(command, env=environment, check=True)
-        assert Path("results").exists() == left
 
 
 # Folders in which no file is written by a command, folders of commands, and names of files.
@@ -296,7 +264,7 @@ def test_files_of_the_user_remain_in_every_folder(
     before = Path.cwd()
     os.chdir(root)
     try:
-        clean.main([*MRPROPER, "results"])
+        clean.main([*MRPROPER])
     finally:
         os.chdir(before)
     assert [path.read_text() for path in mine] == ["mine"] * 7
