@@ -43,13 +43,12 @@ def open_regular(path: Path) -> io.BufferedReader:
 def read_bytes(path: Path, limit: int = SIZE_LIMIT) -> bytes:
     """Return the content of a regular file of at most `limit` bytes."""
     with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > limit:
+            raise DamagedFileError(f"{path} cannot be read: larger than {limit:,} bytes")
         try:
-            content = file.read(limit + 1)
+            return file.read()
         except OSError as error:
             raise DamagedFileError(f"{path} cannot be read: {error.strerror}") from error
-    if len(content) > limit:
-        raise DamagedFileError(f"{path} cannot be read: larger than {limit:,} bytes")
-    return content
 
 
 def read_text(path: Path, limit: int = SIZE_LIMIT) -> str:

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -114,3 +115,11 @@ def test_an_impossible_name_is_refused(tmp_path, name):
 def test_text_that_is_parsed_is_named_by_its_caller():
     with pytest.raises(DamagedFileError, match=r"^items:7 cannot be read: not valid JSON"):
         parse_json(b"{", "items:7")
+
+
+def test_a_small_file_takes_little_memory_whatever_the_limit(tmp_path):
+    (tmp_path / "a.json").write_text("[" + "1, " * 1000 + "1]")
+    tracemalloc.start()
+    read_json(tmp_path / "a.json", limit=2**40)
+    assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    tracemalloc.stop()
