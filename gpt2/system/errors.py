@@ -9,10 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpt2.system.resource_errors import disk_full, explain_full_disk
-from gpt2.system.stdout import LastingOutput, printable
+from gpt2.system.stdout import LastingOutput, open_missing, printable
 from numerics.errors import NumericsError
 
 INTERRUPTED = 130
+STREAMS = ("<stdout>", "<stderr>")  # their names in an OSError
 
 
 class UserError(Exception):
@@ -46,16 +47,23 @@ def run_command(main: Callable[[], int | None]) -> None:
     Everything that the command prints is escaped. It continues when the reader of its output ends, as in
     `make memory | head`.
     """
+    open_missing()
     out, err = LastingOutput(sys.stdout), LastingOutput(sys.stderr)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):  # type: ignore[type-var]
         try:
             status = main()
+            sys.stdout.flush()  # may meet a full disk
         except REPORTED as error:
             print(f"error: {printable(str(error))}", file=sys.stderr)
             status = 1
         except OSError as error:
             number, name = disk_full(error), error.filename2 or error.filename
-            if number:
+            if name in STREAMS:
+                fact, fix = (
+                    f"{name} cannot be written: {error.strerror}",
+                    "redirect it to a disk with free space",
+                )
+            elif number:
                 fact, fix = explain_full_disk(number, Path(name or "."))
             elif isinstance(name, str):
                 fact = f"{name} cannot be used: {error.strerror}"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import codecs
 import errno
 import os
+import sys
 import unicodedata
+from pathlib import Path
 from typing import Any, TextIO
 
 CLOSED = (errno.EPIPE, errno.EIO)  # the reader of a pipe ended; the terminal closed
@@ -31,6 +33,13 @@ def _replace(error: UnicodeError) -> tuple[str, int]:
 
 
 codecs.register_error("similar", _replace)
+
+
+def open_missing() -> None:
+    """Open the null device in place of a standard stream that is closed."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode))
 
 
 class LastingOutput:
@@ -62,8 +71,9 @@ class LastingOutput:
             self._discard(error)
 
     def _discard(self, error: OSError) -> None:
-        if error.errno not in CLOSED:
-            raise error
+        """Discard what follows. OSError, which names the stream, where the reader did not end: the disk is full."""
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())
         os.close(nowhere)
+        if error.errno not in CLOSED:
+            raise OSError(error.errno, error.strerror, self._stream.name) from error

@@ -127,3 +127,22 @@ def test_nothing_else_writes_to_the_terminal() -> None:
     )
     found = [(path, way) for path in PRODUCT if path not in values for way in ways if way in path.read_text()]
     assert found == []
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+def test_a_command_needs_no_standard_stream(closed: str) -> None:
+    command = f"{sys.executable} -m scripts.report missing {closed}"
+    done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_a_full_standard_output_is_named() -> None:
+    program = "from gpt2.system.errors import run_command; run_command(lambda: print('a line'))"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 1
+    assert done.stderr.decode().startswith(
+        "error: <stdout> cannot be written: No space left on device; fix: "
+    )
+    assert done.stderr.count(b"\n") == 1
