@@ -165,7 +165,8 @@ class GrpoRun:
             )
         self._write(status, error)
         if status in records.ENDED:
-            shutil.rmtree(self.run_dir / CHECKPOINTS, ignore_errors=True)
+            for marker in (self.run_dir / CHECKPOINTS).glob(f"checkpoint-*/{COMPLETE}"):
+                shutil.rmtree(marker.parent)
         return status
 
     def _previous(self) -> GrpoRecord | None:

@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,12 +21,14 @@ from typing import Any
 
 from gpt2.system import ranks
 from gpt2.system.errors import UserError
+from gpt2.system.files import remove_files
 from gpt2.system.read_files import open_regular, read_json
 from gpt2.system.resource_errors import disk_full, explain_full_disk
 
 KEEP = 2
 NAME = re.compile(r"[0-9]+(\.[0-9]+)?")
-STATE, META, MANIFEST = "state.pt", "meta.json", "manifest.json"
+TEMPORARY = re.compile(r"\.[0-9]+(\.[0-9]+)?\.[0-9]+\.tmp")
+FILES = STATE, META, MANIFEST = "state.pt", "meta.json", "manifest.json"
 
 
 class CheckpointError(UserError, RuntimeError):
@@ -72,14 +73,14 @@ def save(
         (temporary / META).write_text(json.dumps(meta | {"iteration": iteration}))
         sums = {name: _describe(temporary / name) for name in (STATE, META)}
         (temporary / MANIFEST).write_text(json.dumps({"schema": 1, "files": sums}, indent=1))
-        for name in (STATE, META, MANIFEST):
+        for name in FILES:
             _flush(temporary / name)
         _flush(temporary)
         fence()
         temporary.rename(final)
         _flush(root)
     except (OSError, RuntimeError) as error:  # torch.save wraps a full disk in a RuntimeError
-        shutil.rmtree(temporary, ignore_errors=True)
+        remove_files(temporary, FILES)
         full = disk_full(error)
         reason = (
             "; fix: ".join(explain_full_disk(full, root)) if full else f"{error}; fix: make (it tries again)"
@@ -88,14 +89,15 @@ def save(
     _remove_leftovers(root)
     for path in complete(root):
         if _sequence(path)[0] > iteration:  # damaged: this run resumed from an earlier one
-            shutil.rmtree(path)
+            remove_files(path, FILES)
     keep_newest(root, keep)
     return final
 
 
 def _free_name(root: Path, iteration: int) -> Path:
     """Return an unused name. Saving an iteration twice, with newer clocks, leaves the first checkpoint untouched."""
-    taken = [_sequence(path)[1] for path in complete(root) if _sequence(path)[0] == iteration]
+    named = (path for path in root.glob(f"{iteration:08d}*") if NAME.fullmatch(path.name))
+    taken = [_sequence(path)[1] for path in named]
     return root / (f"{iteration:08d}.{max(taken) + 1}" if taken else f"{iteration:08d}")
 
 
@@ -108,13 +110,13 @@ def _sequence(path: Path) -> tuple[int, int]:
 def keep_newest(root: Path, keep: int = 1) -> None:
     """Delete all checkpoints but the newest `keep`. A finished run needs one."""
     for old in complete(root)[:-keep]:
-        shutil.rmtree(old)
+        remove_files(old, FILES)
 
 
 def complete(root: Path) -> list[Path]:
     """Return the checkpoints under `root`, oldest first. Their content is not verified."""
-    found = (path for path in root.glob("[0-9]*") if path.is_dir() and NAME.fullmatch(path.name))
-    return sorted(found, key=_sequence)
+    named = (path for path in root.glob("[0-9]*") if NAME.fullmatch(path.name))
+    return sorted((path for path in named if any((path / file).exists() for file in FILES)), key=_sequence)
 
 
 def load(path: Path) -> LoadedCheckpoint:
@@ -204,4 +206,5 @@ def _flush(path: Path) -> None:
 def _remove_leftovers(root: Path) -> None:
     """Delete temporary folders of processes that died. A run's folder has one writer only."""
     for path in root.glob(".*.tmp"):
-        shutil.rmtree(path, ignore_errors=True)
+        if TEMPORARY.fullmatch(path.name):
+            remove_files(path, FILES)

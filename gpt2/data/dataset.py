@@ -15,7 +15,6 @@ import functools
 import hashlib
 import json
 import os
-import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ import numpy as np
 from gpt2.artifacts import seal
 from gpt2.config.config import DataConfig
 from gpt2.data import tokenizer as tokenizers
-from gpt2.data.manifest import REBUILD, Manifest, read_manifest
+from gpt2.data.manifest import REBUILD, Manifest, read_manifest, written_files
 from gpt2.data.shards import SHORTEST_TOKENS, ShardWriter, batches, encode_batches, split_tail
 from gpt2.data.sources import (
     DataError,
@@ -38,7 +37,7 @@ from gpt2.data.sources import (
     validation_permille,
 )
 from gpt2.hardware.cpu import allowed_cpus
-from gpt2.system.files import open_append
+from gpt2.system.files import open_append, quarantine, remove_files
 from gpt2.system.progress import LiveLine, Report, duration
 from pages.markup import counted
 
@@ -251,7 +250,7 @@ def prepare(config: DataConfig, report: Report, rebuild: bool = False) -> Path:
 def _build(config: DataConfig, directory: Path, identity: dict[str, Any], report: Report) -> None:
     """Tokenise into a temporary directory, then rename it. An interrupted build leaves the temporary one only."""
     for leftover in config.directory.glob(f".{directory.name}.*.tmp"):
-        shutil.rmtree(leftover)
+        remove_files(leftover, written_files(leftover))
     temporary = config.directory / f".{directory.name}.{os.getpid()}.tmp"
     temporary.mkdir()
     try:
@@ -268,10 +267,10 @@ def _build(config: DataConfig, directory: Path, identity: dict[str, Any], report
         eot = tokenizers.load(config.tokenizer).eot
         Manifest(identity, identity["tokenizer"], count, eot, splits, rule).write(temporary)
         if directory.exists():
-            shutil.rmtree(directory)
+            report(f"data: the damaged corpus is moved to {quarantine(directory)}")
         temporary.rename(directory)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        remove_files(temporary, written_files(temporary))
 
 
 def _write_all(config: DataConfig, writers: dict[str, ShardWriter], report: Report) -> int:

@@ -15,6 +15,7 @@ from gpt2.artifacts.typed_json import Count, Text, read_file
 from gpt2.data.sources import DataError
 from gpt2.system.read_files import DamagedFileError
 
+FILE = re.compile(r"(train|validation)-\d+\.bin|manifest\.json")
 REBUILD = "fix: make data (it checks the corpus and rebuilds it)"
 
 
@@ -67,6 +68,11 @@ class Manifest:
             json.dump(dataclasses.asdict(self), file, indent=1)
             file.flush()
             os.fsync(file.fileno())
+
+
+def written_files(directory: Path) -> list[str]:
+    """Return the names of the shards and the manifest in the folder of a corpus, which may be unfinished."""
+    return sorted(path.name for path in directory.glob("*") if FILE.fullmatch(path.name))
 
 
 def read_manifest(directory: Path) -> Manifest:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -39,6 +41,17 @@ def unused(path: Path) -> Path:
     """Return the first of path, path.2, path.3, ... that does not exist."""
     names = (path.name if number == 1 else f"{path.name}.{number}" for number in itertools.count(1))
     return next(path.with_name(name) for name in names if not os.path.lexists(path.with_name(name)))
+
+
+def remove_files(folder: Path, names: Iterable[str]) -> None:
+    """Delete the files of these names and the folder, which stays where it holds another file. A link is unlinked."""
+    if folder.is_symlink():
+        folder.unlink()
+        return
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # not empty
+        folder.rmdir()
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from configuration.arguments import refuse_unknown_variables
 from gpt2.config.dotconfig import split_words
-from gpt2.data.manifest import read_manifest
+from gpt2.data.manifest import read_manifest, written_files
 from gpt2.system.errors import UserError, run_command
 from gpt2.system.read_files import DamagedFileError, open_regular, read_json
 
@@ -44,7 +44,6 @@ SOURCES = (
 KINDS = ("caches", "data", "config", "venv")
 CORPUS = re.compile(r"\w+-[0-9a-f]{12}")
 UNFINISHED = re.compile(r"\.\w+-[0-9a-f]{12}\.\d+\.tmp")  # the folder of a corpus while it is prepared
-SHARD = re.compile(r"(train|validation)-\d+\.bin")
 LOCK = re.compile(r"\.\w+-[0-9a-f]{12}\.lock")
 EXAMINATION = re.compile(r"\.admission-[0-9a-f]{16}\.json")
 WRITTEN = ("# Written by `make`", "# Saved from .config")  # how the configurations that make writes begin
@@ -83,7 +82,7 @@ def prepared(directory: Path) -> Iterator[Path]:
     """Yield the files of `make data` in the data folder, the manifest of a corpus last."""
     for path in sorted(directory.glob("*")):
         if UNFINISHED.fullmatch(path.name) and not path.is_symlink():
-            yield from (file for file in sorted(path.glob("*.bin")) if SHARD.fullmatch(file.name))
+            yield from (path / name for name in written_files(path))
         elif is_empty_lock(path) or is_examination(path):
             yield path
         elif CORPUS.fullmatch(path.name) and path.is_dir():

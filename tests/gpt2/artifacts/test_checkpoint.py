@@ -145,6 +145,21 @@ def test_files_of_a_killed_process_are_removed_and_never_loaded(tmp_path: Path) 
     assert [path.name for path in tmp_path.iterdir()] == ["00000001"]
 
 
+def test_files_and_folders_of_the_user_stay_beside_and_in_checkpoints(tmp_path: Path) -> None:
+    root, elsewhere = tmp_path / "checkpoint", tmp_path / "elsewhere"
+    save(elsewhere, 1)
+    root.mkdir()
+    (root / "00000001").symlink_to(elsewhere / "00000001")
+    mine = [root / name / "notes.txt" for name in ("00000002", "20261122", "analysis", ".mine.tmp")]
+    for path in mine:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("mine")
+    save(root, 2, 3, 4)
+    assert [path.read_text() for path in mine] == ["mine"] * 4
+    assert checkpoint.verify(elsewhere / "00000001")
+    assert [path.name for path in checkpoint.complete(root)] == ["00000003", "00000004"]
+
+
 class Malicious:
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return (Path.touch, (Path("owned"),))  # type: ignore[return-value]

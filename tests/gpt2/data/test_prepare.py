@@ -99,10 +99,12 @@ def test_a_damaged_shard_is_named_with_the_command_that_rebuilds_it(
     directory = prepare(config, ignore)
     before = open_corpus(directory).fingerprint
     damage(directory / "train-000.bin")
+    (directory / "notes.txt").write_text("mine")
     with pytest.raises(DataError, match=rf"train-000.bin {message}.*make data"):
         open_corpus(directory)
     assert prepare(config, ignore, rebuild=True) == directory
     assert open_corpus(directory).fingerprint == before
+    assert (tmp_path / "data/damaged" / directory.name / "notes.txt").read_text() == "mine"
 
 
 def test_a_flipped_bit_is_found_at_the_next_start_although_size_and_times_are_unchanged(
