@@ -39,7 +39,7 @@ def open_missing() -> None:
     """Open the null device in place of a standard stream that is closed."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open(mode))
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 (open until the end)
 
 
 class LastingOutput:
