@@ -23,7 +23,7 @@ from study.executors.claims import (
 from study.executors.run_files import last_step
 from study.records import plan_file
 from study.records.plan_file import Plan
-from study.records.runs import EXPECTED, read_expected
+from study.records.runs import EXPECTED, read_expected, run_folders
 from study.stats.statistics import mean
 
 COLUMNS = ("run", "state", "progress", "loss", "tok/s", "host", "place")
@@ -127,7 +127,11 @@ def run_status(folder: Path, variant: str, plan: Plan | None, alive: bool) -> Ru
 def seconds_left(runs: list[RunStatus], plan: Plan | None) -> float | None:
     """Estimate the remaining seconds at the present number of runs at once; None without a measurement."""
     finished = [run.seconds for run in runs if run.state == "finished" and run.seconds > 0]
-    planned = [plan.planned_seconds(run.variant) for run in runs] if plan else []
+    planned = (
+        [plan.planned_seconds(run.variant) for run in runs if plan.arm(run.variant) in plan.variants]
+        if plan
+        else []
+    )
     known = [seconds for seconds in planned if seconds]
     if not finished and not known:
         return None
@@ -147,7 +151,7 @@ def read_status(study_dir: Path) -> tuple[list[RunStatus], Plan | None]:
         }
     else:
         names = {}
-    for folder in sorted((study_dir / "runs").glob("*/")):
+    for folder in run_folders(study_dir)[0]:
         if folder.name not in names:
             names[folder.name] = folder.name.rstrip("0123456789")
     folders = {name: study_dir / "runs" / name for name in names}
@@ -166,6 +170,7 @@ def status_text(study_dir: Path) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
     lines += ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     lines += [f"{run.name}: {run.reason}" for run in runs if run.reason]
+    lines += [f"{name}: not a run of this study: skipped" for name in run_folders(study_dir)[1]]
     if counts["finished"] == len(runs):
         return "\n".join([*lines, f"all runs are finished; report: {study_dir / 'report.html'}"])
     left, unit = seconds_left(runs, plan), "" if counts["finished"] else "of training "

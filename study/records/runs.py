@@ -173,6 +173,14 @@ def read_expected(study_dir: Path) -> Expected:
         return Expected((), 0)
 
 
+def run_folders(study_dir: Path) -> tuple[list[Path], list[str]]:
+    """Return the folders in runs/ with a record or the name of an expected run, and the names of the others."""
+    expected = {run_record.run_name(name, seed) for name, seed in read_expected(study_dir).all_runs}
+    folders = sorted((study_dir / "runs").glob("*/"))
+    runs = [folder for folder in folders if folder.name in expected or (folder / "run.json").exists()]
+    return runs, [folder.name for folder in folders if folder not in runs]
+
+
 def missing_files(study_dir: Path, used: list[Run]) -> list[str]:
     """Return notes on files without which a part of the report is missing."""
     notes = []

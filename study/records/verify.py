@@ -12,6 +12,7 @@ from gpt2.artifacts.seal import read_sealed
 from gpt2.system.errors import UserError
 from study.records import plan_file
 from study.records.integrity import disagreements
+from study.records.runs import run_folders
 
 
 @dataclass(frozen=True)
@@ -21,12 +22,13 @@ class Verified:
     name: str
     checked: list[str]
     problems: list[str]
+    state: str = "agrees"
 
     @property
     def text(self) -> str:
         """One line."""
         checked = f" ({', '.join(self.checked)})" if self.checked else ""
-        return f"{self.name}: {'; '.join(self.problems) or f'agrees{checked}'}"
+        return f"{self.name}: {'; '.join(self.problems) or f'{self.state}{checked}'}"
 
 
 def verify_study(study_dir: Path) -> list[Verified]:
@@ -38,7 +40,9 @@ def verify_study(study_dir: Path) -> list[Verified]:
                 "attention.json", [], _errors(functools.partial(read_sealed, study_dir / "attention.json"))
             )
         )
-    return [*rows, *(_verify_run(folder) for folder in sorted((study_dir / "runs").glob("*/")))]
+    runs, others = run_folders(study_dir)
+    rows += [Verified(name, [], [], "not a run of this study: skipped") for name in others]
+    return [*rows, *(_verify_run(folder) for folder in runs)]
 
 
 def _plan_problems(study_dir: Path) -> list[str]:

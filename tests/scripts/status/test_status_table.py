@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from study.executors.claims import Claim, claimed
 from study.records import plan_file
 from study.records.plan_file import CostClass, Plan, PlanBudget, PlanRow
 from study.records.runs import EXPECTED, Expected
+from study.records.verify import verify_study
 from tests.kconfig_commands import defconfig
 from tests.study.sample_records import a_record
 
@@ -56,6 +58,19 @@ def test_each_run_has_a_line_and_the_rest_is_estimated(study: Path) -> None:
     assert lines[3].split() == ["B1", "running", "50%", "5.000", "1,234", host, "slot", "1"]
     assert lines[6] == "B2: a reason"
     assert lines[7] == "about 4m 10s left with 1 at once"  # 50 s of B1, 2 x 100 s of the others
+
+
+def test_foreign_folders_and_copies_are_named_and_not_counted(study: Path) -> None:
+    for name in (".ipynb_checkpoints", "B0.bak", "notes 2"):
+        (study / "runs" / name).mkdir()
+    shutil.copytree(study / "runs" / "B0", study / "runs" / "copy of B0")
+    text = status_text(study)
+    assert "5 runs" in text
+    assert all(
+        f"{name}: not a run of this study" in text for name in (".ipynb_checkpoints", "B0.bak", "notes 2")
+    )
+    skipped = {row.name for row in verify_study(study) if "skipped" in row.text}
+    assert skipped == {".ipynb_checkpoints", "B0.bak", "notes 2"}
 
 
 def test_a_run_whose_process_is_dead_does_not_run(study: Path) -> None:
