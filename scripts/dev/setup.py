@@ -59,7 +59,7 @@ def package(requirement: str) -> str:
 
 
 def config_text() -> str:
-    config = ROOT / ".config"
+    config = Path(".config")
     return config.read_text(errors="replace") if config.is_file() else ""
 
 
@@ -234,7 +234,7 @@ def main(arguments: list[str]) -> None:
     if names[0] != "base":  # then scripts.kconfig checks them, with the symbols
         refuse_unknown_variables()
     goals = {*os.environ.get("MAKE_GOALS", "").split()}
-    if (names[0] == "main" or goals & {"admit", "plan"}) and not (ROOT / ".config").exists():
+    if (names[0] == "main" or goals & {"admit", "plan"}) and not Path(".config").exists():
         raise UserError("there is no .config; fix: make defconfig-gpt2-ra-ablation (make help lists others)")
     try:
         (check_as_it_is if "--as-it-is" in arguments else install)(names[0])

@@ -65,6 +65,7 @@ class Machine:
 @pytest.fixture(autouse=True)
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(setup, "ROOT", tmp_path)
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(setup, "VENV", tmp_path / ".venv")
     monkeypatch.setattr(sys, "platform", "linux")
     see(monkeypatch, "cpu")
