@@ -32,8 +32,8 @@ def obtain(
 ) -> Path | str:
     """Return the path of the items, or the reason why there are none. Downloads the original if necessary.
 
-    A download ends after `timeout_seconds`, or after STALL_SECONDS without a byte. A configured file that does not
-    exist is a HellaSwagError.
+    A download ends after `timeout_seconds`, or after STALL_SECONDS without a byte. HellaSwagError: a configured file
+    does not exist, or the download would replace another file.
     """
     configured = evaluation.hellaswag_file
     if configured is not None:
@@ -45,8 +45,13 @@ def obtain(
         return configured
     path = data_dir / FILE_NAME
     try:
-        if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == sha256:
-            return path
+        if path.exists():
+            if hashlib.sha256(path.read_bytes()).hexdigest() == sha256:
+                return path
+            raise HellaSwagError(
+                f"{path} is not the original HellaSwag file, which this project downloads there; fix: to score it, set "
+                f"CONFIG_HELLASWAG_FILE={path}; else move it to another folder"
+            )
         report(f"HellaSwag: downloading {url} (timeout {timeout_seconds:g} s)")
         content = _download(url, timeout_seconds)
         found = hashlib.sha256(content).hexdigest()

@@ -208,11 +208,12 @@ def test_a_download_is_cached(server: Server, tmp_path: Path) -> None:
     assert [path.name for path in found.parent.iterdir()] == ["hellaswag_val.jsonl"]
 
 
-def test_a_damaged_file_is_replaced(server: Server, tmp_path: Path) -> None:
+def test_a_file_of_the_user_in_its_place_is_refused_and_stays(server: Server, tmp_path: Path) -> None:
     path = tmp_path / "hellaswag_val.jsonl"
     path.write_bytes(CONTENT[:-9])
-    assert obtain(tmp_path, server.url("good")) == path
-    assert path.read_bytes() == CONTENT
+    with pytest.raises(HellaSwagError, match="not the original.*CONFIG_HELLASWAG_FILE="):
+        obtain(tmp_path, server.url("good"))
+    assert path.read_bytes() == CONTENT[:-9]
 
 
 @pytest.mark.parametrize(
