@@ -211,7 +211,7 @@ def test_a_download_is_cached(server: Server, tmp_path: Path) -> None:
 def test_a_file_of_the_user_in_its_place_is_refused_and_stays(server: Server, tmp_path: Path) -> None:
     path = tmp_path / "hellaswag_val.jsonl"
     path.write_bytes(CONTENT[:-9])
-    with pytest.raises(HellaSwagError, match="not the original.*CONFIG_HELLASWAG_FILE="):
+    with pytest.raises(HellaSwagError, match=r"not the original.*CONFIG_HELLASWAG_FILE="):
         obtain(tmp_path, server.url("good"))
     assert path.read_bytes() == CONTENT[:-9]
 
