@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from numerics.checklist.pack import ConfigChecker
     from numerics.errors import NumericsError
-    from numerics.fixes.apply import fix
     from numerics.logp.diff import logp_diff
     from numerics.monitor.monitor import Monitor, MonitorConfig
     from numerics.monitor.msprobe.trainer_mon import TrainerMon
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from numerics.record.record_settings import RecorderConfig
     from numerics.record.recorder import Recorder
     from numerics.repeat.step import repeat_step
+    from numerics.search.fix_words import fix
     from numerics.seed import seed_all
 
 MODULES = {
@@ -33,7 +33,7 @@ MODULES = {
     "RecorderConfig": "record.record_settings",
     "check_operation": "oracle.check",
     "check_optimizer": "oracle.beside",
-    "fix": "fixes.apply",
+    "fix": "search.fix_words",
     "TrainerMon": "monitor.msprobe.trainer_mon",
     "logp_diff": "logp.diff",
     "repeat_step": "repeat.step",

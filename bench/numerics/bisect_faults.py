@@ -20,8 +20,8 @@ from bench.numerics.corpus import Answer
 from bench.numerics.models import IDS, OURS, loss_of, ours
 from gpt2.train.loss_spikes import SpikeDetector
 from numerics import fix
-from numerics.bisect.search import smallest_set
-from numerics.fixes.units import units
+from numerics.search.fix_words import units
+from numerics.search.smallest_set import smallest_set
 
 STEPS = 24
 WRONG_STEP = 19

@@ -14,8 +14,8 @@ from gpt2.model import cpu_linear
 from gpt2.model.loss import IGNORED
 from gpt2.system.errors import UserError
 from numerics.errors import NumericsError
-from numerics.fixes.apply import ADAMW, Applied, fix
-from numerics.fixes.small import cross_entropy
+from numerics.search.fix_words import UPDATES, Applied, fix
+from numerics.search.small_operations import cross_entropy
 
 LOSS = "loss"  # name of the loss in a pattern
 SMALL_LOSS = (f"small:{LOSS}", "small:cross_entropy")
@@ -71,7 +71,7 @@ class RunFixes:
             raise UserError(f"{SYMBOL}: {error}") from error
         changes = [*map(str, self.applied.changes)]
         changes += [f"{LOSS} by small operations"] if small else []
-        changes += ["optimizer by small operations"] if self.applied.optimizer else []
+        changes += [UPDATES[word] for word in self.applied.updates]
         self.changes = tuple(changes) or None  # as on the record
         if small or any(change.path == LOSS for change in self.applied.changes):
             stepper.loss = loss
@@ -94,7 +94,7 @@ def check_fixes(model: nn.Module, words: str, device_type: str = "") -> None:
 
     device_type: of the runs; "" if unknown. A computation is not moved to the CPU where it is there without a fix.
     """
-    without_names = (*SMALL_LOSS, f"small:{ADAMW}")
+    without_names = (*SMALL_LOSS, *UPDATES)
     given = [word for word in words.split() if word not in without_names]
     try:
         fix(model, given, others={LOSS: StepLoss(small_loss)}).undo()

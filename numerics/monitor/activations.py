@@ -1,8 +1,8 @@
 """Watch the modules of a model during forward and backward: activations, their gradients, and attention calls.
 
 Hooks are installed for a monitored step only and change no result. Calls that backward recomputes (activation
-checkpointing) are not counted twice. Within a module that numerics.fix replaced, gradients are those of the forward
-that backward repeats; its inputs may be converted copies, whose gradients are those of this module alone.
+checkpointing) are not counted twice. The inputs of a module within one that numerics.fix replaced may be converted
+copies, whose gradients are those of this module alone.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from numerics.describe import tensors_in
-from numerics.fixes import passes
 from numerics.monitor.attention import AttentionCalls
 from numerics.monitor.statistics import Pending
 from numerics.monitor.targets import model_names
+from numerics.record.backward_calls import in_reentrant_checkpoint, recomputes
 
+UNSEEN = "it is in torch.utils.checkpoint with use_reentrant=True; fix: use_reentrant=False"
 Wanted = Callable[[str, str], bool]  # (kind, name)
 
 
@@ -66,24 +67,22 @@ class ActivationWatch:
 
     def _in_model(self) -> bool:
         """Return whether a module of the model runs, and counts."""
-        return bool(self.within) and passes.counts()
+        return bool(self.within) and not recomputes()
 
     def _hooks(self, path: str, module: nn.Module, is_root: bool) -> Iterator[Any]:
         def before(module: nn.Module, args: Any, kwargs: Any = None) -> None:
             if self._ended:  # removed within the call of the module that has it, without kwargs
                 return
-            if passes.counts():
+            if not recomputes():
                 self.within.append(path)
                 self.calls[path] = 0
-            elif passes.in_reentrant_checkpoint() and self.wanted("actv_grad", f"{path}.input_grad.0"):
-                self.pending.fail(("actv_grad", path), RuntimeError(passes.UNSEEN))
-            if passes.counts() or passes.replayed():
                 self._observe(path, "input", tensors_in([list(args), kwargs]))
+            elif in_reentrant_checkpoint() and self.wanted("actv_grad", f"{path}.input_grad.0"):
+                self.pending.fail(("actv_grad", path), RuntimeError(UNSEEN))
 
         def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            if passes.counts() and self.within:
-                self.within.pop()
-            if passes.counts() or passes.replayed():
+            if not recomputes():
+                self.within[-1:] = []
                 self._observe(path, "output", tensors_in(output))
 
         self._root = (before, module) if is_root else self._root
@@ -97,7 +96,7 @@ class ActivationWatch:
             try:
                 if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.is_meta:
                     continue
-                if not passes.replayed() and self.wanted(*key):
+                if self.wanted(*key):
                     self._once(key, tensor)
                 key = ("actv_grad", f"{path}.{side}_grad.{index}" if path else f"{side}_grad.{index}")
                 if tensor.requires_grad and not tensor.is_leaf and self.wanted(*key):

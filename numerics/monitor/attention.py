@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from numerics.fixes.multi_head import ORIGINAL, original, with_replaced
-from numerics.fixes.passes import LISTENERS
+from numerics.monitor.multi_head import ORIGINAL, original, with_replaced
 
 BLOCK = {"cpu": 2**18}  # scores at once: 1 MB, which fits in the cache
 DEVICE_BLOCK = 2**24  # on another device: 64 MB
@@ -55,15 +54,6 @@ class AttentionCalls(TorchFunctionMode):
         """Observe the softmax of nn.MultiheadAttention that returns its weights."""
         self._report(lambda: score_statistics(args[0]), args[0])
         return func(*args, **kwargs)
-
-    def __enter__(self) -> AttentionCalls:
-        LISTENERS.append(self._observe)  # a fix computes such a call by other functions
-        super().__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        LISTENERS.remove(self._observe)
-        super().__exit__(*error)
 
     def _observe(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         if func is not F.scaled_dot_product_attention or not self.watching():

@@ -19,6 +19,23 @@ SEVERAL = (
 )
 
 
+WITHIN_CHECKPOINT = (
+    "the gradients of calls within torch.utils.checkpoint with use_reentrant=True are not recorded; a difference that "
+    "arises in their backward is named at the next recorded gradient; fix: use_reentrant=False"
+)
+
+
+def recomputes() -> bool:
+    """Whether backward runs the present forward, as for torch.utils.checkpoint."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def in_reentrant_checkpoint() -> bool:
+    """Whether backward recomputes a checkpoint with use_reentrant=True, whose gradients pass in a separate backward."""
+    node = torch._C._current_autograd_node()
+    return node is not None and node.name() == "CheckpointFunctionBackward"
+
+
 def sequence_number() -> int:
     """Return the number that autograd gives to the next node of this thread."""
     return int(torch._C._autograd._get_sequence_nr())

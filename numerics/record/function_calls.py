@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from numerics.describe import tensors_in
-from numerics.fixes.multi_head import original
 
 PREFIXES = {"torch.nn.functional.": "Functional.", "torch.Tensor.": "Tensor.", "torch.": "Torch."}
 SILENT = {"backward", "requires_grad_", "register_hook", "retain_grad", "detach", "detach_", "zero_", "set_"}
@@ -108,7 +107,7 @@ def _label(func: Any) -> str:
     name = getattr(func, "__name__", "")
     if name in ("__get__", "__set__") or name in SILENT | UNSET:
         return ""
-    full = resolve_name(original(func))
+    full = resolve_name(getattr(func, "numerics_original", func))
     if not full:
         return f"Torch.{name}" if name else ""
     prefix = next((prefix for prefix in PREFIXES if full.startswith(prefix)), "")

@@ -28,15 +28,18 @@ from torch.utils.hooks import RemovableHandle
 from numerics.describe import describe, is_wrapped, module_settings, plain_values, tensors_in
 from numerics.dump_files import rank_folder, this_rank, write_record
 from numerics.errors import NumericsError
-from numerics.fixes import passes
-from numerics.record.backward_calls import GradientWatch, sequence_number
+from numerics.record.backward_calls import (
+    WITHIN_CHECKPOINT,
+    GradientWatch,
+    in_reentrant_checkpoint,
+    recomputes,
+    sequence_number,
+)
 from numerics.record.copies import Beside
 from numerics.record.function_calls import FunctionCalls, call_stack, without_overwritten
 from numerics.record.record_settings import RecorderConfig
 from numerics.record.recorded_step import OpenCall, RecordedStep, backward_name
 from numerics.record.tensor_statistics import describe_tensor, resolve
-
-WITHIN_FIX = "gradients within a fixed module are not recorded: backward computes them in a repeated forward"
 
 
 class Recorder:
@@ -257,9 +260,9 @@ class Recorder:
 
     def recording(self) -> bool:
         """Return whether a call is recorded now: not the recorder's, and no recomputation during backward."""
-        if self._active and passes.in_reentrant_checkpoint():
-            self.lacks(passes.WITHIN_CHECKPOINT)
-        return self._active and not self.busy and passes.counts()
+        if self._active and in_reentrant_checkpoint():
+            self.lacks(WITHIN_CHECKPOINT)
+        return self._active and not self.busy and not recomputes()
 
     def open_call(
         self,
@@ -313,8 +316,6 @@ class Recorder:
             self.config.wants("backward", "input") or self.config.wants("backward", "output")
         ):
             self._watch_gradients(call, output)
-        elif passes.first():
-            self.lacks(WITHIN_FIX)
 
     def _overwriting(self, label: str, args: Sequence[Any]) -> list[Any]:
         with self._quietly():

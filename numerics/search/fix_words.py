@@ -41,10 +41,6 @@ class Applied:
     updates: tuple[str, ...] = ()
     _restored: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
-    def described(self) -> list[str]:
-        """Return one line for each change."""
-        return [*map(str, self.changes), *(UPDATES[word] for word in self.updates)]
-
     def undo(self) -> None:
         """Restore every module and the optimizer."""
         self._restored.close()
@@ -108,7 +104,7 @@ def fix(
             applied.changes += _matches(word, model, modules, around)
     for change in applied.changes:
         _check_parts(change, modules[change.path])
-    for change in _outermost(applied.changes):
+    for change in applied.changes:
         module = modules[change.path]
         applied._restored.callback(setattr, module, "__class__", type(module))
         module.__class__ = _fixed_class(type(module), change)
@@ -136,7 +132,9 @@ def units(model: nn.Module) -> list[str]:
     return [*inner, *layers, ROOT]
 
 
-def _matches(word: str, model: nn.Module, modules: Mapping[str, nn.Module], around: Around) -> list[FixedModule]:
+def _matches(
+    word: str, model: nn.Module, modules: Mapping[str, nn.Module], around: Around
+) -> list[FixedModule]:
     """Return the modules that a word names, or those in which it names a function. NumericsError for none."""
     kind, sign, pattern = word.partition(":")
     if kind not in KINDS or not sign or not pattern:
@@ -152,7 +150,9 @@ def _matches(word: str, model: nn.Module, modules: Mapping[str, nn.Module], arou
             if fnmatch.fnmatchcase(path, pattern) and path not in modules:
                 first = next(name for name, one in modules.items() if one is module)
                 raise NumericsError(f"{word}: {path} is another name of {first}; fix: use {kind}:{first}")
-        near = _near(pattern, [*modules, *(name.partition(":")[2] for name in UPDATES if name.startswith(kind))])
+        near = _near(
+            pattern, [*modules, *(name.partition(":")[2] for name in UPDATES if name.startswith(kind))]
+        )
         raise NumericsError(
             f"{word} matches no module and no function; fix: {f'did you mean {near}' if near else f'use {FORM}'}"
         )
@@ -175,10 +175,14 @@ def _callable_paths(pattern: str, modules: Mapping[str, nn.Module]) -> list[str]
     return [
         path
         for path, module in modules.items()
-        if (path == pattern or (path != ROOT and fnmatch.fnmatchcase(path, pattern)))
-        and (isinstance(module, torch.jit.ScriptModule) or getattr(module, "forward", None) is not None)
-        and type(module).forward is not nn.Module.forward
+        if (path == pattern or (path != ROOT and fnmatch.fnmatchcase(path, pattern))) and _has_forward(module)
     ]
+
+
+def _has_forward(module: nn.Module) -> bool:
+    if isinstance(module, torch.jit.ScriptModule):  # its class has no forward that can be read
+        return True
+    return type(module).forward is not nn.Module.forward or "forward" in vars(module)
 
 
 def _check_parts(change: FixedModule, module: nn.Module) -> None:
@@ -186,10 +190,14 @@ def _check_parts(change: FixedModule, module: nn.Module) -> None:
     fact = ""
     for name, part in module.named_modules(prefix=change.path):
         if isinstance(part, torch.jit.ScriptModule):
-            fact = f"{name} is a module of torch.jit, which no fix can change; fix: apply fixes before torch.jit"
+            fact = (
+                f"{name} is a module of torch.jit, which no fix can change; fix: apply fixes before torch.jit"
+            )
         elif any(map(is_lazy, part.parameters(recurse=False))):
             fact = f"{name} has parameters without a shape; fix: call the model once before numerics.fix"
-    if "forward" in vars(module):
+        elif change.kind != SMALL and not change.function and getattr(part, "sparse", False):
+            fact = f"{name} has sparse gradients, which torch cannot convert; fix: sparse=False"
+    if not fact and "forward" in vars(module):
         fact = f"{change.module} has another forward, of another tool or torch.compile; fix: apply fixes before it"
     if fact:
         raise NumericsError(f"{change.word}: {fact}")
@@ -206,7 +214,11 @@ def _fixed_class(former: type[nn.Module], change: FixedModule) -> type[nn.Module
 
 
 def _check_optimizer(word: str, optimizer: torch.optim.Optimizer | None) -> None:
-    lacking = word == ADAMW and optimizer and any(name not in group for group in optimizer.param_groups for name in FLAGS)
+    lacking = (
+        word == ADAMW
+        and optimizer
+        and any(name not in group for group in optimizer.param_groups for name in FLAGS)
+    )
     if optimizer is None or lacking:
         fact = f"{type(optimizer).__name__} has no kernel of many tensors" if optimizer else "none was given"
         raise NumericsError(f"{word} needs an optimizer: {fact}; fix: fix(..., optimizer=optimizer)")

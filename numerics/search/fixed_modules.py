@@ -11,6 +11,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -37,10 +38,11 @@ CASTS = {
     "double": torch.float64,
 }
 # backward would recompute without the fix, so activations within a fixed module are kept
-KEEPING = {
+KEEPING: dict[str, Any] = {
     "_checkpoint_without_reentrant_generator": lambda *args, **options: iter([None]),
     "CheckpointFunction": SimpleNamespace(apply=lambda function, preserve, *args: function(*args)),
 }
+_running: ContextVar[frozenset[str]] = ContextVar("kinds of fixed modules that run", default=frozenset())
 Around = Callable[[], AbstractContextManager[Any]]
 
 
@@ -69,8 +71,10 @@ class FixedModule:
     def run(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Return forward(*args, **kwargs) of the module, fixed."""
         self.calls += 1
+        if not self.function and self.kind in _running.get():  # within a module with the same fix
+            return forward(*args, **kwargs)
         state = [*module.parameters(), *module.buffers()]
-        with self.around(), mock.patch.multiple(torch.utils.checkpoint, **KEEPING):
+        with self._marked(), self.around(), mock.patch.multiple(torch.utils.checkpoint, **KEEPING):
             if self.function or self.kind == SMALL:
                 with ReplacedFunctions(self._replacements(), self.called):
                     return forward(*args, **kwargs)
@@ -78,10 +82,20 @@ class FixedModule:
             with swapped_state(module, conversion.into):
                 return self._converted(conversion, forward, args, kwargs)
 
+    @contextlib.contextmanager
+    def _marked(self) -> Iterator[None]:
+        token = _running.set(_running.get() | ({self.kind} if not self.function else set()))
+        try:
+            yield
+        finally:
+            _running.reset(token)
+
     def _replacements(self) -> dict[str, Callable[..., Any]]:
         if self.kind == SMALL:
             names = [self.function] if self.function else [*SMALL_FUNCTIONS]
-            return {name: lambda func, args, kwargs, n=name: SMALL_FUNCTIONS[n](*args, **kwargs) for name in names}
+            return {
+                name: lambda func, args, kwargs, n=name: SMALL_FUNCTIONS[n](*args, **kwargs) for name in names
+            }
 
         def call(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
             return self._converted(Conversion.of(self.kind, (args, kwargs)), func, args, kwargs)
@@ -128,14 +142,17 @@ class Conversion:
         """
         tensors = [*tensors_of(arguments), *state]
         devices = {one.device.type for one in tensors} - {"meta"}
-        autocasts = [torch.get_autocast_dtype(name) for name in sorted(devices) if torch.is_autocast_enabled(name)]
+        autocasts = [
+            torch.get_autocast_dtype(name) for name in sorted(devices) if torch.is_autocast_enabled(name)
+        ]
         if kind == CPU:
             home = next((one.device for one in tensors if one.device.type != "cpu"), None)
             return cls(home=home, autocast=autocasts[0] if autocasts and home else None)
         half = bool(autocasts) or any(one.dtype in HALF for one in tensors)
         lacking = (one.device for one in tensors if one.device.type in WITHOUT_FLOAT64)
-        formats = [one for one in tree_leaves(arguments) if isinstance(one, torch.dtype)]
-        formats = _real(formats + [one.dtype for one in tensors_of(arguments)]) or _real([one.dtype for one in state])
+        given = [one for one in tree_leaves(arguments) if isinstance(one, torch.dtype)]
+        given += [one.dtype for one in tensors_of(arguments)]
+        formats = [*filter(None, map(_real, given))] or [*filter(None, (_real(one.dtype) for one in state))]
         return cls(
             torch.float32 if half else torch.float64,
             None if autocasts else max(formats, key=lambda dtype: dtype.itemsize, default=None),
@@ -143,14 +160,17 @@ class Conversion:
         )
 
     def into(self, tensor: Tensor) -> Tensor:
-        tensor = tensor.cpu() if self.home else tensor
-        return _as_real(tensor, self.wide) if narrower(tensor.real.dtype, self.wide) else tensor
+        with torch._C.DisableTorchFunction():  # observers see the calls of the model alone
+            tensor = tensor.cpu() if self.home else tensor
+            return _as(tensor, self.wide) if narrower(_real(tensor.dtype), self.wide) else tensor
 
     def back(self, tensor: Tensor) -> Tensor:
         """Convert a result. A scalar of half-precision inputs, such as a loss, stays wide: any tensor takes it."""
         scalar = tensor.dim() == 0 and self.wide == torch.float32
-        tensor = tensor if scalar or not narrower(self.format, tensor.real.dtype) else _as_real(tensor, self.format)
-        return tensor.to(self.home) if self.home else tensor
+        with torch._C.DisableTorchFunction():
+            if not scalar and narrower(self.format, _real(tensor.dtype)):
+                tensor = _as(tensor, self.format)
+            return tensor.to(self.home) if self.home else tensor
 
     @contextlib.contextmanager
     def context(self) -> Iterator[None]:
@@ -193,15 +213,16 @@ def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 @contextlib.contextmanager
 def swapped_state(module: nn.Module, into: Callable[[Tensor], Tensor]) -> Iterator[None]:
     """Within the block, parameters and buffers are converted. Buffers that it changes or sets are converted back."""
+    registries: list[tuple[dict[str, Any], bool]] = []
+    for part in module.modules():
+        registries += [(part._parameters, False), (part._buffers, True)]
     places = [
-        (registry, name, one, registry is part._buffers)
-        for part in module.modules()
-        for registry in (part._parameters, part._buffers)
+        (registry, name, one, is_buffer)
+        for registry, is_buffer in registries
         for name, one in registry.items()
         if one is not None
     ]
     others = {id(one): into(one) for _, _, one, _ in places}
-    versions = {key: _version(one) for key, one in others.items()}
     for registry, name, one, _ in places:
         registry[name] = others[id(one)]
     try:
@@ -214,7 +235,7 @@ def swapped_state(module: nn.Module, into: Callable[[Tensor], Tensor]) -> Iterat
                 continue
             if now is not given:
                 registry[name] = now.to(one.device, one.dtype)
-            elif given is not one and _version(given) != versions[id(one)]:
+            elif given is not one:
                 with torch.no_grad():
                     one.copy_(given)
 
@@ -228,7 +249,9 @@ class WideCasts(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args = tuple(self.wide if narrower(one, self.wide) else one for one in args)
-        options = {name: self.wide if narrower(one, self.wide) else one for name, one in (kwargs or {}).items()}
+        options = {
+            name: self.wide if narrower(one, self.wide) else one for name, one in (kwargs or {}).items()
+        }
         name = getattr(func, "__name__", "")
         if narrower(CASTS.get(name), self.wide) and args and isinstance(args[0], Tensor):
             func, args = Tensor.to, (args[0], self.wide, *args[1:])
@@ -262,20 +285,17 @@ class ReplacedFunctions(TorchFunctionMode):
 
 def narrower(dtype: Any, wide: torch.dtype | None) -> bool:
     """Whether dtype is a floating-point type of fewer bytes than `wide`."""
-    return (
-        wide is not None
-        and isinstance(dtype, torch.dtype)
-        and dtype.is_floating_point
-        and dtype.itemsize < wide.itemsize
-    )
+    if wide is None or not isinstance(dtype, torch.dtype):
+        return False
+    return dtype.is_floating_point and dtype.itemsize < wide.itemsize
 
 
-def _real(dtypes: Sequence[torch.dtype]) -> list[torch.dtype]:
-    """Return the floating-point formats, those of the parts of complex numbers among them."""
-    return [one.to_real() for one in dtypes if one.is_floating_point or one.is_complex]
+def _real(dtype: torch.dtype) -> torch.dtype | None:
+    """Return a floating-point format, or that of the parts of complex numbers; None for others."""
+    return dtype.to_real() if dtype.is_floating_point or dtype.is_complex else None
 
 
-def _as_real(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+def _as(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     assert dtype
     return tensor.to(dtype.to_complex() if tensor.is_complex() else dtype)
 

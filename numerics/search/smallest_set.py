@@ -89,7 +89,9 @@ class Journal:
         self.answers: dict[str, Any] = {}
         self.asked = self.reused = 0  # answers that were computed here, and those of an earlier process
         folder.mkdir(parents=True, exist_ok=True)
-        lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines() if self.path.exists() else []
+        lines = (
+            self.path.read_text(encoding="utf-8", errors="replace").splitlines() if self.path.exists() else []
+        )
         for line in lines[1:]:
             try:
                 entry = json.loads(line)
@@ -98,7 +100,9 @@ class Journal:
                 break
         known = [{"question": question, "answer": answer} for question, answer in self.answers.items()]
         temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text("".join(f"{line}\n" for line in (head, *map(json.dumps, known))), encoding="utf-8")
+        temporary.write_text(
+            "".join(f"{line}\n" for line in (head, *map(json.dumps, known))), encoding="utf-8"
+        )
         temporary.replace(self.path)
 
     def ask(self, question: str, compute: Callable[[], Any]) -> Any:

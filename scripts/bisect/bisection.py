@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2.system.errors import UserError
-from numerics.bisect.journal import Journal
+from numerics.search.smallest_set import Journal
 from scripts.bisect.modules import search_modules, search_phases
 from scripts.bisect.play import Player
 from scripts.bisect.session import BisectSession, Result, default_folder, identity
@@ -69,9 +69,7 @@ def start(
     others: dict[str, Any] = {"against": None}
     if against and (other := against.record):
         others = {"against": [other.run, other.variant, other.seed, other.config_sha256]}
-    journal = Journal(
-        folder / f"journal-{replay.start}.jsonl", identity(run.record, symptom, replay.start, others)
-    )
+    journal = Journal(folder, identity(run.record, symptom, replay.start, others))
     session = BisectSession(
         run.path,
         run.record,

@@ -8,8 +8,8 @@ from torch import nn
 
 from gpt2.numerics.fixes import LOSS
 from gpt2.system.errors import UserError
-from numerics.bisect.search import smallest_set
-from numerics.fixes.units import units
+from numerics.search.fix_words import units
+from numerics.search.smallest_set import smallest_set
 from scripts.bisect.play import FROZEN, PHASES, SGD, UNFUSED
 from scripts.bisect.session import BisectSession, Result
 from scripts.bisect.symptoms import DIFFERS
@@ -68,7 +68,7 @@ def search_modules(session: BisectSession, kinds: Sequence[str]) -> Result:
     model = session.player.run.stepper.model
     rows: list[tuple[str, str]] = []
     for kind in kinds:
-        items = [f"{kind}:{path}" for path in [*units(model), LOSS]]
+        items = [f"{kind}:{path}" for path in [*units(model)[:-1], LOSS]]
         try:
             found = smallest_set(items, lambda words: not session.shows(" ".join(words)))
         except UserError as error:

@@ -13,7 +13,7 @@ from typing import Any
 
 from gpt2.artifacts.provenance import source_digests
 from gpt2.artifacts.run_record import RunRecord
-from numerics.bisect.journal import Journal
+from numerics.search.smallest_set import Journal
 from scripts.bisect.play import Played, Player
 from scripts.bisect.symptoms import ObservedSymptom
 from scripts.record.arguments import study_folder

@@ -11,8 +11,7 @@ from gpt2.artifacts.run_record import RunRecord
 from gpt2.config.dotconfig import Entry, read_symbols
 from gpt2.hardware.gpu_specs import TargetError
 from gpt2.system.errors import UserError
-from numerics.bisect.journal import Journal
-from numerics.bisect.search import smallest_set
+from numerics.search.smallest_set import Journal, smallest_set
 from scripts.bisect.play import Played, RunSettings
 from scripts.bisect.session import Result
 from scripts.bisect.symptoms import ObservedSymptom

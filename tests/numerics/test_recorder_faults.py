@@ -16,8 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from numerics import NumericsError, PrecisionDebugger, Recorder, RecorderConfig
 from numerics.__main__ import main
-from numerics.fixes import passes
-from numerics.record.backward_calls import SEVERAL
+from numerics.record.backward_calls import SEVERAL, WITHIN_CHECKPOINT
 from numerics.record.tensor_statistics import describe_tensor, resolve
 
 
@@ -224,7 +223,7 @@ def test_checkpointed_modules_leave_no_call_open(reentrant: bool, tmp_path: Path
     found = recorded(tmp_path, model, step)
     names = [name for name in found["data"] if name.startswith("Module.1.GELU.forward")]
     assert names == ["Module.1.GELU.forward.0", "Module.1.GELU.forward.1"]
-    assert found["notes"] == ([passes.WITHIN_CHECKPOINT] if reentrant else [])
+    assert found["notes"] == ([WITHIN_CHECKPOINT] if reentrant else [])
 
 
 def test_a_users_hooks_run_and_their_result_is_recorded(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def test_names_are_checked_before_a_run(plain: Path, tmp_path: Path) -> None:
     for words, device, message in (
         ("upcast:blocks.0.mpl", "cpu", "upcast:blocks.0.mpl matches no module and no function; fix: did you mean"),
         ("cpu:loss", "cpu", "cpu:loss has no effect: the runs compute on the CPU"),
-        ("cpu:adamw", "cuda", "cpu:adamw is unknown"),
+        ("cpu:adamw", "cuda", "cpu:adamw matches no module"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=message):
             check_fixes(model, words, device)

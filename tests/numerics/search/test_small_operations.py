@@ -11,11 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from numerics.search.small_operations import SMALL
-
-
-def error(found: Tensor, true: Tensor) -> float:
-    return float((found - true.double()).detach().double().norm() / true.detach().double().norm())
-
+from tests.numerics.search.small_models import error
 
 FUNCTIONS: dict[str, tuple[Callable[..., Tensor], tuple[int, ...], dict[str, Any]]] = {
     "attention": (F.scaled_dot_product_attention, (2, 4, 7, 8), {"is_causal": True}),
