@@ -25,7 +25,7 @@ from numerics.errors import NumericsError
 from numerics.logp.command import add_commands as add_logp
 from numerics.oracle.command import add_commands as add_oracle
 from numerics.repeat.command import add_commands as add_repeat
-from numerics.stress.command import add_commands as add_stress
+from numerics.runs.stress_command import add_commands as add_stress
 from numerics.trend.command import add_command as add_trend
 
 COMPARE = """

@@ -23,17 +23,11 @@ from bench.numerics.oracle_faults import FaultyDevice
 from numerics import repeat_step
 from numerics.compare.run import compare_records
 from numerics.repeat import conclude
-from numerics.repeat.corruption import BIT, ROUNDING, SINGLE
+from numerics.repeat.corruption import ROUNDING
 from numerics.repeat.report import Repetition
-from numerics.stress.run import Stress
-from numerics.stress.station import Flip, Station
-from numerics.stress.worker import ThreadWorker
 
 MODULE = "fc"  # that the faults are in
 PLACE = "blocks.1.mlp.fc"
-FAULTY, BITS = 1, 21  # device of the stress and its bit
-KERNELS = ("matrix product 64 float32", "transposed copy 64", "memory: walking ones")
-TURNS = 30
 
 
 @dataclass(frozen=True)
@@ -116,7 +110,6 @@ REPEAT_FAULTS = (
     ),
     RepeatFault("uninitialised buffer", conclude.UNINITIALISED, "aten.mean", uninitialised, calm_memory),
     RepeatFault("two tensors in one memory", conclude.SHARED, "aten.mul", shared, case="3.2.2.1"),
-    RepeatFault("bit flips of one device of three", f"device {FAULTY}", f"bit {BITS}", case="3.2.2.3"),
 )
 
 
@@ -126,7 +119,7 @@ def answer(folder: Path, fault: RepeatFault) -> Answer:
         record_run(folder, PairSide(fault.change, around=fault.around), OURS, CHECKSUMS) for _ in range(2)
     )
     compared = compare_records(first, second).verdict
-    right, words = _by_stress() if fault.change is None else _by_repetition(fault)
+    right, words = _by_repetition(fault)
     return Answer(
         fault.name, OURS, CHECKSUMS, f"compare: {compared}; {words}", right and compared != "diverges"
     )
@@ -159,32 +152,3 @@ def _by_repetition(fault: RepeatFault) -> tuple[bool, str]:
     if fault.expected == conclude.NOT_DETERMINISTIC:
         right = right and first.corruption is not None and first.corruption.change == ROUNDING
     return right, f"{first.name}: {first.operation.title}"
-
-
-def stress(rate: float, turns: int = TURNS) -> Stress:
-    """Stress three simulated devices; device FAULTY flips a bit in a share of its results."""
-    left = [len(KERNELS) + turns]
-
-    def ended() -> bool:
-        left[0] -= 1
-        return left[0] < 0
-
-    flips = {FAULTY: Flip(rate, BITS, seed=1)} if rate else {}
-    workers = [
-        ThreadWorker(f"device {number}", Station("cpu", 1 << 14, flips.get(number))) for number in range(3)
-    ]
-    stressed = Stress(workers, KERNELS, 3600.0, None, ended, most_repetitions=10)
-    try:
-        stressed.run()
-    finally:
-        for worker in workers:
-            worker.close()
-    return stressed
-
-
-def _by_stress() -> tuple[bool, str]:
-    outcome = stress(0.05).outcome
-    shapes = [fault.shape for faults in outcome.faults.values() for fault in faults if fault.shape]
-    right = outcome.faulty == [f"device {FAULTY}"] and bool(shapes)
-    right = right and all((s.place, s.change, s.bits) == (SINGLE, BIT, (BITS,)) for s in shapes)
-    return right, f"{', '.join(outcome.faulty) or 'no device'}: {shapes[0] if shapes else 'no values'}"

@@ -56,7 +56,7 @@ RUN_BY = {
     "savedefconfig": "tests/configuration/test_commands.py",
     "status": "tests/scripts/status/test_status_table.py",
     "trend": "tests/scripts/trend/test_trend_command.py",
-    "stress": "tests/scripts/stress/test_stress_command.py",
+    "stress": "tests/numerics/runs/test_stress_devices.py",
     "verify": "tests/study/records/test_integrity.py",
 }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.numerics.repeat_faults import REPEAT_FAULTS, RepeatFault, answer, calm_memory, repeat, stress
+from bench.numerics.repeat_faults import REPEAT_FAULTS, RepeatFault, answer, calm_memory, repeat
 
 
 @pytest.fixture(autouse=True)
@@ -25,4 +25,3 @@ def test_without_a_fault_nothing_is_named() -> None:
     found = repeat(None, calm_memory())
     assert found.conclusion.findings == [], found.text()
     assert found.conclusion.notes == []
-    assert stress(0.0).outcome.faulty == []

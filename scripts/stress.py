@@ -1,7 +1,7 @@
 """`make stress MINUTES=10 [OUT=folder]`: find a faulty device by results that must be equal to the bit.
 
-Every accelerator takes part, of a rank under torchrun its own one; without accelerators CONFIG_RANKS processes of the
-CPU. Ctrl-C ends it with the report so far. The exit status is 1 where a device deviates.
+Every accelerator takes part, of a rank under torchrun its own; without accelerators CONFIG_RANKS processes of the CPU.
+Ctrl-C ends it with the table so far. The exit status is 1 where a device deviates.
 """
 
 from __future__ import annotations
@@ -28,32 +28,21 @@ def main() -> int:
     except ValueError as error:
         raise UserError(f"MINUTES={given.minutes} is not a number; fix: {USAGE}") from error
     export_environment()  # before torch is imported
-    from numerics.stress.command import stress_devices
+    from numerics.runs.stress_command import stress_devices
 
-    line = LiveLine()
+    with LiveLine() as line:
 
-    def progress(share: float, text: str) -> None:
-        line.update(f"{share:4.0%}  {text}  {duration(60 * minutes * (1 - share))} left", share)
+        def progress(share: float, text: str) -> None:
+            line.update(f"{share:4.0%}  {text}  {duration(60 * minutes * (1 - share))} left", share)
 
-    try:
-        line.start("starting")
         return stress_devices(
-            minutes,
-            Path(given.out) if given.out else Path("results") / "stress",
-            processes=configured_ranks(),
-            progress=progress,
-            say=line.say,
-            ended=line.stop,
+            minutes, Path(given.out or "results/stress"), processes=configured_ranks(), progress=progress
         )
-    finally:
-        line.stop()
 
 
 def configured_ranks() -> int:
     """Return CONFIG_RANKS of .config; 1 without the file."""
-    if not Path(".config").exists():
-        return 1
-    return read_symbols(".config").integer("RANKS")
+    return read_symbols(".config").integer("RANKS") if Path(".config").exists() else 1
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""Tools that take whole runs or devices."""
