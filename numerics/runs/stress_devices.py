@@ -48,7 +48,7 @@ class Flip(NamedTuple):
     bit: int
 
 
-class Batch(NamedTuple):
+class BatchResults(NamedTuple):
     """The results of a batch on a device. first: how the first deviation differs from a golden result."""
 
     digests: list[int]
@@ -57,7 +57,7 @@ class Batch(NamedTuple):
 
 
 @dataclass
-class Counts:
+class ResultCounts:
     """The results of a computation on a device, of which `deviations` are not golden. first: the first of these."""
 
     results: int = 0
@@ -72,7 +72,7 @@ class Stressed:
     devices: list[str]
     kind: str = ""
     golden: dict[str, int | None] = field(default_factory=dict)
-    counts: dict[tuple[str, str], Counts] = field(default_factory=dict)
+    counts: dict[tuple[str, str], ResultCounts] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -103,7 +103,7 @@ class Stressed:
 # -- one device, in a process of its own
 
 
-class Device:
+class StressedDevice:
     """Runs computations on one device."""
 
     def __init__(self, device: str, rank: int, world: int, fault: Flip | None) -> None:
@@ -120,14 +120,14 @@ class Device:
         with torch.no_grad():
             return self._disturbed(run(*self._inputs[name]))
 
-    def batch(self, name: str, repetitions: int, golden: int | None) -> Batch:
+    def batch(self, name: str, repetitions: int, golden: int | None) -> BatchResults:
         began, digests, first = time.monotonic(), [], ""
         for _ in range(repetitions):
             output = self.result(name)
             digests.append(int(digest(output)))
             if golden is not None and digests[-1] != golden and not first and name != ALL_REDUCE:
                 first = self._difference(name, output, golden)
-        return Batch(digests, time.monotonic() - began, first)
+        return BatchResults(digests, time.monotonic() - began, first)
 
     def _difference(self, name: str, output: Tensor, golden: int) -> str:
         """Describe how an output differs from a golden one, which is computed again."""
@@ -202,7 +202,7 @@ def _serve(pipe: Any, device: str, rank: int, world: int, port: int, fault: Flip
                 init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world,
                 timeout=datetime.timedelta(seconds=PATIENCE_SECONDS),
             )  # fmt: skip
-        station = Device(device, rank, world, fault)
+        station = StressedDevice(device, rank, world, fault)
         pipe.send(device_kind(device))
         while True:
             pipe.send(station.batch(*pipe.recv()))
@@ -302,12 +302,12 @@ def _answer(pipe: Any, device: str) -> Any:
 
 def _batch(
     outcome: Stressed, pipes: Sequence[Any], computation: str, ranks: Sequence[int], times: int
-) -> list[Batch]:
+) -> list[BatchResults]:
     """Run a computation on the devices `ranks` at once and count the results. The first batch elects the golden one."""
     for rank in ranks:
         with contextlib.suppress(OSError):
             pipes[rank].send((computation, times, outcome.golden.get(computation)))
-    found: dict[int, Batch] = {}
+    found: dict[int, BatchResults] = {}
     for rank in ranks:
         try:
             found[rank] = _answer(pipes[rank], outcome.devices[rank])
@@ -317,7 +317,7 @@ def _batch(
         outcome.golden[computation] = majority([value for batch in found.values() for value in batch.digests])
     golden = outcome.golden[computation]
     for rank, batch in found.items():
-        counts = outcome.counts.setdefault((outcome.devices[rank], computation), Counts())
+        counts = outcome.counts.setdefault((outcome.devices[rank], computation), ResultCounts())
         counts.results += len(batch.digests)
         counts.deviations += 0 if golden is None else sum(value != golden for value in batch.digests)
         counts.first = counts.first or batch.first
