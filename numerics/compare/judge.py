@@ -19,10 +19,11 @@ from numerics.compare.causes.causes import Causes
 from numerics.compare.causes.divergence import Divergence
 from numerics.compare.causes.missing import Missing
 from numerics.compare.causes.updates import Earlier, hidden_errors, is_parameter, judge_updates
-from numerics.compare.replay import NotReplayableError, replayed_error
+from numerics.compare.replay import replayed_error
 from numerics.compare.table.cancellation import Terms
 from numerics.compare.table.rows import BEYOND, EQUAL, ROUNDING, UNMATCHED, WRONG, CallRow
 from numerics.compare.table.step_record import StepRecord
+from numerics.rounding.replayed_calls import NotReplayableError
 
 # The largest growth measured between correct kernels was 7.5 (14 for q, k and v as three layers), the largest error of
 # a float64 replay 2.5 (float32 products of 8192 terms): tests/numerics/compare.

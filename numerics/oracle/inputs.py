@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from numerics.compare.replay import NotReplayableError
 from numerics.compare.table.measure import load
 from numerics.compare.table.step_record import Call, Value
+from numerics.rounding.replayed_calls import NotReplayableError
 
 # Of these, the first argument and the results have the same rows; other arguments belong to all rows.
 FIRST = "linear mkldnn._linear_pointwise gelu relu silu tanh sigmoid exp log layer_norm rms_norm embedding".split()  # noqa: SIM905

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from numerics.compare.replay import DefaultEps
 from numerics.describe import tensors_in
 from numerics.errors import NumericsError, described
 from numerics.oracle.rounding_model.errors import RoundingErrors, Tracing
 from numerics.oracle.rounding_model.jumps import jumping, slack
 from numerics.oracle.rounding_model.measure import STAGES, Measure, measure, squared_change
+from numerics.rounding.within_rounding import DefaultEps
 
 Change = Callable[[Tensor], Any]
 RECORDED, GENERATED, GIVEN = "recorded", "generated", "given"

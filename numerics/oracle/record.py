@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from numerics.compare.records import find_records, read_record
-from numerics.compare.replay import LARGEST, RANDOM, NotReplayableError, argument, function_of, layer_of
 from numerics.compare.table.step_record import Call, StepRecord, Value
 from numerics.oracle.beside import custom_operations, step_operations
 from numerics.oracle.inputs import FirstRows, first_rows, tensor_of
@@ -21,6 +20,7 @@ from numerics.oracle.results import Skipped
 from numerics.oracle.rounding_model.linear_algebra import DECOMPOSITIONS
 from numerics.record.function_calls import OVERWRITING
 from numerics.record.recorded_step import backward_name
+from numerics.rounding.replayed_calls import LARGEST, NotReplayableError, arguments, recorded_function
 
 
 def linear_pointwise(x: Tensor, weight: Tensor, bias: Tensor | None, after: str, *settings: Any) -> Tensor:
@@ -31,6 +31,18 @@ def linear_pointwise(x: Tensor, weight: Tensor, bias: Tensor | None, after: str,
 
 
 REFERENCES = {"mkldnn._linear_pointwise": linear_pointwise}  # of operations that take no float64
+RANDOM = (
+    "dropout",
+    "rand",
+    "bernoulli",
+    "multinomial",
+    "normal",
+    "uniform",
+    "exponential",
+    "rrelu",
+    "gumbel",
+    "poisson",
+)
 WITHIN = "a module: the recorded calls within it are checked"
 LOW = (torch.bfloat16, torch.float16)
 LOST = "on recorded values, whose files are missing"
@@ -72,7 +84,8 @@ def _operation(call: Call, record: StepRecord, functions: bool) -> Operation | N
     """Return the operation of a call; None for a module of several layers, or whose functions were recorded."""
     if call.is_module:
         try:
-            compute, name = layer_of(call)
+            compute = recorded_function(str(call.settings.get("class")), call.settings)
+            name = str(call.settings.get("class")).rpartition(".")[2].lower()
         except NotReplayableError:
             return None
         recorded = all(
@@ -106,13 +119,7 @@ def _operation(call: Call, record: StepRecord, functions: bool) -> Operation | N
         for place, value in values.items()
         if value.dtype
     }
-    args: list[Any] = [
-        argument(part, str(place), tensors, None)
-        for place, part in enumerate(call.raw.get("input_args") or [])
-    ]
-    kwargs = {
-        key: argument(part, key, tensors, None) for key, part in (call.raw.get("input_kwargs") or {}).items()
-    }
+    args, kwargs = arguments(call.raw, tensors)
     ordered = [value for value in call.inputs.values() if value.dtype]
     results = [value for value in call.outputs.values() if value.dtype]
     unique = call.path.rpartition(".")[2] not in DECOMPOSITIONS or not call.path.startswith("Torch.linalg.")
@@ -148,11 +155,10 @@ def _function(call: Call) -> tuple[Any, str]:
     space, _, operation = name.partition(".")
     if call.path.startswith("Torch.linalg.") and operation in DECOMPOSITIONS:
         return DECOMPOSITIONS[operation], operation
-    known = space in ("linalg", "special") and callable(getattr(getattr(torch, space), operation, None))
-    if known or name in ("functional.einsum", "functional.tensordot"):
-        return getattr(getattr(torch, space), operation), operation
     found = getattr(getattr(torch.ops, space, None), operation, None) if name in REFERENCES else None
-    return (found, name) if found is not None else function_of(call)
+    return (
+        (found, name) if found is not None else (recorded_function(call.path), call.path.rpartition(".")[2])
+    )
 
 
 def _label(call: Call) -> str:

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.numerics.oracle_rates.kernels import calls
 from numerics import NumericsError, check_operation
 from numerics.oracle.operation import Operation, reference
 from numerics.oracle.results import Check
 from numerics.oracle.rounding_model.measure import measure, ulp
+from tests.numerics.rounding.correct_kernels import calls
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # A zero vector divided by its norm + 1e-12, which float16 rounds to 0: the check is right that this is NaN.

@@ -7,12 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.numerics.oracle_rates.count import model_rates, scalar_calls
-from bench.numerics.oracle_rates.kernels import calls
 from numerics import check_operation
 from numerics.oracle.operation import Computed, Operation, Reference, judged, reference
 from numerics.oracle.rounding_model.bounds import OTHER
 from numerics.oracle.rounding_model.measure import DELTA, SHARE, STAGES, coarseness, measure, tail
+from tests.numerics.rounding.correct_kernels import calls
 
 TINY = torch.float64  # rounding of the result adds nothing to errors of size 1
 # The change of each element of a result by each of several independent errors.
@@ -99,14 +98,6 @@ def test_the_change_by_two_equal_errors_is_normal() -> None:
     assert bool((changes != 0).all())
     fourth = changes.pow(4).mean() / changes.square().mean().square()
     assert float(fourth) == pytest.approx(3, rel=0.15)
-
-
-def test_drawn_errors_of_scalar_operations_are_not_wrong() -> None:
-    for dtype in (torch.float32, torch.bfloat16):
-        found = [call for call in scalar_calls(calls(dtype, 0, 7, 65)) if call[0] == "cross_entropy"]
-        rates = model_rates(found, 30, backward=False)
-        assert rates.total.tensors == 30
-        assert rates.alarms == {}
 
 
 def test_a_loss_in_bfloat16_is_within_rounding() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -110,3 +110,15 @@ def calls(dtype: torch.dtype, seed: int = 0, rows: int = 24, width: int = 48) ->
     yield "binary_cross_entropy_with_logits", F.binary_cross_entropy_with_logits, [x, torch.rand_like(y)], {}
     yield "kl_div", F.kl_div, [F.log_softmax(x, -1), F.softmax(y, -1)], {"reduction": "batchmean"}
     yield "cosine_similarity", F.cosine_similarity, [x, y], {}
+
+
+def random_gradients(
+    function: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any] | None = None
+) -> list[Tensor | None]:
+    """Return a normal gradient for each real result."""
+    output = function(*args, **(options or {}))
+    draws = torch.Generator().manual_seed(2024)
+    return [
+        torch.randn(result.shape, generator=draws).to(result.dtype) if result.is_floating_point() else None
+        for result in (output if isinstance(output, tuple) else (output,))
+    ]

@@ -1,1 +1,0 @@
-"""How often the check against float64 calls a correct operation wrong."""
