@@ -21,7 +21,7 @@ from pathlib import Path
 
 from numerics.checklist.command import add_commands as add_checklist
 from numerics.diagnose.command import DESCRIPTION, add_arguments, run_diagnose
-from numerics.errors import NumericsError
+from numerics.errors import NumericsError, UserError
 from numerics.logp.command import add_commands as add_logp
 from numerics.oracle.command import add_commands as add_oracle
 from numerics.repeat.command import add_commands as add_repeat
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status: int = given.run(given)
         return status
-    except NumericsError as error:
+    except UserError as error:
         return _failed(str(error))
     except OSError as error:
         if error.filename is None:  # as of stdout

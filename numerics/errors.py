@@ -1,9 +1,13 @@
-"""The error of bad input: one line with the fact and the fix."""
+"""The errors of bad input."""
 
 from __future__ import annotations
 
 
-class NumericsError(Exception):
+class UserError(Exception):
+    """One line: the fact with its value, the consequence, and the fix."""
+
+
+class NumericsError(UserError):
     """A configuration or a record cannot be used."""
 
 

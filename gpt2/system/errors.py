@@ -10,17 +10,10 @@ from pathlib import Path
 
 from gpt2.system.resource_errors import disk_full, explain_full_disk
 from gpt2.system.stdout import LastingOutput, open_missing, printable
-from numerics.errors import NumericsError
+from numerics.errors import UserError as UserError
 
 INTERRUPTED = 130
 STREAMS = ("<stdout>", "<stderr>")  # their names in an OSError
-
-
-class UserError(Exception):
-    """One line: the fact with its value, the consequence, and the fix."""
-
-
-REPORTED = (UserError, NumericsError)  # errors that a command prints in one line
 
 
 def one_line(error: BaseException) -> str:
@@ -53,7 +46,7 @@ def run_command(main: Callable[[], int | None]) -> None:
         try:
             status = main()
             sys.stdout.flush()  # may meet a full disk
-        except REPORTED as error:
+        except UserError as error:
             print(f"error: {printable(str(error))}", file=sys.stderr)
             status = 1
         except OSError as error:

@@ -26,7 +26,6 @@ from gpt2.train.run_plan import RunPlan
 from gpt2.train.step import NotFiniteError, Stepper, StepResult
 from gpt2.train.trainer import TrainingRun
 from numerics.diagnose.loss_files import LossCurve
-from numerics.errors import NumericsError
 from ra.settings import AlternationSettings
 from ra.variants import variant
 from scripts.record.replay import RunReplay
@@ -103,8 +102,6 @@ class Player:
         except NotFiniteError:
             stepper.optimizer.zero_grad(set_to_none=True)
             return Played(losses, norms, len(losses) + self.start + 1)
-        except NumericsError as error:
-            raise UserError(str(error)) from error
         except RuntimeError as error:
             if not words:
                 raise

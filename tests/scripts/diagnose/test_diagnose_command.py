@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from gpt2.artifacts.run_record import HellaSwagEntry
-from gpt2.system.errors import REPORTED
+from gpt2.system.errors import UserError
 from gpt2.train.step import Stepper
 from scripts.diagnose import __main__ as command
 from scripts.diagnose.runs import read_runs, run_scores
@@ -182,12 +182,12 @@ def test_bad_input_is_one_line(
     (tmp_path / "no losses/metrics.jsonl").unlink()
     (tmp_path / "study/runs/B0").mkdir(parents=True)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(REPORTED, match=message):
+    with pytest.raises(UserError, match=message):
         diagnose(monkeypatch, *(tmp_path / path for path in paths), out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_a_run_or_a_study_is_no_folder_of_results(runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in (runs[0], runs[0].parents[1]):
-        with pytest.raises(REPORTED, match="name another folder for the results"):
+        with pytest.raises(UserError, match="name another folder for the results"):
             diagnose(monkeypatch, *runs[:2], out=folder)

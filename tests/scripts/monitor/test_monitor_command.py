@@ -10,7 +10,7 @@ import pytest
 from gpt2.artifacts import run_record
 from gpt2.config.dotconfig import ConfigError
 from gpt2.config.monitor import MonitorSettings
-from gpt2.system.errors import REPORTED
+from gpt2.system.errors import UserError
 from numerics.monitor.control import read_control
 from scripts.monitor import __main__ as command
 from tests import small_runs
@@ -52,7 +52,7 @@ def test_state_tables_and_triggers_are_printed(
     assert "rank 0: param: 28 tensors, 2 steps from 1 to 11\n" in printed
     assert "step 11: nan: loss nan; checkpoint kept in anomaly/00000010\n" in printed
     assert f"make record RUN={trained} STEP=11" in printed
-    with pytest.raises(REPORTED, match="B0 is finished, so ON= changes nothing; fix: leave it out"):
+    with pytest.raises(UserError, match="B0 is finished, so ON= changes nothing; fix: leave it out"):
         monitor(monkeypatch, trained, on="grad:blocks.1")
     assert not (trained / "monitor/control.json").exists()
     run_record.write(trained, dataclasses.replace(run_record.load(trained), status="interrupted"))
@@ -65,12 +65,12 @@ def test_state_tables_and_triggers_are_printed(
         ({"on": "grad:block.1"}, "ON=grad:block.1 matches no trained parameter of the model; fix: did you mean blocks"),
         ({"off": "adam"}, "adam is not switched on"),
     ):  # fmt: skip
-        with pytest.raises(REPORTED, match=message):
+        with pytest.raises(UserError, match=message):
             monitor(monkeypatch, trained, **wrong)
-    with pytest.raises(REPORTED, match="is not a folder"):
+    with pytest.raises(UserError, match="is not a folder"):
         monitor(monkeypatch, elsewhere / "B9")
     (trained / "monitor").rename(trained / "aside")
-    with pytest.raises(REPORTED, match="trained without CONFIG_MONITOR=y"):
+    with pytest.raises(UserError, match="trained without CONFIG_MONITOR=y"):
         monitor(monkeypatch, trained, "MONITOR=n")
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpt2.system.errors import REPORTED
+from gpt2.system.errors import UserError
 from numerics import Recorder, RecorderConfig
 from scripts.oracle import __main__ as command
 from tests.checkout import link_project
@@ -71,5 +71,5 @@ def test_what_is_missing_is_one_line(
     place: Path, variables: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MAKEFLAGS", f" -- {variables}" if variables else "")
-    with pytest.raises(REPORTED, match=rf"{message}.*fix: "):
+    with pytest.raises(UserError, match=rf"{message}.*fix: "):
         command.main()

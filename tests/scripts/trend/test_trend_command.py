@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpt2.system.errors import REPORTED
+from gpt2.system.errors import UserError
 from scripts.trend import __main__ as command
 from tests.numerics.trend.monitor_files import names, noisy, write_losses, write_monitor
 
@@ -66,10 +66,10 @@ def test_what_cannot_be_used_is_one_line(runs: list[Path], monkeypatch: pytest.M
         ([runs[2]], "CONFIG_MONITOR=y"),
     ]
     for paths, message in cases:
-        with pytest.raises(REPORTED, match=message):
+        with pytest.raises(UserError, match=message):
             trend(monkeypatch, *paths)
     for folder in (runs[1], Path("results/a")):
-        with pytest.raises(REPORTED, match="name another folder"):
+        with pytest.raises(UserError, match="name another folder"):
             trend(monkeypatch, runs[0], out=folder)
 
 
