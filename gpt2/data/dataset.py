@@ -30,7 +30,6 @@ from gpt2.data.manifest import REBUILD, Manifest, read_manifest, written_files
 from gpt2.data.shards import SHORTEST_TOKENS, ShardWriter, batches, encode_batches, split_tail
 from gpt2.data.sources import (
     DataError,
-    document_count,
     documents,
     report_empty_files,
     source_identity,
@@ -277,7 +276,6 @@ def _write_all(config: DataConfig, writers: dict[str, ShardWriter], report: Repo
     """Tokenize every document into its split, in the source's order. Returns the number of documents."""
     count = total = 0
     permille, workers = validation_permille(config.dataset), config.workers or len(allowed_cpus())
-    expected = document_count(config)
     began = time.monotonic()
     with LiveLine(PLAIN_SECONDS, report) as line:
         for part in encode_batches(batches(documents(config)), permille, config.tokenizer, workers):
@@ -285,7 +283,8 @@ def _write_all(config: DataConfig, writers: dict[str, ShardWriter], report: Repo
                 writers[split].write(tokens)
             count += part[2]
             total = sum(writer.tokens for writer in writers.values())
-            share, seconds = _share(total, config.max_tokens, count, expected), time.monotonic() - began
+            seconds = time.monotonic() - began
+            share = min(1.0, total / config.max_tokens) if config.max_tokens else None
             done = f"  {share:.0%}  {duration(seconds / share - seconds)} left" if share else ""
             line.update(f"data: {format_rate(total, seconds)}{done}", share)
             if config.max_tokens and total >= config.max_tokens:
@@ -298,10 +297,3 @@ def format_rate(tokens: int, seconds: float, of: str = "") -> str:
     """Return "1.5M tokens, 0.30M tokens/s". of: text after "tokens"."""
     count = f"{tokens / 1e6:.1f}M" if tokens >= 1e6 else f"{tokens:,}"
     return f"{count} tokens{of}, {tokens / max(seconds, 1e-9) / 1e6:.2f}M tokens/s"
-
-
-def _share(tokens: int, most: int, count: int, expected: int | None) -> float | None:
-    """Return the finished share of the work, which ends at `most` tokens (0: no limit) or at the last document."""
-    shares = [tokens / most] if most else []
-    shares += [count / expected] if expected else []
-    return min(1.0, max(shares)) if shares else None

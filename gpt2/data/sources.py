@@ -88,15 +88,6 @@ def documents(config: DataConfig) -> Iterator[str]:
     return _hub_documents(config.dataset)
 
 
-def document_count(config: DataConfig) -> int | None:
-    """Return the number of documents, or None where only reading the source can give it."""
-    if config.dataset == "embedded":
-        return len(embedded_files())
-    files = local_files(config.files) if config.dataset == "files" else []
-    texts = all(path.suffix in (".txt", ".md") for path in files)
-    return len(files) if texts and len(files) >= FEW_FILES else None
-
-
 # -- the embedded text ------------------------------------------------------------------------------------------
 
 

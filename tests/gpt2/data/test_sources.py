@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpt2.data import shards, sources
 from gpt2.data.dataset import DataError, prepare
-from tests.gpt2.data.corpora import ignore, prepared, source, write_documents
+from tests.gpt2.data.corpora import ignore, prepared, source
 
 
 def test_documents_are_read_from_markdown_jsonl_and_parquet(tmp_path: Path) -> None:
@@ -174,18 +174,3 @@ def test_the_embedded_text_is_the_standard_library_without_its_tests() -> None:
     assert any(path.name == "argparse.py" for path in files)
     assert not any({"test", "tests", "site-packages"} & set(path.parts[-3:-1]) for path in files)
     assert sum(path.stat().st_size for path in files) > 5_000_000
-
-
-@pytest.mark.parametrize("count", [sources.FEW_FILES - 1, sources.FEW_FILES, 50])
-def test_documents_are_counted_before_preparation_from_a_minimum_of_files_on(
-    tmp_path: Path, count: int
-) -> None:
-    config = source(tmp_path / "data", write_documents(tmp_path / "texts", count))
-    expected = sources.document_count(config)
-    assert expected in (None, len(list(sources.documents(config))))
-    assert (expected is None) == (count < sources.FEW_FILES)
-
-
-def test_documents_of_the_embedded_text_are_counted_by_its_files(tmp_path: Path) -> None:
-    assert sources.document_count(source(tmp_path, kind="embedded")) == len(sources.embedded_files())
-    assert sources.document_count(source(tmp_path, kind="tinystories")) is None
