@@ -30,7 +30,7 @@ from configuration.arguments import (
 from configuration.files import back_up, load_leniently, load_strictly, replace_file
 from gpt2.config.config import Config
 from gpt2.config.dotconfig import ConfigError, Entry, Symbols, parse_lines, read_text
-from gpt2.data.eval_files import check_files
+from gpt2.data.sources import check_eval_files
 from gpt2.hardware.detect import detected_target_name
 
 CONFIG = Path(".config")
@@ -72,7 +72,7 @@ def defconfig(
     assignments = [*assignments, *make_assignments(tree, makeflags, assignments, goals)]
     symbols = configure(tree, read_layers(specification), assignments)
     config = Config.from_symbols(symbols)
-    check_files(config.evaluation.sets)
+    check_eval_files(config.evaluation.sets)
     replace_config(tree, config, f", from {specification}")
 
 

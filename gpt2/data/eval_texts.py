@@ -19,12 +19,12 @@ import numpy as np
 from gpt2.config.config import Config, DataConfig
 from gpt2.config.eval_sets import WIKITEXT, EvalSet
 from gpt2.data import tokenizer, wikitext
-from gpt2.data.eval_files import SYMBOL, files_of
-from gpt2.data.sources import DataError, HubSource, open_hub, read_documents
+from gpt2.data.sources import DataError, HubSource, eval_files, open_hub, read_documents
 from gpt2.system.errors import one_line
 from gpt2.system.files import write_bytes
 from pages.markup import counted
 
+SYMBOL = "CONFIG_EVAL_SETS"
 HUB = HubSource("EleutherAI/wikitext_document_level", "wikitext-2-raw-v1", "page")
 HUB_FILE = "eval-wikitext-2.jsonl"
 OFFLINE = f'fix without a network: {SYMBOL}="{WIKITEXT}=wiki.test.raw" with a copy'
@@ -69,7 +69,7 @@ def read_text(one: EvalSet, data: DataConfig, block_size: int, report: Callable[
         originals = _wikitext(one, data.directory, report)
         texts = [wikitext.plain_text(article) for article in originals]
     else:
-        originals = texts = [text for path in files_of(one) for text in read_documents(path) if text]
+        originals = texts = [text for path in eval_files(one) for text in read_documents(path) if text]
     encoding = tokenizer.load(data.tokenizer)
     documents = [np.array(encoding.encode(text), dtype=np.int64) for text in texts]
     tokens = sum(map(len, documents))
@@ -93,7 +93,7 @@ def read_text(one: EvalSet, data: DataConfig, block_size: int, report: Callable[
 
 def _wikitext(one: EvalSet, directory: Path, report: Callable[[str], None]) -> list[str]:
     """Return the articles: of files in WikiText's raw form, of rows of articles, or of the hub's copy."""
-    files = files_of(one) if one.pattern else [_downloaded(directory, report)]
+    files = eval_files(one) if one.pattern else [_downloaded(directory, report)]
     found: list[str] = []
     for path in files:
         rows = list(read_documents(path))

@@ -14,13 +14,14 @@ import re
 import socket
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from gpt2.config.config import DataConfig
+from gpt2.config.eval_sets import EvalSet
 from gpt2.system.errors import UserError
 
 SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
@@ -134,6 +135,24 @@ def local_files(
         if SURROGATE.search(os.fspath(path)):  # the manifest is UTF-8
             raise DataError(f"{symbol}: the name {os.fspath(path)!r} is not UTF-8 text; fix: rename the file")
     return sorted(found)
+
+
+def check_eval_files(sets: Sequence[EvalSet]) -> None:
+    """Raise DataError for a set whose files do not exist, are of an unknown kind, or are all empty."""
+    for one in sets:
+        if one.pattern:
+            eval_files(one)
+
+
+def eval_files(one: EvalSet) -> list[Path]:
+    """Return the files of a set of CONFIG_EVAL_SETS, sorted. DataError as in `check_eval_files`."""
+    where = f"CONFIG_EVAL_SETS: {one.name}"
+    files = local_files((one.pattern,), where, (*SUFFIXES, ".raw", ".tokens"))
+    if not any(path.stat().st_size for path in files):
+        raise DataError(
+            f"{where}: {os.fspath(files[0])!r} is empty; fix: name a file with text, or leave the set out"
+        )
+    return files
 
 
 def report_empty_files(config: DataConfig, report: Callable[[str], None]) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from gpt2.config.config import DataConfig
 from gpt2.config.eval_sets import EvalSet
-from gpt2.data import eval_files, eval_texts, sources, wikitext
+from gpt2.data import eval_texts, sources, wikitext
 from gpt2.data.eval_texts import read_text
 from gpt2.data.sources import DataError
 from tests.published import published
@@ -92,7 +92,7 @@ def test_a_text_that_cannot_be_used_is_refused_with_the_fix(
         read(tmp_path, "news", pattern)
     if pattern not in ("short.txt", "latin.txt"):  # found without reading
         with pytest.raises(DataError, match=message):
-            eval_files.check_files([EvalSet("news", str(tmp_path / pattern))])
+            sources.check_eval_files([EvalSet("news", str(tmp_path / pattern))])
 
 
 def test_wikitext_has_articles_without_marks_and_counts_the_original(tmp_path: Path) -> None:
