@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2.system.errors import REPORTED
+from gpt2.system.errors import UserError
 from numerics.errors import NumericsError
 from numerics.runs import stress_devices
 from numerics.runs.stress_command import stress_devices as run_command
@@ -89,7 +89,7 @@ def test_make_stress_writes_the_golden_results(
     (file,) = Path("out").glob("stress-*.json")
     assert set(json.loads(file.read_text())["golden"]) == {*computations("cpu", 1)}
     monkeypatch.setattr("sys.argv", ["scripts.stress", "--minutes=x"])
-    with pytest.raises(REPORTED, match="MINUTES=x is not a number; fix"):
+    with pytest.raises(UserError, match="MINUTES=x is not a number; fix"):
         make_stress.main()
 
 
