@@ -16,6 +16,9 @@ from torch import Tensor
 
 # least input columns at which oneDNN's product was no slower than MKL's
 MIN_WIDTH, MIN_HEAD_WIDTH = 256, 64
+MOST_SAVED = (
+    2**20
+)  # bytes of a GELU's output that is saved: recomputing it would take 5 % of a small model's step
 CPU_KERNEL_DEVICES = {"cpu"}  # device types that use this module; a prediction for a GPU empties it
 
 
@@ -68,17 +71,18 @@ class _Linear(torch.autograd.Function):
 
 
 class _GeluLinear(torch.autograd.Function):
-    """F.linear(F.gelu(x)). Saves x only and recomputes the GELU in backward."""
+    """F.linear(F.gelu(x)). Where x is large, saves x only and recomputes the GELU in backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_MC: Tensor, bias_M: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight_MC)
-        return F.linear(F.gelu(x, approximate="tanh"), weight_MC, bias_M)
+        hidden = F.gelu(x, approximate="tanh")
+        ctx.save_for_backward(x, weight_MC, *([hidden] if x.nbytes <= MOST_SAVED else []))
+        return F.linear(hidden, weight_MC, bias_M)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight_MC = ctx.saved_tensors
-        hidden = F.gelu(x, approximate="tanh")
+        x, weight_MC, *saved = ctx.saved_tensors
+        hidden = saved.pop() if saved else F.gelu(x, approximate="tanh")
         grad_hidden, grad_weight, grad_bias = _linear_gradients(ctx, grad_outputs[0], hidden, weight_MC)
         del hidden
         if grad_hidden is None:
@@ -95,11 +99,11 @@ def linear(x: Tensor, weight_MC: Tensor, bias_M: Tensor) -> Tensor:
 
 
 def recompute_gelu(x: Tensor) -> bool:
-    """Whether gelu_linear applies to x: the GELU is recomputed in backward instead of saved."""
+    """Whether gelu_linear applies to x, which recomputes a large GELU in backward instead of saving it."""
     return use_cpu_kernels(x) and torch.is_grad_enabled()
 
 
 def gelu_linear(x: Tensor, weight_MC: Tensor, bias_M: Tensor) -> Tensor:
-    """Compute gelu(x) @ weight_MC.T + bias_M with the tanh GELU. Saves x only. Shapes as in `linear`."""
+    """Compute gelu(x) @ weight_MC.T + bias_M with the tanh GELU. Saves x, and a small GELU. Shapes as in `linear`."""
     y: Tensor = _GeluLinear.apply(x, weight_MC, bias_M)
     return y
