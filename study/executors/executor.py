@@ -7,7 +7,7 @@ tasks and polls for messages. An executor never decides whether a run is finishe
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -79,14 +79,20 @@ class Executor(Protocol):
         """Release the executor after the last poll. Returns a note on tasks that continue without it, or ""."""
 
 
-def run_tasks(executor: Executor, tasks: Sequence[Task]) -> list[Ended]:
-    """Run the tasks, as many at once as slots, to their end; return their ends in order. Stops them after an error."""
+def run_tasks(
+    executor: Executor, tasks: Sequence[Task], waiting_for: Callable[[], None] = lambda: None
+) -> list[Ended]:
+    """Run the tasks, as many at once as slots, to their end; return their ends in order. Stops them after an error.
+
+    waiting_for: called about once a second.
+    """
     ended: dict[str, Ended] = {}
     waiting = deque(tasks)
     try:
         while len(ended) < len(tasks):
             while waiting and len(tasks) - len(waiting) - len(ended) < executor.slots():
                 executor.submit(waiting.popleft())
+            waiting_for()
             for message in executor.poll(1.0):
                 if isinstance(message, Ended):
                     ended[message.name] = message

@@ -30,6 +30,10 @@ ROUNDS = 3  # turns of a process per class, where classes do not fit in memory t
 BLOCKS = 10  # of consecutive turns: what an interval takes as independent
 STALL = 3.0  # a longer step counts as this many medians
 LEAST_TURNS = 3  # that are timed, however long they take
+STEADY_TURNS, STEADY = (
+    20,
+    0.01,
+)  # turns, and relative standard error of the mean, from which an estimate is steady
 
 
 class DoesNotFitError(Exception):
@@ -91,6 +95,13 @@ def _split(samples: Sequence[float]) -> tuple[tuple[float, ...], ...]:
     return tuple(tuple(samples[begin:end]) for begin, end in itertools.pairwise(ends))
 
 
+def is_steady(samples: Sequence[float]) -> bool:
+    """Return whether the mean of the samples has a relative standard error of at most STEADY."""
+    if len(samples) < STEADY_TURNS:
+        return False
+    return statistics.stdev(samples) <= STEADY * math.sqrt(len(samples)) * mean(samples)
+
+
 def steady_mean(samples: Sequence[float]) -> float:
     """Mean seconds of a step; a stall counts as STALL medians. Slow steps count in full: a run has them as well."""
     longest = STALL * statistics.median(samples)
@@ -128,11 +139,13 @@ def measure_steps(
     stop: Stop,
     timer: StepTimer,
     after_warm_up: Callable[[], None] = lambda: None,
+    until_steady: bool = False,
 ) -> dict[str, list[float]]:
     """Return the seconds of steps on random tokens, by variant; each variant makes a step in turn.
 
-    seconds: for each of them, on the timer. after_warm_up: called before the first timed step. Nothing waits for the
-    device between steps; steps that it has not finished do not count as spent yet.
+    seconds: for each of them, on the timer. after_warm_up: called before the first timed step. until_steady: stop as
+    soon as every mean is steady. Nothing waits for the device between steps; steps that it has not finished do not
+    count as spent yet.
     """
     import torch
 
@@ -155,9 +168,16 @@ def measure_steps(
     ids_ET = torch.randint(config.model.vocabulary, shape, generator=torch.Generator().manual_seed(0))
     ids_ET = ranks.share(ids_ET).to(resolved.device)
     marks: dict[str, list[tuple[Any, Any]]] = {name: [] for name in steppers}
-    running: deque[tuple[Any, Any]] = deque()  # steps that the device has not finished
-    turns, spent = 0, 0.0
-    while turns < WARM_UP_STEPS + LEAST_TURNS or any(ranks.agree(spent < seconds * len(steppers))):
+    running: deque[tuple[str, Any]] = deque()  # steps that the device has not finished
+    finished: dict[str, list[float]] = {name: [] for name in steppers}
+
+    def enough() -> bool:
+        if until_steady and all(map(is_steady, finished.values())):
+            return True
+        return sum(map(sum, finished.values())) >= seconds * len(steppers)
+
+    turns = 0
+    while turns < WARM_UP_STEPS + LEAST_TURNS or not all(ranks.agree(enough())):
         if turns == WARM_UP_STEPS:
             after_warm_up()
         for name, stepper in steppers.items():
@@ -166,9 +186,8 @@ def measure_steps(
             stepper.step(ids_ET, turns, 10**9)  # a rate near zero: the time does not depend on it
             marks[name].append((began, timer.mark()))
             if turns >= WARM_UP_STEPS:
-                running.append(marks[name][-1])
+                running.append((name, marks[name][-1]))
         turns += 1
-        while running and (passed := timer.passed(*running[0])) is not None:
-            spent += passed
-            running.popleft()
+        while running and (passed := timer.passed(*running[0][1])) is not None:
+            finished[running.popleft()[0]].append(passed)
     return {name: [timer.seconds(*pair) for pair in mine[WARM_UP_STEPS:]] for name, mine in marks.items()}

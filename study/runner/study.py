@@ -9,8 +9,9 @@ import dataclasses
 import functools
 import shutil
 import sys
+import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpt2.artifacts import run_record
@@ -27,6 +28,7 @@ from gpt2.hardware.cpu import cpu_threads
 from gpt2.hardware.detect import detected_target_name
 from gpt2.system import files
 from gpt2.system.errors import UserError
+from gpt2.system.progress import LiveLine, duration
 from gpt2.system.resource_errors import disk_full
 from ra.settings import AlternationSettings
 from ra.variants import Variant, variant
@@ -318,25 +320,33 @@ class Study:
 
     def time_steps(self, names: Sequence[str], batch: BatchPlan, seconds: float) -> dict[str, Timing]:
         """Time steps of the variants in turn, in one separate process."""
-        print(f"planning: timing steps of {', '.join(names)}, about {seconds * len(names):.0f} s", flush=True)
+        text = f"planning: timing steps of {', '.join(names)}, at most {duration(seconds * len(names))}"
+        print(text, flush=True)
+        began, line = time.monotonic(), LiveLine()
         first, *others = names
         arguments = [first, "0", "--time", str(seconds), "--micro", str(batch.micro)]
         arguments += ["--beside", *others] if others else []
-        timings = self.run_tasks([arguments] * self.copies())
+        with line:
+            timings = self.run_tasks(
+                [arguments] * self.copies(),
+                lambda: line.update(f"{text}; {duration(time.monotonic() - began)} passed"),
+            )
         peak = None if others else timings[0].peak_bytes
         return {
             name: Timing((tuple(step for timing in timings for step in timing.seconds[name]),), peak)
             for name in names
         }
 
-    def run_tasks(self, calls: Sequence[Sequence[str]]) -> list[Event]:
+    def run_tasks(
+        self, calls: Sequence[Sequence[str]], waiting_for: Callable[[], None] = lambda: None
+    ) -> list[Event]:
         """Return the results of calls of `scripts.train`, at once. UserError if one fails; StopAsked."""
         token, log = uuid.uuid4().hex[:8], self.directory / "plan.log"
         tasks = [
             Task(f"task {token} {n}", (str(self.directory), *call), self.directory / f"task-{token}-{n}", log)
             for n, call in enumerate(calls)
         ]
-        ended = run_tasks(self.executor(), tasks)
+        ended = run_tasks(self.executor(), tasks, waiting_for)
         for task in tasks:
             shutil.rmtree(task.folder, ignore_errors=True)  # of executors on other machines
         if self.session.asked:

@@ -230,8 +230,9 @@ def _time_steps(
     meter = PeakMeter(resolved.device)
     timer = step_timer(resolved.device, torch.get_num_threads(), ranks.world())
     seconds = measure_steps(
-        config, resolved, timed, batch, arguments.time, stop, timer, after_warm_up=meter.restart
-    )
+        config, resolved, timed, batch, arguments.time, stop, timer, meter.restart,
+        until_steady=not config.budget.max_time_seconds,  # with a count, step times serve estimates alone
+    )  # fmt: skip
     if ranks.first():
         print_event({"event": "timing", "seconds": seconds, "peak_bytes": meter.peaks()["allocated"]})
     ranks.leave()

@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt2.config.batch import BatchPlan
-from study.runner.step_timing import BLOCKS, Timing, steady_mean, step_time_ratios, time_in_turns
+from study.runner.step_timing import (
+    BLOCKS,
+    STEADY_TURNS,
+    Timing,
+    is_steady,
+    steady_mean,
+    step_time_ratios,
+    time_in_turns,
+)
 
 BATCH = BatchPlan(4, 2, 2, 1, 16)
 STEPS = st.lists(st.floats(0.5, 1.4), min_size=20, max_size=80)  # seconds
@@ -25,6 +33,13 @@ def test_a_stall_of_any_length_counts_as_a_slow_step(samples: list[float], stall
     usual, stalled = steady_mean(samples), steady_mean([*samples, stall])
     assert stalled == pytest.approx(steady_mean([*samples, 5.0]))
     assert usual < stalled < usual + 3 * 1.4 / len(samples)
+
+
+def test_an_estimate_is_steady_when_its_mean_is_known_to_a_percent() -> None:
+    alternating = [1.0, 1.1] * STEADY_TURNS
+    assert is_steady(alternating)
+    assert not is_steady(alternating[: STEADY_TURNS - 1])
+    assert not is_steady([1.0, 2.0] * STEADY_TURNS)
 
 
 @given(st.integers(1, 200))
