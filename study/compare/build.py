@@ -16,7 +16,7 @@ from study.compare.load import LoadedStudy, read_studies
 from study.compare.ranking import Across, Ranking, across, rank
 from study.compare.sizes import SizeComparison, compare_sizes
 from study.compare.sizes import as_json as sizes_json
-from study.records.runs import BASELINE, losses, variant_order
+from study.records.runs import losses, variant_order
 from study.stats.statistics import Interval, mean, mean_interval
 
 ARMS = "control arms"
@@ -39,11 +39,11 @@ class AbsoluteRow:
 
 @dataclass
 class RelativeRow:
-    """A variant minus the baseline of its own study, paired by seed; None where a study lacks one of them."""
+    """A variant minus the control arms of its own study, paired by seed; None where a study lacks one of them."""
 
     variant: str
     control: bool
-    against_baseline: list[Interval | None]
+    against_controls: list[Interval | None]
 
 
 @dataclass
@@ -69,10 +69,10 @@ class StudyComparison:
         }
 
     def changes(self) -> list[tuple[str, Sequence[Interval | None]]]:
-        """Variant and changes of the main table: to the first study, or to each study's baseline."""
+        """Variant and changes of the main table: to the first study, or to each study's control arms."""
         if self.absolute:
             return [(row.variant, row.differences) for row in self.absolute]
-        return [(row.variant, row.against_baseline) for row in self.relative]
+        return [(row.variant, row.against_controls) for row in self.relative]
 
 
 def build_comparison(paths: Sequence[Path]) -> StudyComparison:
@@ -141,8 +141,8 @@ def _absolute(studies: Sequence[LoadedStudy], excluded: set[str]) -> list[Absolu
 
 
 def _relative(studies: Sequence[LoadedStudy]) -> list[RelativeRow]:
-    tables = [{row.variant: row.against_baseline for row in study.report.rows} for study in studies]
-    names = sorted({name for table in tables for name in table} - {BASELINE}, key=variant_order)
+    tables = [{row.variant: row.against_controls for row in study.report.rows} for study in studies]
+    names = sorted({name for table in tables for name, one in table.items() if one}, key=variant_order)
     return [RelativeRow(name, is_control_arm(name), [table.get(name) for table in tables]) for name in names]
 
 

@@ -9,7 +9,6 @@ from pages.markup import escape_html
 from pages.plots import Plain, axis, figure, line, points
 from study.compare.alignment import TOLERANCE, Alignment
 from study.compare.build import StudyComparison
-from study.records.runs import BASELINE
 from study.report.figures_final import in_percent
 
 # In the order of the studies. The variants' own colors mean variants on every page.
@@ -20,7 +19,7 @@ NARROW = {"margin": {"l": 50, "r": 20}, "font": {"size": 11}, "height": 330}
 def changes(comparison: StudyComparison) -> Plain | None:
     """Change of perplexity: one row for each variant, one point with its interval for each study."""
     labels = [study.label for study in comparison.studies]
-    series, what = labels, f"change to the study's {BASELINE}"
+    series, what = labels, "change to the study's control arms"
     if comparison.absolute:
         series, what = [f"{label} against {labels[0]}" for label in labels[1:]], f"change to {labels[0]}"
     rows = comparison.changes()

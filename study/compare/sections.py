@@ -32,7 +32,7 @@ from study.compare.sentences import error, order_note, ranking_note, sentences, 
 from study.compare.size_sections import sizes_section
 from study.eval_sets.section import compared_section
 from study.lm_eval.page import across_section
-from study.records.runs import BASELINE, variant_order
+from study.records.runs import variant_order
 from study.report.build import bits
 from study.report.sentences import change, shown, shown_bits
 from study.stats.interval_text import perplexity
@@ -79,7 +79,7 @@ def comparison_document(comparison: StudyComparison) -> Document:
 
 
 def _main_section(comparison: StudyComparison) -> Section:
-    title = "At equal tokens" if comparison.absolute else f"Each study against its own {BASELINE}"
+    title = "At equal tokens" if comparison.absolute else "Each study against its own control arms"
     caption = (
         "Change of perplexity with its 95 % interval. An open circle is one seed: no interval, no evidence."
     )
@@ -198,15 +198,15 @@ def _run_sections(comparison: StudyComparison) -> list[Section]:
 
 
 def _main_table(comparison: StudyComparison, brief: bool = False) -> Table:
-    """Losses and changes, or changes to each study's baseline. brief: losses without interval."""
+    """Losses and changes, or changes to each study's control arms. brief: losses without interval."""
     labels = [study.label for study in comparison.studies]
     rows: list[list[Text]]
     if not comparison.absolute:
         rows = [
-            [row.variant, *(number_with_detail(change(one, row.control)) for one in row.against_baseline)]
+            [row.variant, *(number_with_detail(change(one, row.control)) for one in row.against_controls)]
             for row in comparison.relative
         ]
-        headings = ["variant", *(f"{label}: against its {BASELINE}" for label in labels)]
+        headings = ["variant", *(f"{label}: against its control arms" for label in labels)]
         return Table(headings, rows, tools=(SORT, COPY))
     rows = [
         [

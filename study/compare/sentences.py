@@ -10,7 +10,7 @@ from study.compare.alignment import TOLERANCE, Alignment, Errors
 from study.compare.build import StudyComparison
 from study.compare.load import LoadedStudy
 from study.compare.ranking import AGREE, CONTRADICT, NONE, Ranking
-from study.records.runs import BASELINE, variant_order
+from study.records.runs import variant_order
 from study.report.sentences import ONE_SEED, seeds_text, uncounted
 from study.report.summary import at_equal_time, exaggeration_sentence
 from study.stats.interval_text import percent
@@ -50,7 +50,7 @@ def comparability(comparison: StudyComparison) -> Text:
     return (
         Strong("Not comparable."),
         f" Losses must not be compared between these studies: {listed}. Each study's variants are compared with its "
-        f"own {BASELINE} instead.",
+        "own control arms instead.",
     )
 
 
@@ -63,8 +63,8 @@ def table_introduction(comparison: StudyComparison) -> str:
             "95 % interval."
         )
     return (
-        f"Each study's variants against its own {BASELINE}, paired by seed, in percent of perplexity. Lower is better. "
-        "If the studies are different experiments, true effects may differ too."
+        "Each study's variants against its own control arms, paired by seed, in percent of perplexity. Lower is "
+        "better. If the studies are different experiments, true effects may differ too."
     )
 
 

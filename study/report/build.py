@@ -22,7 +22,6 @@ from study.analysis.equivalence import (
     Losses,
     VarianceCheck,
     control_losses,
-    noise_band,
     odd_controls,
     variance_check,
 )
@@ -39,7 +38,6 @@ from study.records.experiment import Experiment, read_experiment
 from study.records.hellaswag_scores import TASKS, EndingsScore, Items, common_items, endings_score, left_out
 from study.records.plan_file import Continued, Plan, PlanBudget
 from study.records.runs import (
-    BASELINE,
     DAMAGED,
     PENDING,
     UNREAD,
@@ -73,7 +71,7 @@ class Row:
     seeds: list[int]
     final_loss: Interval | None
     best_loss: Interval | None
-    against_baseline: Interval | None  # paired by seed, final losses
+    against_controls: Interval | None  # to the mean of the control arms of each seed, final losses
     hellaswag: EndingsScore
     choice: EndingsScore
     iterations: float
@@ -99,9 +97,6 @@ class Report:
     runs: list[Run]
     rows: list[Row]
     floor: NoiseFloor | None
-    noise: (
-        float | None
-    )  # nats: a variant without effect that varies like the control arms lies within, in 95 %
     design: Design
     verdicts: list[Verdict]
     earlier: list[Verdict]  # at the looks before the last
@@ -122,6 +117,12 @@ class Report:
     eval_sets: EvalSets  # of the runs that ended their schedule; no verdict uses them
     continues: Continued | None = None  # the shorter study that the runs continue
     rates: RateReport | None = None  # tuned learning rates; runs are then those at the best rate of their arm
+
+    @property
+    def reference(self) -> str:
+        """What differences are to: the control arms, or the name of the only one."""
+        arms = [row.variant for row in self.rows if row.control]
+        return arms[0] if len(arms) == 1 else "control arms"
 
     @property
     def used(self) -> list[Run]:
@@ -183,7 +184,6 @@ def build_report(study_dir: Path) -> Report:
         runs=runs,
         rows=[_row(name, used, short, final, items) for name in variants],
         floor=floor,
-        noise=noise_band(floor, [len(arms) for arms in controls if arms]) if floor else None,
         design=design,
         verdicts=verdicts,
         earlier=earlier,
@@ -225,15 +225,17 @@ def _row(
     throughputs = [record.throughput for record in records if record.throughput]
     peaks = [record.memory.peak_allocated_bytes for record in records if record.memory]
     best = [min([*losses(record).values(), record.validation.loss]) for record in ended]
-    pairs = final[name].keys() & final.get(BASELINE, {}).keys() if name != BASELINE else set()
-    differences = [final[name][seed] - final[BASELINE][seed] for seed in sorted(pairs)]
+    seeds = sorted(final[name])
+    pairs = [(seed, arms) for seed, arms in zip(seeds, control_losses(final, seeds), strict=True) if arms]
+    alone = is_control_arm(name) and sum(map(is_control_arm, final)) == 1
+    differences = [] if alone else [final[name][seed] - mean(arms) for seed, arms in pairs]
     return Row(
         variant=name,
         control=is_control_arm(name),
         seeds=sorted(run.record.seed for run in own),
         final_loss=mean_interval([record.validation.loss for record in ended]) if ended else None,
         best_loss=mean_interval(best) if ended else None,
-        against_baseline=mean_interval(differences) if differences else None,
+        against_controls=mean_interval(differences) if differences else None,
         **{task.key: endings_score(records, task, items[task.key]) for task in TASKS},
         iterations=mean([record.progress.iterations for record in records]),
         tokens=mean([record.progress.tokens for record in records]),

@@ -32,7 +32,7 @@ from study.attention.page import report_section
 from study.eval_sets.section import held_out_section
 from study.lm_eval.page import downstream_section
 from study.records.hellaswag_scores import TASKS
-from study.records.runs import BASELINE, Run
+from study.records.runs import Run
 from study.report import figures_final, sections
 from study.report.build import Report, Row, bits
 from study.report.detectable import sensitivity_sentences
@@ -164,7 +164,9 @@ def _terminal_table(report: Report) -> Table:
         "seeds": sections.seeds_cell,
         "perplexity [95 %]": lambda row: shown(row.final_loss),
         "bits/byte": lambda row: f"{found.mean:.3f}" if (found := bits(report, row.final_loss)) else "-",
-        f"to {BASELINE}": lambda row: percent(row.against_baseline.mean) if row.against_baseline else "-",
+        f"to {report.reference}": lambda row: (
+            percent(row.against_controls.mean) if row.against_controls else "-"
+        ),
         **{task.name: partial(score, task=task, measure="acc") for task in TASKS},
         "tokens": lambda row: f"{row.tokens / 1e6:,.2f}M",
         "tok/s": sections.tokens_per_second,

@@ -11,7 +11,6 @@ from pages.components import color
 from pages.markup import escape_html
 from pages.plots import Estimate, Plain, axis, faded, figure, points, trace
 from study.records.hellaswag_scores import CHANCE, EndingsTask
-from study.records.runs import BASELINE
 from study.report.build import Report
 from study.stats.statistics import Interval, perplexity_percent
 
@@ -43,45 +42,35 @@ def in_percent(interval: Interval) -> Estimate:
 
 
 def differences(report: Report) -> Plain | None:
-    """Final differences in percent of perplexity: real changes against the control arms, and all paired with B."""
-    lines: list[tuple[str, Interval, str, str]] = [
-        (verdict.variant, verdict.test.difference, "diamond", "against control arms")
-        for verdict in report.verdicts
-    ]
-    lines += [
-        (row.variant, row.against_baseline, "circle", f"paired with {BASELINE}")
-        for row in sorted(report.rows, key=lambda row: row.control)  # real changes first
-        if row.against_baseline
-    ]
+    """Final differences to the control arms in percent of perplexity, and the margin of equivalence in grey."""
+    rows = sorted(report.rows, key=lambda row: row.control)  # real changes first
+    lines = [(row.variant, row.against_controls) for row in rows if row.against_controls]
     if not lines:
         return None
     data, ends = [], [0.0]
-    for place, (name, interval, symbol, what) in enumerate(lines):
+    for place, (name, interval) in enumerate(lines):
         estimate = middle, low, high = in_percent(interval)
         ends += filter(None, estimate)
         bounds = "one seed: no interval" if low is None else f"[{low:+.3f} %, {high:+.3f} %]"
-        hover = f"{middle:+.3f} % {bounds}<br>{what}"
-        ink = color(name, report.variants)
-        data.append(points(name, ink, [estimate], [-place], symbol, group=name, hovertemplate=hover))
+        ink, hover = color(name, report.variants), f"{middle:+.3f} % {bounds}"
+        data.append(points(name, ink, [estimate], [-place], "circle", group=name, hovertemplate=hover))
     shapes = [_upright("line", 0, 0, line={"color": "var(--soft)", "width": 1})]
-    if report.noise is not None:
-        noise = perplexity_percent(-report.noise), perplexity_percent(report.noise)
+    if report.verdicts:
+        limit = report.verdicts[0].margin
+        equivalent = perplexity_percent(-limit), perplexity_percent(limit)
         grey = faded("var(--noise)", 0.16)
-        shapes.insert(0, _upright("rect", *noise, fillcolor=grey, line={"width": 0}, layer="below"))
-        if noise[1] < 2 * max(map(abs, ends)):  # else the estimates would be too small to see
-            ends += noise
+        shapes.insert(0, _upright("rect", *equivalent, fillcolor=grey, line={"width": 0}, layer="below"))
+        if equivalent[1] < 2 * max(map(abs, ends)):  # else the estimates would be too small to see
+            ends += equivalent
     margin = 0.06 * (max(ends) - min(ends)) or 1.0
     reach = [min(ends) - margin, max(ends) + margin]
-    labels = [
-        f"{escape_html(name)}<br><span style='font-size:10px'>{what}</span>" for name, _, _, what in lines
-    ]
     return figure(
         data,
         90 + ROW * len(lines),
         (150, 24, 12, 52),
         NARROW | {"margin": {"l": 122, "r": 12}},
         xaxis=axis("% of perplexity (lower is better)", zeroline=False, range=reach),
-        yaxis=_rows(labels),
+        yaxis=_rows([escape_html(name) for name, _ in lines]),
         shapes=shapes,
     )
 

@@ -15,7 +15,7 @@ def method(report: Report) -> list[str]:
         "intervals and differences are computed from losses: a difference is the logarithm of a ratio of perplexities.",
         *_bits(report),
         '"final" is the last update. "best" is the lowest evaluation of a run; it is biased low for every variant.',
-        f"Differences to {BASELINE} are paired by seed: both runs saw the same batches in the same order from the same "
+        "Differences are paired by seed: both runs saw the same batches in the same order from the same "
         "initial weights. Their intervals are Student's t over seeds, one by one, not adjusted for the number of "
         "variants.",
     ]

@@ -26,21 +26,19 @@ from study.report.sentences import (
 )
 
 ABOUT_RESULTS = (
-    "after the last update, mean over seeds [95 % interval]. The difference to "
-    f"{BASELINE} is paired by seed, in percent of perplexity; lower is better."
+    "after the last update, mean over seeds [95 % interval]. The difference is to the mean of the control arms of the "
+    "same seed, in percent of perplexity; lower is better."
 )
 ABOUT_LOOKS = "The interval of a verdict is wider than these: it holds at all looks at the study together."
 ABOUT_VERDICT = f"The first screen gives the verdicts. {ABOUT_LOOKS}"
-ABOUT_CONTROLS = f"A verdict compares with the mean of the control arms, not with {BASELINE} alone."
 OTHER_SEEDS = "Warning: the variants have different seeds. Compare the paired differences, not the means."
 ABOUT_TIMES = (
     "Times of the runs include the effect of other load on the machine. Compare variants by the step-time ratio on the "
     "first screen: it was measured before the first run, in interleaved steps, with a 95 % interval."
 )
 ABOUT_DIFFERENCES = (
-    "95 % intervals, t over seeds. Diamond: the difference to the mean of the control arms, which the verdict tests. "
-    "Circle: paired by seed with the baseline. Grey: a variant without effect that varies like the control arms lies "
-    "there in 95 % of studies with these seeds; the verdict does not use it."
+    "Differences to the mean of the control arms of the same seed, with 95 % intervals (t over seeds). Grey: the "
+    "margin of equivalence. A variant is equivalent if its 90 % interval lies within it."
 )
 BAND = "Lines: mean over seeds. Shaded: from the lowest seed to the highest. "
 TOGETHER = "Seeds move all variants together; the differences below do not contain that. "
@@ -78,8 +76,8 @@ def results_table(report: Report) -> Table:
         "final perplexity": lambda row: number_with_detail(shown(row.final_loss, len(row.seeds))),
         "bits per byte": lambda row: number_with_detail(shown_bits(bits(report, row.final_loss))),
         "best perplexity": lambda row: number_with_detail(shown(row.best_loss, len(row.seeds))),
-        f"final against {BASELINE}": lambda row: number_with_detail(
-            difference(row.against_baseline, len(row.seeds))
+        f"final against {report.reference}": lambda row: number_with_detail(
+            difference(row.against_controls, len(row.seeds))
         ),
         **{task.heading: partial(score, task=task, measure=task.measures[-1]) for task in TASKS},
     }
@@ -88,8 +86,6 @@ def results_table(report: Report) -> Table:
 
 def results_section(report: Report) -> Section:
     about = f"Perplexity per {report.unit} {ABOUT_RESULTS} {ABOUT_VERDICT if report.verdicts else ''}"
-    if any(max(verdict.controls) > 1 for verdict in report.verdicts):
-        about += f" {ABOUT_CONTROLS}"
     several = len({(*row.seeds, seeds_cell(row)) for row in report.rows}) > 1
     notes = [Note(about), Note(OTHER_SEEDS if several else "")]
     return Section("Results", [results_table(report), *notes])

@@ -46,15 +46,14 @@ def _of_fewer(interval: Interval | None, seeds: int | None) -> str:
 
 
 def change(interval: Interval | None, control: bool) -> str:
-    """A paired difference between studies or to the baseline, and whether its interval contains zero."""
+    """A paired difference between studies or to the control arms; no verdict."""
     text = difference(interval)
     if interval is None:
         return text
     if interval.contains_zero is None:
         return f"{percent(interval.mean)} (one seed: not evidence)"
-    if interval.contains_zero:
-        return f"{text}: {CANNOT_TELL}"
-    return f"{text}: noise, since it is the same function class" if control else text
+    renamed = control and not interval.contains_zero
+    return f"{text}: noise, since it is the same function class" if renamed else text
 
 
 def score(row: Row, task: EndingsTask, measure: str) -> str:

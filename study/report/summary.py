@@ -19,7 +19,7 @@ from study.analysis.verdict import (
     Verdict,
 )
 from study.records.runs import BASELINE, DIVERGED
-from study.report.build import Report, Row
+from study.report.build import Report
 from study.report.detectable import seeds_needed
 from study.report.sentences import (
     ONE_SEED,
@@ -65,7 +65,7 @@ def findings(report: Report) -> list[Finding]:
             ended = " that ended its schedule" if report.cut else ""
             said = f"{CANNOT_TELL}: no seed of it has a control arm{ended} to compare with"
             sentence = (Strong(row.variant), f": {said}.")
-            found.append(Finding(label, "unsure", said, against_baseline(row), sentence))
+            found.append(Finding(label, "unsure", said, difference(None), sentence))
     return found
 
 
@@ -84,16 +84,12 @@ def rate_findings(report: Report) -> list[Finding]:
     return found
 
 
-def against_baseline(row: Row) -> str:
-    """The difference to the baseline with its interval."""
-    return f"against {BASELINE}: {difference(row.against_baseline, len(row.seeds))}"
-
-
 def control_findings(report: Report) -> list[Finding]:
     """The control arms with their numbers, which are noise."""
     found = []
     for row in (row for row in report.rows if row.control):
-        said, measured = f"{BASELINE} with W_Q and W_K renamed: noise", against_baseline(row)
+        said = f"a control: {BASELINE} with W_Q and W_K renamed"
+        measured = f"against {report.reference}: {difference(row.against_controls, len(row.seeds))}"
         if row.variant == BASELINE:
             said, measured = "the baseline", f"perplexity {shown(row.final_loss, len(row.seeds))}"
         found.append(Finding(color_label(row.variant, report.variants), "same", said, measured))

@@ -22,7 +22,7 @@ from tests.pins import pinned
 from tests.study.sample_records import STEPS, VARIANTS, a_plan, a_record
 
 FILE = "reports.tsv"
-SECTIONS = ("runs", "rows", "floor", "noise", "verdicts", "earlier", "speeds", "sensitivities", "variance_check",
+SECTIONS = ("runs", "rows", "floor", "verdicts", "earlier", "speeds", "sensitivities", "variance_check",
             "odd_controls", "learned", "validation_tokens", "cut", "rates")  # fmt: skip
 RUN = ("variant", "seed", "status", "used", "cause")  # of a run in the section "runs"
 # Their texts are pinned, and no others.

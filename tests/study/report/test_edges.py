@@ -160,8 +160,8 @@ def test_the_noise_of_the_control_arms_does_not_affect_the_verdict(tmp_path: Pat
         ]
         edit(study, f"RALEARN{seed}", validation={"loss": sum(arms) / len(arms) + difference})
     report = build.build_report(study)
-    assert report.noise is not None
-    assert report.verdicts[0].test.difference.mean > 3 * report.noise
+    assert report.floor is not None
+    assert report.verdicts[0].test.difference.mean > 3 * report.floor.sigma
     sentence = to_markdown(summary.findings(report)[0].sentence)
     assert sentence.startswith("**RALEARN** (exploratory): cannot tell whether it is better or worse")
 

@@ -43,16 +43,12 @@ def test_the_page_is_well_formed_and_loads_nothing(tmp_path: Path) -> None:
 def test_every_drawn_interval_is_that_of_report_json(tmp_path: Path) -> None:
     text = page(a_study(tmp_path, effect=-0.02))
     content = json.loads((tmp_path / "report.json").read_text())
-    expected = {
-        (row["variant"], "circle"): row["against_baseline"]
-        for row in content["rows"]
-        if row["against_baseline"]
-    }
-    expected |= {(found["variant"], "diamond"): found["test"]["difference"] for found in content["verdicts"]}
+    expected = {row["variant"]: row["against_controls"] for row in content["rows"]}
+    expected |= {found["variant"]: found["test"]["difference"] for found in content["verdicts"]}
     drawn = specified(text)["differences"]["data"]
     assert len(drawn) == len(expected) == 5
     for trace in drawn:
-        interval = expected[(trace["legendgroup"], trace["marker"]["symbol"])]
+        interval = expected[trace["legendgroup"]]
         middle = trace["x"][0]
         assert middle == pytest.approx(percent(interval["mean"]))
         assert middle + trace["error_x"]["array"][0] == pytest.approx(percent(interval["high"]))
@@ -62,7 +58,7 @@ def test_every_drawn_interval_is_that_of_report_json(tmp_path: Path) -> None:
 def test_every_interval_of_the_table_is_that_of_report_json(tmp_path: Path) -> None:
     text = page(a_study(tmp_path)).replace("\u2212", "-").replace("\u00a0", " ")
     for row in json.loads((tmp_path / "report.json").read_text())["rows"]:
-        final, against = row["final_loss"], row["against_baseline"]
+        final, against = row["final_loss"], row["against_controls"]
         assert f"[{math.exp(final['low']):.2f}, {math.exp(final['high']):.2f}]" in text
         if against:
             assert f"[{percent(against['low']):+.2f} %, {percent(against['high']):+.2f} %]" in text
@@ -75,7 +71,7 @@ def test_the_noise_bands_are_a_t_interval_of_the_spread_of_the_control_arms(tmp_
     half = stats.t.ppf(0.975, 9) * report.floor.sigma * math.sqrt((1 + 1 / 4) / 3)
     drawn = figures_final.differences(report)
     assert drawn is not None
-    assert drawn["layout"]["shapes"][0]["x1"] == pytest.approx(percent(half))
+    assert drawn["layout"]["shapes"][0]["x1"] == pytest.approx(percent(report.verdicts[0].margin))
     band = specified(page(study))["ranking"]["choices"][0]["options"][0]["data"][0]["y"]
     places = len(band) // 2  # the upper edge over training, and the lower one back
     assert band[places - 1] == pytest.approx(percent(half), rel=1e-4)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scipy import stats
 
 from gpt2.system import files
 from study.report import write
@@ -110,21 +109,18 @@ def test_hovering_over_a_point_shows_its_numbers(browsed: DrawnPage) -> None:
     assert f"{percent(first['mean']):+.3f}" in "".join(output["differences"]).replace("\u2212", "-")
 
 
-def test_differences_are_drawn_at_the_intervals_of_report_json_with_the_noise_floor(
+def test_differences_are_drawn_at_the_intervals_of_report_json_with_the_margin(
     browsed: DrawnPage,
 ) -> None:
-    expected = {(row["variant"], "circle"): row["against_baseline"] for row in browsed.report["rows"][1:]}
-    for one in browsed.report["verdicts"]:
-        expected[one["variant"], "diamond"] = one["test"]["difference"]
-    drawn = {(trace["variant"], trace["symbol"]): trace for trace in browsed.drawn("differences")}
+    expected = {row["variant"]: row["against_controls"] for row in browsed.report["rows"]}
+    drawn = {trace["variant"]: trace for trace in browsed.drawn("differences")}
     assert len(expected) == 5
     assert set(drawn) == set(expected)
     for name, interval in expected.items():
         is_drawn_at(drawn[name], *(percent(interval[part]) for part in ("mean", "low", "high")))
-    sigma, dof = browsed.report["floor"]["sigma"], browsed.report["floor"]["dof"]
-    half = percent(stats.t.ppf(0.975, dof) * sigma * math.sqrt((1 + 1 / 4) / 3))
+    margin = browsed.report["verdicts"][0]["margin"]
     pixel = 1.5 * browsed.drawn("differences")[0]["pixel"][0]
-    assert [-half, half] == pytest.approx(
+    assert [percent(-margin), percent(margin)] == pytest.approx(
         max(browsed.page["shapes"]["differences"], key=lambda x: x[1] - x[0]), abs=pixel
     )
 

@@ -40,7 +40,7 @@ def as_report(folder: Path, name: str) -> Path:
 def changes_are_drawn(found: dict[str, Any], built: dict[str, Any]) -> None:
     """Every change of compare.json and its interval, where it has one, is drawn, to the pixel."""
     columns = [row["differences"] for row in built["absolute"]]
-    columns = columns or [row["against_baseline"] for row in built["relative"]]
+    columns = columns or [row["against_controls"] for row in built["relative"]]
     names = [row["variant"] for row in built["absolute"] or built["relative"]]
     traces = found["drawn"]["changes"]
     assert len(traces) == len(columns[0])
@@ -59,7 +59,7 @@ def is_printed(found: dict[str, Any], built: dict[str, Any]) -> None:
     (table,) = (table for table in found["tables"] if table[0][0] == "variant" and "against" in table[0][-1])
     for cells, row in zip(table[1:], built["absolute"] or built["relative"], strict=True):
         assert cells[0].strip() == row["variant"]
-        losses, changes = row.get("losses", []), row.get("differences") or row["against_baseline"]
+        losses, changes = row.get("losses", []), row.get("differences") or row["against_controls"]
         for cell, interval in zip(cells[-len(losses + changes) :], losses + changes, strict=True):
             if interval is None or interval["low"] is None:
                 assert "[" not in cell
