@@ -9,6 +9,12 @@ import sys
 from types import FrameType
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+# The study passes Ctrl-C on as SIGTERM.
+SAID = {
+    signal.SIGINT: "Ctrl-C",
+    signal.SIGTERM: "a request to stop",
+    signal.SIGHUP: "the end of the terminal",
+}
 
 
 def end_with_parent(number: int = signal.SIGKILL, parent: int = 0) -> None:
@@ -46,7 +52,7 @@ class Stop:
         self._interrupts += number == signal.SIGINT
         if number == signal.SIGINT and self._interrupts > 1:
             os._exit(128 + number)
-        self.requested = signal.Signals(number).name
+        self.requested = SAID[signal.Signals(number)]
 
     def check(self) -> None:
         """Raise Interrupted if a signal asked to stop."""

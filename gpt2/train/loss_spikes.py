@@ -29,10 +29,11 @@ class SpikeDetector:
         recent = self.losses[-RECENT:]
         return None if self._outlier.observe(loss) is None else median(recent)
 
-    def summary(self) -> str | None:
-        """Return a note on the spikes of a run; None without any."""
-        if not self.spikes:
+    def summary(self, warmup: int) -> str | None:
+        """Return a note on the spikes after the warm-up iterations, where a loss often rises; None without any."""
+        spikes = [spike for spike in self.spikes if spike[0] > warmup]
+        if not spikes:
             return None
-        iteration, loss, expected = max(self.spikes, key=lambda spike: spike[1] - spike[2])
+        iteration, loss, expected = max(spikes, key=lambda spike: spike[1] - spike[2])
         largest = f"{iteration}: {loss:.2f}, expected {expected:.2f}"
-        return f"loss spikes: {len(self.spikes)}; the largest at iteration {largest}"
+        return f"loss spikes: {len(spikes)}; the largest at iteration {largest}"

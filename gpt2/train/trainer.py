@@ -365,7 +365,8 @@ class TrainingRun:
     def summarize_notes(self) -> None:
         """Add end-of-run notes: transient faults, loss spikes, and unprinted, for the report, uneven step times."""
         uneven = unevenness([self.plan.batch.tokens / speed for speed in self.log.speeds()])
-        for text in filter(None, [*self.faults.messages(), self.spikes.summary()]):
+        warmup = self.stepper.warmup_iterations(self.plan.iterations)
+        for text in filter(None, [*self.faults.messages(), self.spikes.summary(warmup)]):
             self.note(text)
         self.log.notes += filter(None, [uneven])
 

@@ -48,3 +48,9 @@ def test_no_spike_is_reported_before_the_scale_is_known() -> None:
     watch = SpikeDetector()
     assert [watch.observe(loss) for loss in [1.0] * (LEAST - 1)] == [None] * (LEAST - 1)
     assert watch.observe(1000.0) is None
+
+
+def test_the_note_of_a_run_has_the_spikes_after_its_warm_up_alone() -> None:
+    detector = SpikeDetector(spikes=[[20, 9.0, 5.0], [90, 4.0, 3.0]])
+    assert detector.summary(90) is None
+    assert "1; the largest at iteration 90" in (detector.summary(20) or "")
