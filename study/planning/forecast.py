@@ -25,10 +25,9 @@ from study.records import plan_file
 from study.records.plan_file import LearningRates, Plan
 from study.runner.preconditions import needed_bytes
 from study.runner.settings import StudySettings
+from study.runner.status_text import FORWARD_SHARE
 from study.sweep.rates import most_runs
 from study.sweep.run_list import RunList
-
-FORWARD_SHARE = 1 / 3  # of a training step's operations; backward has twice those of forward
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpt2.artifacts import run_record
+from gpt2.config.config import EvaluationConfig
 from gpt2.system.progress import duration
 from study.records.hellaswag_scores import TASKS, entry
 from study.records.plan_file import Plan
@@ -16,17 +17,41 @@ from study.runner.terminal import short
 from study.stats.statistics import mean
 
 SLOW = 1.2  # times the planned training seconds: a slower machine is reported
+FORWARD_SHARE = (
+    1 / 3
+)  # of the seconds of a training token that a scored token takes; backward takes two thirds
+START_SECONDS = 3.0  # of the process of a run, until its first step
+MAPS_SECONDS = 1.0  # of the attention maps of an arm, after the last run
+# with their four endings: tokens of an item of HellaSwag, about, and of all items of the continuation choice
+HELLASWAG_TOKENS, HELLASWAG_ITEMS, CHOICE_TOKENS = 400, 10_042, 30_720
 
 
-def expected_seconds(plan: Plan) -> float | None:
-    """Return the planned training seconds of an average run; None if no steps were timed."""
-    planned = [seconds for name in plan.variants if (seconds := plan.planned_seconds(name)) is not None]
-    return mean(planned) if planned else None
+def expected_seconds(plan: Plan, evaluation: EvaluationConfig) -> float | None:
+    """Return the seconds of an average run: its start, training and evaluations; None if no steps were timed."""
+    found = []
+    for name, row in plan.variants.items():
+        if (seconds := plan.planned_seconds(name)) is not None:
+            during = evaluation.interval_tokens and (row.tokens - 1) // evaluation.interval_tokens
+            share = FORWARD_SHARE * during * evaluation.tokens / row.tokens
+            found.append(START_SECONDS + seconds * (1 + share + final_share(plan, evaluation)))
+    return mean(found) if found else None
 
 
-def summary(plan: Plan, variants: Sequence[str], left: int, runs: int, slots: int = 1) -> str:
-    """Describe the batch, the iterations of each variant, the number of pending runs and of runs at once."""
-    batch, each = plan.batch, expected_seconds(plan)
+def final_share(plan: Plan, evaluation: EvaluationConfig) -> float:
+    """Return the seconds of the evaluation after the last step, relative to those of training."""
+    items = HELLASWAG_TOKENS * (evaluation.hellaswag_limit or HELLASWAG_ITEMS)
+    scored = evaluation.tokens + (items if evaluation.hellaswag else CHOICE_TOKENS)
+    return FORWARD_SHARE * scored / mean([row.tokens for row in plan.variants.values()])
+
+
+def summary(
+    plan: Plan, variants: Sequence[str], left: int, runs: int, each: float | None, slots: int = 1
+) -> str:
+    """Describe the batch, the iterations of each variant, the number of pending runs and of runs at once.
+
+    each: seconds of an average run.
+    """
+    batch = plan.batch
     iterations = {name: plan.variants[name].iterations for name in variants}
     if len({*iterations.values()}) == 1:
         counts = f"{next(iter(iterations.values()))} for every variant"
@@ -39,7 +64,7 @@ def summary(plan: Plan, variants: Sequence[str], left: int, runs: int, slots: in
         f"{left} of {runs} runs pending"
         + (f", {slots} at once" if slots > 1 else "")
         + (f", threads of a run: {plan.threads}" if plan.threads else "")
-        + (f", about {duration(math.ceil(left / max(slots, 1)) * each)} of training" if each else "")
+        + (f", about {duration(math.ceil(left / max(slots, 1)) * each)}" if each else "")
     )
 
 

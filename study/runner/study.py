@@ -68,7 +68,14 @@ from study.runner.preconditions import (
     snapshot_sources,
 )
 from study.runner.settings import StudySettings
-from study.runner.status_text import SpeedCheck, beside_note, expected_seconds, summary
+from study.runner.status_text import (
+    MAPS_SECONDS,
+    SpeedCheck,
+    beside_note,
+    expected_seconds,
+    final_share,
+    summary,
+)
 from study.runner.step_timing import DoesNotFitError, Timing
 from study.runner.terminal import Estimate, Terminal
 from study.sweep.run_list import RunList
@@ -196,8 +203,11 @@ class Study:
         if local:
             plan = self.with_places(plan, executor.slots())
         slots = min(executor.slots() if local else self.settings.slots, len(left))
-        terminal = Terminal(Estimate(len(left), expected_seconds(plan), slots), len(self.runs.all()))
-        terminal.say(summary(plan, self.settings.variants, len(left), len(self.runs.all()), slots))
+        evaluation, count = self.config.evaluation, len(self.runs.all())
+        each, closing = expected_seconds(plan, evaluation), MAPS_SECONDS * len(plan.variants)
+        estimate = Estimate(len(left), each, slots, final_share(plan, evaluation), closing)
+        terminal = Terminal(estimate, count)
+        terminal.say(summary(plan, self.settings.variants, len(left), count, each, slots))
         runs, config = self.runs, self.config
         driver = Dispatcher(runs, config, self.config_text, executor, self.session, self.report, self.speed)
         return driver.execute(left, plan, terminal)

@@ -39,13 +39,21 @@ class _Present:
 class Estimate:
     """Seconds left in the study, from the runs finished in this session and the progress of the present ones.
 
-    expected_seconds: of the training of a run, until one shows its own speed; None where it is unknown. slots: runs at
-    once; 0: as many as execute.
+    expected_seconds: of a run, until one shows its own speed; None where it is unknown. slots: runs at once; 0: as many
+    as execute. final: seconds of a run after its last step, relative to those of its steps. closing: seconds of the
+    study after its last run.
     """
 
-    def __init__(self, runs: int, expected_seconds: float | None, slots: int = 1) -> None:
+    def __init__(
+        self,
+        runs: int,
+        expected_seconds: float | None,
+        slots: int = 1,
+        final: float = 0.0,
+        closing: float = 0.0,
+    ) -> None:
         self.left, self.slots = runs, slots
-        self._expected = expected_seconds
+        self._expected, self._final, self._closing = expected_seconds, final, closing
         self._present: dict[str, _Present] = {}
         self._finished: list[float] = []
         self._computed_at, self._computed = 0.0, None  # type: tuple[float, float | None]
@@ -60,11 +68,6 @@ class Estimate:
     def add(self, seconds: float) -> None:
         """Count the report after the last finished run as a part of it."""
         self._finished[-1] += seconds
-
-    @property
-    def training_only(self) -> bool:
-        """Return whether the estimate lacks what a finished run shows: its start, last evaluation and report."""
-        return not self._finished
 
     def pause(self, name: str = "") -> None:
         """Leave out a run that waits for its retry."""
@@ -91,7 +94,7 @@ class Estimate:
             return None
         here = [self._rest(present, each) for present in self._present.values()]
         rest = (sum(here) + each * max(self.left - len(here), 0)) / (self.slots or len(here) or 1)
-        return max([*here, rest])
+        return max([*here, rest]) + self._closing
 
     def _steps(self, run: _Present) -> float | None:
         """Seconds of all steps of a run at the speed of this one, without its start; None before LEAST_PROGRESS."""
@@ -101,12 +104,14 @@ class Estimate:
     def _whole(self, run: _Present) -> float | None:
         """Seconds of a whole run, with a start as long as that of this one; None before LEAST_PROGRESS."""
         steps = self._steps(run)
-        return None if steps is None else run.stepped - run.began + steps
+        return None if steps is None else run.stepped - run.began + steps * (1 + self._final)
 
     def _rest(self, run: _Present, each: float) -> float:
         """Seconds left of a run. each: seconds of an average run."""
         spent, steps = time.monotonic() - run.began, self._steps(run) or 0.0
-        return max(each * (1.0 - (run.resumed_at or 0.0)) - spent, steps * (1.0 - run.done), 0.0)
+        return max(
+            each * (1.0 - (run.resumed_at or 0.0)) - spent, steps * (1.0 - run.done + self._final), 0.0
+        )
 
 
 @dataclass
@@ -152,8 +157,7 @@ class Terminal:
         done = step.iteration / step.iterations if step and step.iterations else 0.0
         left = self.estimate.seconds_left(done, name)
         parts = [line.title, f"{done:4.0%}{GAP}loss {step.loss:.3f}" if step else "", phase]
-        unit = "of training " if self.estimate.training_only else ""
-        parts += [f"study {duration(left)} {unit}left"] if left is not None and left >= 1 else []
+        parts += [f"study {duration(left)} left"] if left is not None and left >= 1 else []
         parts += [line.validation]
         if step and step.train_seconds > 0 and done > 0:
             parts += [f"run {duration(step.train_seconds / done * (1 - done))} left"]

@@ -295,7 +295,9 @@ def test_the_summary_gives_the_common_count_or_the_count_of_each_variant(
 ) -> None:
     seconds = {name: 2.5 if name == "RALEARN" else 2.0 for name in NAMES}
     assert "iterations: 2882 for every variant" in summary(
-        make(config, tmp_path, steady(seconds)), NAMES, 1, 1
+        make(config, tmp_path, steady(seconds)), NAMES, 1, 1, None
     )
     unequal = make(config, tmp_path, steady(seconds), equal_time=True)
-    assert "B 3602, RAEARLY 3602, RALATE 3602, RAALL 3602, RALEARN 2882" in summary(unequal, NAMES, 1, 1)
+    assert "B 3602, RAEARLY 3602, RALATE 3602, RAALL 3602, RALEARN 2882" in summary(
+        unequal, NAMES, 1, 1, None
+    )

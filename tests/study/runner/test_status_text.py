@@ -1,14 +1,17 @@
 """A slower machine is reported once, with the end time."""
 
+import dataclasses
 import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpt2.config.config import EvaluationConfig
 from gpt2.system import files
-from study.runner.status_text import SpeedCheck, outcome
-from tests.study.sample_records import a_record
+from study.records import plan_file
+from study.runner.status_text import START_SECONDS, SpeedCheck, expected_seconds, final_share, outcome
+from tests.study.sample_records import a_plan, a_record
 
 NOON = datetime.datetime(2026, 11, 22, 12, 0)
 
@@ -37,6 +40,25 @@ def test_the_last_run_and_a_plan_without_times_are_not_reported() -> None:
     check = SpeedCheck()
     assert check.observe(60.0, 600.0, 0.0, NOON) == ""
     assert check.observe(None, 600.0, 700.0, NOON) == ""
+
+
+def test_an_expected_run_has_its_start_and_all_its_evaluations(tmp_path: Path) -> None:
+    """Evaluations during training and at the end, and the items of the continuation choice."""
+    classes = {name: {"seconds_per_iteration": 0.1} for name in ("standard", "learned")}
+    files.write_json(tmp_path / "plan.json", a_plan(classes=classes))
+    plan = plan_file.read(tmp_path)
+    assert plan is not None
+    tokens = next(iter(plan.variants.values())).tokens
+    during = EvaluationConfig(tokens // 10, tokens // 2, False, None, 0)
+    at_end = dataclasses.replace(during, interval_tokens=0)
+    train = expected_seconds(plan, dataclasses.replace(at_end, tokens=0))
+    assert train is not None
+    several, last = expected_seconds(plan, during), expected_seconds(plan, at_end)
+    assert several is not None
+    assert last is not None
+    assert several - last == pytest.approx(last - train, rel=0.01)
+    assert final_share(plan, dataclasses.replace(at_end, hellaswag=True)) > final_share(plan, at_end)
+    assert train > START_SECONDS
 
 
 SCORE = {"acc": 0.3, "acc_stderr": 0.005, "acc_norm": 0.31, "acc_norm_stderr": 0.005, "items": 9}

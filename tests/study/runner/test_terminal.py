@@ -42,7 +42,7 @@ def lines_of(monkeypatch: pytest.MonkeyPatch, *events: Event, name: str = "RALEA
 def test_the_line_shows_the_most_important_first(monkeypatch: pytest.MonkeyPatch) -> None:
     (line,) = lines_of(monkeypatch, Event("validation", perplexity=17457.78), train(30))
     assert line.split("  ") == [
-        "[5/15] RALEARN2", " 30%", "loss 8.310", "study 21h 24m of training left", "val ppl 17458", "run 23s left",
+        "[5/15] RALEARN2", " 30%", "loss 8.310", "study 21h 24m left", "val ppl 17458", "run 23s left",
         "23.5k tok/s", "1.5 GiB",
     ]  # fmt: skip
 
@@ -118,20 +118,21 @@ def test_a_restarted_run_is_not_counted_as_finished(clock: Clock, capsys: pytest
     assert capsys.readouterr().out.splitlines() == ["[1/3] B0  once more", "[1/3] B0  done"]
 
 
-def test_the_first_run_shows_its_own_speed_as_training_and_finished_runs_show_all(clock: Clock) -> None:
-    """Steps were timed at 10 s a run. The first run needs 5 s to start, 40 s to train and 3 s for the report."""
-    estimate = Estimate(25, 10.0)
+def test_the_first_run_shows_what_it_takes_with_its_start_evaluation_and_the_end_of_the_study(
+    clock: Clock,
+) -> None:
+    """A run needs 5 s to start, 40 s of steps, a tenth of that for its last evaluation, and 3 s for the report."""
+    estimate = Estimate(25, 10.0, final=0.1, closing=7.0)
     estimate.begin()
-    assert (estimate.seconds_left(), estimate.training_only) == (250.0, True)
+    assert estimate.seconds_left() == 257.0
     clock.now = 5.0
     estimate.seconds_left(0.001)
     clock.now = 25.0
-    assert estimate.seconds_left(0.501) == pytest.approx(20 + 24 * 45, rel=0.01)
-    assert estimate.training_only
-    clock.now = 45.0
+    assert estimate.seconds_left(0.501) == pytest.approx(24 + 24 * 49 + 7, rel=0.01)
+    clock.now = 49.0
     estimate.end()
     estimate.add(3.0)
-    assert (estimate.compute(), estimate.training_only) == (24 * 48.0, False)
+    assert estimate.compute() == 24 * 52.0 + 7
 
 
 def test_measured_run_times_replace_planned_ones(clock: Clock) -> None:
