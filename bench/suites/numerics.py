@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from bench.numerics import bisect_faults, clean, monitor_faults, oracle_faults, repeat_faults
-from bench.numerics.corpus import MODES, PINNED, Answer, FaultCorpus, cases, pinned
-from bench.numerics.faults import CHECKSUMS, FAULTS, VALUES
 from bench.suite import Suite, SuiteResult, SuiteSession
 from bench.tables import ResultTable
 from gpt2.system.errors import UserError
+from tests.numerics.corpus import bisect_faults, clean, monitor_faults, oracle_faults, repeat_faults
+from tests.numerics.corpus.corpus import MODES, PINNED, Answer, FaultCorpus, cases, pinned
+from tests.numerics.corpus.faults import CHECKSUMS, FAULTS, VALUES
 
 
 @dataclass(frozen=True)

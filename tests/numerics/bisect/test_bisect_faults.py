@@ -2,8 +2,8 @@
 
 import pytest
 
-from bench.numerics.bisect_faults import BISECT_FAULTS, BisectFault, answer
-from bench.numerics.corpus import pinned
+from tests.numerics.corpus.bisect_faults import BISECT_FAULTS, BisectFault, answer
+from tests.numerics.corpus.corpus import pinned
 
 
 @pytest.mark.parametrize("fault", BISECT_FAULTS, ids=lambda fault: fault.name)

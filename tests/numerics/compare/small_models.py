@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import nn
 
-from bench.numerics import models
-from bench.numerics.corpus import MODES
-from bench.numerics.faults import CHECKSUMS, VALUES
 from numerics.compare.run import Comparison, compare_records
+from tests.numerics.corpus import models
+from tests.numerics.corpus.corpus import MODES
+from tests.numerics.corpus.faults import CHECKSUMS, VALUES
 
 STATISTICS, TENSORS = dict(MODES[CHECKSUMS]), dict(MODES[VALUES])
 ours, step = models.ours, models.STEP

@@ -15,15 +15,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bench.numerics.clean import CLEAN, answer, every_kernel, threads
-from bench.numerics.corpus import MODES, FaultCorpus, pinned
-from bench.numerics.faults import ADAMW, CHECKSUMS, MODULES, VALUES, PlantedFault
-from bench.numerics.models import OURS, record
 from numerics import Recorder, RecorderConfig
 from numerics.compare.judge import GROWTH, REPLAY
 from numerics.compare.records import read_record
 from numerics.compare.replay import replayed_error
 from numerics.compare.run import compare_records
+from tests.numerics.corpus.clean import CLEAN, answer, every_kernel, threads
+from tests.numerics.corpus.corpus import MODES, FaultCorpus, pinned
+from tests.numerics.corpus.faults import ADAMW, CHECKSUMS, MODULES, VALUES, PlantedFault
+from tests.numerics.corpus.models import OURS, record
 
 
 def mode_of(place: int, pair: PlantedFault, kind: str) -> str:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from bench.numerics.clean import math_attention
-from bench.numerics.corpus import FaultCorpus, pinned, record_run
-from bench.numerics.faults import CHECKSUMS, FAULTS, MODULES, VALUES, PairSide, PlantedFault
-from bench.numerics.models import OURS, TRANSFORMERS, adamw
 from numerics.compare.run import compare_records
+from tests.numerics.corpus.clean import math_attention
+from tests.numerics.corpus.corpus import FaultCorpus, pinned, record_run
+from tests.numerics.corpus.faults import CHECKSUMS, FAULTS, MODULES, VALUES, PairSide, PlantedFault
+from tests.numerics.corpus.models import OURS, TRANSFORMERS, adamw
 
 
 def modes_of(fault: PlantedFault, kind: str) -> list[str]:

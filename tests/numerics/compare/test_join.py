@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bench.numerics.models import IDS, MicroBatches, transformers_gpt2
 from numerics.__main__ import main
 from numerics.compare.join.micro_batches import join_micro_batches
 from numerics.compare.records import read_record
 from numerics.compare.table.measure import load
 from tests.numerics.compare.small_models import STATISTICS, TENSORS, compared, ours, record
+from tests.numerics.corpus.models import IDS, MicroBatches, transformers_gpt2
 
 
 def test_joined_statistics_are_those_of_the_joined_tensor(tmp_path: Path) -> None:

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.numerics.corpus import pinned
-from bench.numerics.monitor_faults import CLEAN, MONITOR_FAULTS, MonitorFault, answer, monitored
 from numerics.monitor.findings import find
 from numerics.monitor.tables import TableWriter
+from tests.numerics.corpus.corpus import pinned
+from tests.numerics.corpus.monitor_faults import CLEAN, MONITOR_FAULTS, MonitorFault, answer, monitored
 
 
 @pytest.mark.parametrize("fault", MONITOR_FAULTS, ids=lambda fault: fault.name)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.numerics.corpus import pinned
-from bench.numerics.faults import CHECKSUMS, VALUES
-from bench.numerics.oracle_faults import ORACLE_FAULTS, OracleFault, answer
+from tests.numerics.corpus.corpus import pinned
+from tests.numerics.corpus.faults import CHECKSUMS, VALUES
+from tests.numerics.corpus.oracle_faults import ORACLE_FAULTS, OracleFault, answer
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.numerics.models import ours
 from numerics import NumericsError, Recorder, RecorderConfig
 from numerics.compare.table.step_record import Value
 from numerics.oracle.check import Oracle, random_gradients
@@ -26,6 +25,7 @@ from numerics.oracle.report import report_document
 from numerics.oracle.results import Check, Skipped
 from pages.document import render_terminal
 from tests.numerics.compare.small_models import STATISTICS, TENSORS, record
+from tests.numerics.corpus.models import ours
 
 
 def checked(path: Path) -> tuple[list[Check], list[Skipped]]:

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bench.numerics.oracle_faults import ORACLE_FAULTS, FaultyDevice
 from numerics import Recorder, RecorderConfig
 from numerics.__main__ import main
 from numerics.oracle.check import Oracle
@@ -22,6 +21,7 @@ from numerics.oracle.report import OracleReport, report_document, write_report
 from numerics.oracle.results import Check, as_json, from_json
 from numerics.oracle.rounding_model.measure import Measure
 from pages.document import render_terminal
+from tests.numerics.corpus.oracle_faults import ORACLE_FAULTS, FaultyDevice
 
 ROOT = Path(__file__).parents[3]
 

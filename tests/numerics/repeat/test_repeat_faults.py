@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.numerics.repeat_faults import REPEAT_FAULTS, RepeatFault, answer, calm_memory, repeat
+from tests.numerics.corpus.repeat_faults import REPEAT_FAULTS, RepeatFault, answer, calm_memory, repeat
 
 
 @pytest.fixture(autouse=True)

@@ -17,14 +17,14 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bench.numerics import changes
-from bench.numerics.corpus import Answer, record_run
-from bench.numerics.faults import PairSide
-from bench.numerics.models import OURS
 from numerics.compare.run import compare_records
 from numerics.oracle.check import Oracle
 from numerics.oracle.record import operations
 from numerics.oracle.results import Check, Skipped, worst_first
+from tests.numerics.corpus import changes
+from tests.numerics.corpus.corpus import Answer, record_run
+from tests.numerics.corpus.faults import PairSide
+from tests.numerics.corpus.models import OURS
 
 aten = torch.ops.aten
 Kernel = Callable[..., Any]

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from bench.numerics.changes import Parts
-from bench.numerics.faults import CHECKSUMS, MODULES, VALUES, PairSide, PlantedFault
-from bench.numerics.models import MAKERS, OURS, PATHS, record
 from numerics.compare.run import Comparison, compare_records
+from tests.numerics.corpus.changes import Parts
+from tests.numerics.corpus.faults import CHECKSUMS, MODULES, VALUES, PairSide, PlantedFault
+from tests.numerics.corpus.models import MAKERS, OURS, PATHS, record
 
 MODES: Mapping[str, Mapping[str, Any]] = {
     CHECKSUMS: {"level": "mix", "summary_mode": "md5"},
@@ -21,7 +21,7 @@ MODES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-PINNED = Path(__file__).parents[2] / "tests/pins/numerics.tsv"
+PINNED = Path(__file__).parents[3] / "tests/pins/numerics.tsv"
 
 
 @dataclass(frozen=True)

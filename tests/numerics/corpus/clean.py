@@ -15,13 +15,13 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bench.numerics import changes
-from bench.numerics.changes import Parts
-from bench.numerics.corpus import Answer, FaultCorpus, found, named, record_run
-from bench.numerics.faults import ADAMW, PairSide, PlantedFault
-from bench.numerics.models import OURS, TRANSFORMERS, MicroBatches
 from numerics.compare.run import Comparison, compare_records
 from numerics.repeat.conditions import threads
+from tests.numerics.corpus import changes
+from tests.numerics.corpus.changes import Parts
+from tests.numerics.corpus.corpus import Answer, FaultCorpus, found, named, record_run
+from tests.numerics.corpus.faults import ADAMW, PairSide, PlantedFault
+from tests.numerics.corpus.models import OURS, TRANSFORMERS, MicroBatches
 
 
 @contextlib.contextmanager

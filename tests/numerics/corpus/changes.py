@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.numerics.models import IDS, OURS, PATHS, loss_of
+from tests.numerics.corpus.models import IDS, OURS, PATHS, loss_of
 
 Mix = Callable[[Tensor, Tensor, Tensor], Tensor]
 HEADS = 4

@@ -15,16 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.numerics.changes import Parts, wrap
-from bench.numerics.corpus import Answer, record_run
-from bench.numerics.faults import ADAMW, CHECKSUMS, PairSide
-from bench.numerics.models import IDS, MAKERS, OURS, loss_of
-from bench.numerics.oracle_faults import FaultyDevice
 from numerics import repeat_step
 from numerics.compare.run import compare_records
 from numerics.repeat import conclude
 from numerics.repeat.corruption import ROUNDING
 from numerics.repeat.report import Repetition
+from tests.numerics.corpus.changes import Parts, wrap
+from tests.numerics.corpus.corpus import Answer, record_run
+from tests.numerics.corpus.faults import ADAMW, CHECKSUMS, PairSide
+from tests.numerics.corpus.models import IDS, MAKERS, OURS, loss_of
+from tests.numerics.corpus.oracle_faults import FaultyDevice
 
 MODULE = "fc"  # that the faults are in
 PLACE = "blocks.1.mlp.fc"

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench.numerics import changes
-from bench.numerics.corpus import Answer
-from bench.numerics.models import IDS, OURS, loss_of, ours
 from gpt2.train.loss_spikes import SpikeDetector
 from numerics import fix
 from numerics.search.fix_words import units
 from numerics.search.smallest_set import smallest_set
+from tests.numerics.corpus import changes
+from tests.numerics.corpus.corpus import Answer
+from tests.numerics.corpus.models import IDS, OURS, loss_of, ours
 
 STEPS = 24
 WRONG_STEP = 19

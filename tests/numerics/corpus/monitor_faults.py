@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench.numerics.corpus import Answer, record_run
-from bench.numerics.faults import CHECKSUMS, PairSide
-from bench.numerics.models import IDS, MAKERS, OURS, adamw, loss_of
 from numerics.compare.run import compare_records
 from numerics.monitor.findings import MonitorFinding, find
 from numerics.monitor.monitor import Monitor, MonitorConfig
+from tests.numerics.corpus.corpus import Answer, record_run
+from tests.numerics.corpus.faults import CHECKSUMS, PairSide
+from tests.numerics.corpus.models import IDS, MAKERS, OURS, adamw, loss_of
 
 STEPS, RANKS = 4, 2
 TARGETS = ("grad", "param", "adam", "update", "attention")

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from bench.numerics import changes
-from bench.numerics.changes import Parts
-from bench.numerics.models import IDS, OURS, STEP, TRANSFORMERS, MicroBatches, Optimizer, adamw
+from tests.numerics.corpus import changes
+from tests.numerics.corpus.changes import Parts
+from tests.numerics.corpus.models import IDS, OURS, STEP, TRANSFORMERS, MicroBatches, Optimizer, adamw
 
 CHECKSUMS, VALUES, MODULES = "checksums", "values", "modules"
 FORWARD, BACKWARD = "forward", "backward"
@@ -41,7 +41,7 @@ class PairSide:
 
 @dataclass(frozen=True)
 class PlantedFault:
-    """expected: the part of the model that the comparison should report (bench.numerics.models.PATHS).
+    """expected: the part of the model that the comparison should report (tests.numerics.corpus.models.PATHS).
 
     causes: allowed causes where it is not empty. groups: the kind of parameters to be named. named: the part is in the
     name of the first divergence, which is between modules. case: section of the guide with such a case.
