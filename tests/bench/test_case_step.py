@@ -1,7 +1,6 @@
 """Timing of a case, and the sequences of its step."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 
 from bench import case_step, reference_gpt
 from bench.case_step import SMALLEST, make_stepper, timed_step
-from bench.cases import BLOCK_STEPS, PLAIN, Shape
+from bench.cases import PLAIN, Shape
 from bench.reference_gpt import PlainGPT, PlainStep
 from gpt2.config.config import ANY_TARGET, TargetConfig
 from gpt2.hardware import resolve
@@ -23,66 +22,18 @@ SHAPE = Shape("small", 2, 2, 16, 8, ())
 FORWARD = {PLAIN: (PlainGPT, "forward"), "B": (GPT2, "hidden")}
 
 
-class SimulatedGpu:
-    """A host that launches a step in `launch` seconds and a device that computes it asynchronously."""
-
-    def __init__(self, work: Callable[[int], float], launch: float = 1.0) -> None:
-        self.work, self.launch = work, launch
-        self.host = self.device = 0.0
-        self.synchronised, self.iterations = 0, list[int]()
-
-    def step(self, iteration: int) -> None:
-        self.iterations.append(iteration)
-        self.host += self.launch
-        self.device = max(self.device, self.host) + self.work(iteration)
-
-    def synchronise(self) -> None:
-        self.synchronised += 1
-        self.host = max(self.host, self.device)
-
-    def clock(self) -> float:
-        return self.host
-
-
-def on_a_gpu(machine: SimulatedGpu, case: str) -> float:
-    return timed_step(machine.step, case, machine.synchronise, True, machine.clock)
-
-
-@given(work=st.floats(2, 100), case=st.sampled_from([PLAIN, "B", "RALEARN"]))
-def test_on_a_gpu_a_step_is_charged_the_device_s_time_and_an_eighth_of_one_launch(
-    work: float, case: str
-) -> None:
-    """Synchronised after every step it would be charged a whole launch."""
-    machine = SimulatedGpu(lambda iteration: work)
-    for number in (1, 2):
-        assert on_a_gpu(machine, case) == pytest.approx(work + 1 / BLOCK_STEPS)
-        assert machine.synchronised == number
-    assert machine.iterations == [*range(BLOCK_STEPS), *range(BLOCK_STEPS)]
-
-
-@given(every=st.integers(1, 20), dear=st.floats(0, 50))
-def test_on_a_gpu_a_gate_update_every_k_steps_costs_as_in_training(every: int, dear: float) -> None:
-    machine = SimulatedGpu(lambda iteration: 10 + dear * (iteration % every == 0))
-    seconds = on_a_gpu(machine, f"RALEARN:hard:{every}")
-    block = len(machine.iterations)
-    assert block >= BLOCK_STEPS
-    assert block % every == 0
-    assert seconds == pytest.approx(10 + dear / every + 1 / block)
-
-
 @given(every=st.integers(2, 20))
 def test_on_a_cpu_each_kind_of_step_is_timed_once_and_weighted_by_its_share(every: int) -> None:
-    machine = SimulatedGpu(lambda iteration: 0.0)
+    now = [0.0]
 
     def step(iteration: int) -> None:
-        machine.host += 18 if iteration % every == 0 else 10
+        now[0] += 18 if iteration % every == 0 else 10
 
     def seconds(case: str) -> float:
-        return timed_step(step, case, machine.synchronise, False, machine.clock)
+        return timed_step(step, case, lambda: None, False, lambda: now[0])
 
     assert seconds("B") == seconds("RALEARN:hard") == pytest.approx(18.0)
     assert seconds(f"RALEARN:hard:{every}") == pytest.approx(18 / every + 10 * (every - 1) / every)
-    assert machine.synchronised == 0
 
 
 @pytest.fixture

@@ -1,9 +1,6 @@
 """Workers: their answers, their environment, failures, time limits, and their end."""
 
-import contextlib
 import os
-import signal
-from pathlib import Path
 
 import pytest
 
@@ -55,32 +52,6 @@ def test_a_worker_that_ends_is_reported_by_its_signal_and_its_last_words() -> No
                 BenchError, match=r"a worker: killed by SIGKILL.*; last message: out of pages"
             ):
                 worker.call(worker_calls.end_by_signal)
-
-
-def test_a_worker_that_does_not_answer_is_killed_though_its_child_holds_its_output(tmp_path: Path) -> None:
-    compiler = tmp_path / "compiler"
-    with BenchWorker("a worker") as worker:
-        worker.call(worker_calls.process_id)
-        try:
-            with pytest.raises(
-                BenchError, match=r"a worker: no answer within 3 s, so it was killed; last message: compiling"
-            ):
-                worker.call(worker_calls.hang, compiler, limit_seconds=3.0)
-            os.kill(int(compiler.read_text()), 0)  # still there, and with it the output's other end
-        finally:
-            os.kill(int(compiler.read_text()), signal.SIGKILL)
-    assert worker.process.exitcode == -signal.SIGKILL
-
-
-def test_a_bench_that_fails_does_not_wait_for_its_worker(tmp_path: Path) -> None:
-    compiler = tmp_path / "compiler"
-    with contextlib.suppress(KeyboardInterrupt), BenchWorker("a worker") as worker:
-        worker._connection.send((worker_calls.hang, (compiler,)))
-        while not (compiler.exists() and compiler.read_text()):
-            assert worker.process.is_alive()
-        raise KeyboardInterrupt
-    os.kill(int(compiler.read_text()), signal.SIGKILL)
-    assert worker.process.exitcode == -signal.SIGKILL
 
 
 # --- messages

@@ -77,19 +77,6 @@ def test_ours_and_the_plain_step_have_equal_losses_from_the_same_weights_and_bat
     assert other != pytest.approx(plain, rel=1e-4)
 
 
-def test_batches_are_windows_of_the_text_and_differ_between_steps() -> None:
-    ids_N = torch.arange(1000)
-    batches = loss_parity.draw_batches(TINY, ids_N)
-    assert len(batches) == TINY.steps
-    for ids_ET in batches:
-        assert ids_ET.shape == (TINY.effective, TINY.block_size + 1)
-        assert torch.equal(ids_ET - ids_ET[:, :1], torch.arange(TINY.block_size + 1).expand_as(ids_ET))
-    assert len({int(ids_ET[0, 0]) for ids_ET in batches}) > TINY.steps // 2
-    assert all(
-        torch.equal(one, two) for one, two in zip(batches, loss_parity.draw_batches(TINY, ids_N), strict=True)
-    )
-
-
 @pytest.mark.usefixtures("workers_here")
 def test_the_suite_saves_the_curves_and_their_comparison(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
