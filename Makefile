@@ -8,7 +8,7 @@
 # The variables that each target reads. Its command refuses the others.
 READS.admit := VARIANT
 READS.attention := RUN TEXT LAYERS HEADS
-READS.bench := SUITE SHAPE ROUNDS SECONDS CASES NUMERICS SCALE MONITOR
+READS.bench := SUITE SHAPE ROUNDS SECONDS CASES SCALE MONITOR
 READS.bisect := RUN AGAINST STEP SYMPTOM OVER OUT
 READS.card := OUT CHECKS
 READS.check-config := A B OUT

@@ -29,7 +29,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, help="number of measurements of each case")
     parser.add_argument("--seconds", type=float, help="duration of one measurement")
     parser.add_argument("--cases", help='only these cases, such as "B plain RALEARN@32"')
-    named = [name for name in ("numerics", "scale", "monitor") if make_variables().get(name.upper()) == "1"]
+    named = [name for name in ("scale", "monitor") if make_variables().get(name.upper()) == "1"]
     given_suite = ["--suite", named[0]] if named else []
     arguments = parser.parse_args(
         given_suite + command_arguments(("SUITE", "SHAPE", "ROUNDS", "SECONDS", "CASES"))

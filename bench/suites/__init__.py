@@ -14,7 +14,6 @@ NAMES = (
     "profile",
     "loss_parity",
     "recorder",
-    "numerics",
     "executors",
     "scale",
     "monitor",

@@ -9,8 +9,7 @@ from torch import nn
 
 from numerics.compare.run import Comparison, compare_records
 from tests.numerics.corpus import models
-from tests.numerics.corpus.corpus import MODES
-from tests.numerics.corpus.faults import CHECKSUMS, VALUES
+from tests.numerics.corpus.cases import CHECKSUMS, MODES, VALUES
 
 STATISTICS, TENSORS = dict(MODES[CHECKSUMS]), dict(MODES[VALUES])
 ours, step = models.ours, models.STEP

@@ -39,19 +39,6 @@ def test_joined_statistics_are_those_of_the_joined_tensor(tmp_path: Path) -> Non
     assert checked > 50
 
 
-def test_a_fault_in_micro_batches_is_named(tmp_path: Path) -> None:
-    model = ours()
-    model.get_submodule("blocks.1.norm2").eps = 1e-3  # type: ignore[assignment]
-    whole = record(tmp_path, ours(), **STATISTICS)
-    found = compared(record(tmp_path, model, MicroBatches(parts=2), **STATISTICS), whole).first
-    assert found
-    assert found[1].module == "blocks.1.norm2"
-    unaveraged = record(tmp_path, ours(), MicroBatches(parts=2, scale=0.5), level="L0")
-    found = compared(unaveraged, whole).first
-    assert found
-    assert found[1].cause == "gradient"
-
-
 @pytest.mark.parametrize(
     ("parts", "make", "task"),
     [
@@ -80,13 +67,6 @@ def test_micro_batches_are_joined_where_functions_alone_were_recorded(
     assert first
     assert first[1].name == "Functional.layer_norm.3.forward"
     assert compared(recorded(make(), parts[0], 0.2), golden).verdict == "diverges"
-
-
-@pytest.mark.parametrize("settings", [{"level": "L0"}, {"level": "mix"}])
-def test_three_micro_batches_against_two(settings: dict[str, str], tmp_path: Path) -> None:
-    ids = torch.cat([IDS, IDS + 1, IDS + 2]) % 199
-    three, two = (record(tmp_path, ours(), MicroBatches(ids, parts), **settings) for parts in (3, 2))
-    assert compared(three, two).verdict == "rounding"
 
 
 class Merged(nn.Module):

@@ -1,7 +1,4 @@
-"""Faults that no comparison of records names: replays with fixes, other phases or other settings do.
-
-Both sides of a comparison have the fault, or each record is right by itself. The search is numerics.bisect.
-"""
+"""Faults that both sides of a comparison have: replays with fixes or other settings name the smallest set."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,57 +16,29 @@ from numerics import fix
 from numerics.search.fix_words import units
 from numerics.search.smallest_set import smallest_set
 from tests.numerics.corpus import changes
-from tests.numerics.corpus.corpus import Answer
-from tests.numerics.corpus.models import IDS, OURS, loss_of, ours
+from tests.numerics.corpus.cases import Corpus, RunFault
+from tests.numerics.corpus.models import IDS, loss_of, ours
 
 STEPS = 24
 WRONG_STEP = 19
-RIGHT = {"learning rate": 1e-3, "weight decay": 0.1, "beta1": 0.9}
+RIGHT = {"lr": 1e-3, "weight_decay": 0.1, "beta1": 0.9}
 
 
-@dataclass(frozen=True)
-class BisectFault:
-    """items: what the search is over. expected: the smallest set. shows: whether the losses show the symptom.
-
-    change: of the model. settings: of the faulty run; the search adds them to RIGHT where they are the items.
-    """
-
-    name: str
-    items: tuple[str, ...]
-    expected: tuple[str, ...]
-    shows: Callable[[Sequence[float]], bool]
-    change: Callable[[nn.Module], None] | None = None
-    settings: Mapping[str, float] | None = None
-    device: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
-
-    @property
-    def answer(self) -> str:
-        return " and ".join(self.expected)
-
-
-def spike(losses: Sequence[float]) -> bool:
+def shows_symptom(losses: Sequence[float]) -> bool:
+    """Return whether a loss spikes or is not finite."""
     detector = SpikeDetector()
-    return any(detector.observe(loss) is not None for loss in losses)
+    return any(not math.isfinite(loss) or detector.observe(loss) is not None for loss in losses)
 
 
-def not_finite(losses: Sequence[float]) -> bool:
-    return not all(map(math.isfinite, losses))
-
-
-def train(fault: BisectFault, words: str, settings: Mapping[str, float]) -> list[float]:
-    """Train a small model with the fault, and with fixes. Returns its losses, up to the first that is not finite."""
-    model = ours()
-    if fault.change:
-        fault.change(model)
-    optimizer = torch.optim.AdamW(
-        model.parameters(),
-        lr=settings["learning rate"],
-        betas=(settings["beta1"], 0.95),
-        weight_decay=settings["weight decay"],
-        fused=True,
-    )
+def train(
+    words: str, settings: Mapping[str, float], model: nn.Module, around: AbstractContextManager[Any]
+) -> list[float]:
+    """Train a small model with fixes and settings. Returns its losses, up to the first that is not finite."""
+    betas = settings["beta1"], 0.95
+    rates = {name: settings[name] for name in ("lr", "weight_decay")}
+    optimizer = torch.optim.AdamW(model.parameters(), betas=betas, fused=True, **rates)
     losses: list[float] = []
-    with fault.device(), fix(model, words, optimizer=optimizer):
+    with around, fix(model, words, optimizer=optimizer):
         for step in range(STEPS):
             vars(model)["current_step"] = step
             ids = (IDS + 7 * step) % 199
@@ -119,45 +87,38 @@ def wrong_kernel() -> Iterator[None]:
         vars(torch)["_fused_adamw_"] = right
 
 
-MODULES = tuple(f"upcast:{path}" for path in units(ours()))
+def _fault(
+    name: str,
+    items: tuple[str, ...],
+    expected: tuple[str, ...],
+    change: Callable[[nn.Module], None] = lambda model: None,
+    wrong: Mapping[str, float] | None = None,
+    device: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+) -> RunFault:
+    """Return a fault. items: fixes, which make the symptom vanish, or names of `wrong` settings, which give it."""
+
+    def answer(corpus: Corpus) -> tuple[bool, str]:
+        answers: dict[tuple[str, ...], bool] = {}
+
+        def holds(chosen: tuple[str, ...]) -> bool:
+            if chosen not in answers:
+                model = ours()
+                change(model)
+                settings = RIGHT | {item: wrong[item] for item in chosen} if wrong else RIGHT
+                losses = train("" if wrong else " ".join(chosen), settings, model, device())
+                answers[chosen] = shows_symptom(losses) is (wrong is not None)
+            return answers[chosen]
+
+        found = smallest_set(items, holds)
+        return found == expected, " and ".join(found or ("nothing",))
+
+    return RunFault(name, "bisect", " and ".join(expected), answer)
+
+
+FIXES = (*(f"upcast:{path}" for path in units(ours())), "small:adamw")
+WRONG = {"lr": 1.0, "weight_decay": 20.0, "beta1": 0.8}
 BISECT_FAULTS = (
-    BisectFault(
-        "half precision of one module gives a spike",
-        (*MODULES, "small:adamw"),
-        ("upcast:norm",),
-        spike,
-        change=cancelling,
-    ),
-    BisectFault(
-        "wrong update by the fused kernel of AdamW",
-        (*MODULES, "small:adamw"),
-        ("small:adamw",),
-        spike,
-        device=wrong_kernel,
-    ),
-    BisectFault(
-        "two settings that only together overflow",
-        ("learning rate", "weight decay", "beta1"),
-        ("learning rate", "weight decay"),
-        not_finite,
-        settings={"learning rate": 1.0, "weight decay": 20.0, "beta1": 0.8},
-    ),
+    _fault("half precision of one module gives a spike", FIXES, ("upcast:norm",), cancelling),
+    _fault("wrong update by the fused kernel of AdamW", FIXES, ("small:adamw",), device=wrong_kernel),
+    _fault("two settings that only together overflow", tuple(WRONG), ("lr", "weight_decay"), wrong=WRONG),
 )
-
-
-def answer(fault: BisectFault) -> Answer:
-    """Search for the smallest set that explains the symptom. Fixes make it vanish; settings give it."""
-    answers: dict[tuple[str, ...], bool] = {}
-
-    def shows(chosen: tuple[str, ...]) -> bool:
-        if chosen not in answers:
-            settings = RIGHT | {name: fault.settings[name] for name in chosen} if fault.settings else RIGHT
-            words = "" if fault.settings else " ".join(chosen)
-            answers[chosen] = fault.shows(train(fault, words, settings))
-        return answers[chosen]
-
-    holds = shows if fault.settings else lambda chosen: not shows(chosen)
-    found = smallest_set(fault.items, holds)
-    named = " and ".join(found or ("nothing",))
-    words = f"{named}; {len(answers)} replays"
-    return Answer(fault.name, OURS, "bisect", words, found == fault.expected, named)

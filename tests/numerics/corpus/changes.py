@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.numerics.corpus.models import IDS, OURS, PATHS, loss_of
+from tests.numerics.corpus.models import IDS, OURS, loss_of, path_of
 
 Mix = Callable[[Tensor, Tensor, Tensor], Tensor]
 HEADS = 4
@@ -26,7 +26,7 @@ class Parts:
     model: Any
 
     def __getitem__(self, name: str) -> Any:
-        return self.model.get_submodule(PATHS[self.kind][name])
+        return self.model.get_submodule(path_of(name, self.kind))
 
     @property
     def ours(self) -> bool:
@@ -261,13 +261,13 @@ class Embedding(torch.autograd.Function):
         return None, total.to(received[0].dtype), None
 
 
-def own_embedding(parts: Parts, dtype: torch.dtype = torch.float32) -> None:
+def custom_embedding(parts: Parts, dtype: torch.dtype = torch.float32) -> None:
     apply: Any = Embedding.apply
     set_forward(parts["tokens"], lambda self, ids: apply(ids, self.weight, dtype))
 
 
 def coarse_embedding(parts: Parts) -> None:
-    own_embedding(parts, torch.bfloat16)
+    custom_embedding(parts, torch.bfloat16)
 
 
 def untie(parts: Parts) -> None:
@@ -331,27 +331,15 @@ def cached_attention(parts: Parts, clear: bool) -> None:
     attention(mix, "first attention")(parts)
 
 
-class Scatter(torch.autograd.Function):
-    """Add eight parts of each element in a given order, as one kernel with atomic additions does."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, order: list[int]) -> Tensor:
-        ctx.sum = sum(0.1 + 0.03 * part for part in range(8))
-        with torch._C.DisableTorchFunction():
-            total = torch.zeros_like(x)
-            for part in order:
-                total = total + x * (0.1 + 0.03 * part)
-            return total
-
-    @staticmethod
-    def backward(ctx: Any, *received: Tensor) -> tuple[Tensor, None]:
-        return received[0] * ctx.sum, None
-
-
 def scatter(module: Any, seed: int) -> None:
+    """Add eight parts of each element in a given order, as one kernel with atomic additions does."""
     order = torch.randperm(8, generator=torch.Generator().manual_seed(seed)).tolist()
-    add: Any = Scatter.apply
-    wrap(module, lambda forward, x: add(forward(x), order))
+
+    def add(y: Tensor) -> Tensor:
+        with torch._C.DisableTorchFunction():
+            return sum((y * (0.1 + 0.03 * part) for part in order), torch.zeros_like(y))
+
+    wrap(module, lambda forward, x: add(forward(x)))
 
 
 # -- the same function, written in another way

@@ -1,99 +1,46 @@
-"""The corpus: faults with the operation or the cause that a comparison must name."""
+"""Faults of two GPT-2 models, with the module and the class of evidence that a comparison must name."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
 from tests.numerics.corpus import changes
+from tests.numerics.corpus.cases import MODULES, Case, Side
 from tests.numerics.corpus.changes import Parts
-from tests.numerics.corpus.models import IDS, OURS, STEP, TRANSFORMERS, MicroBatches, Optimizer, adamw
+from tests.numerics.corpus.models import IDS, STEP, TRANSFORMERS, MicroBatches, adamw
 
-CHECKSUMS, VALUES, MODULES = "checksums", "values", "modules"
-FORWARD, BACKWARD = "forward", "backward"
+BACKWARD = "backward"
 ADAMW = adamw()
 
 
-@dataclass(frozen=True)
-class PairSide:
-    """One side of a pair. change: of the model. optimizer, steps, after_backward: see models.record.
-
-    around: the context of the run. settings: of the recorder, beside those of the mode.
-    """
-
-    change: Callable[[Parts], None] | None = None
-    step: Callable[[nn.Module], Any] = STEP
-    optimizer: Optimizer | None = None
-    steps: int = 1
-    after_backward: Callable[[nn.Module], None] | None = None
-    seed: int = 0
-    around: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
-    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    other_process: bool = False
-
-
-@dataclass(frozen=True)
-class PlantedFault:
-    """expected: the part of the model that the comparison should report (tests.numerics.corpus.models.PATHS).
-
-    causes: allowed causes where it is not empty. groups: the kind of parameters to be named. named: the part is in the
-    name of the first divergence, which is between modules. case: section of the guide with such a case.
-    hidden: modes that record the same numbers on both sides.
-    """
-
-    name: str
-    expected: str
-    target: PairSide
-    golden: PairSide = field(default_factory=PairSide)
-    direction: str = FORWARD
-    causes: tuple[str, ...] = ()
-    groups: str = ""
-    verdict: str = "diverges"
-    kinds: tuple[str, ...] = (OURS, TRANSFORMERS)
-    case: str = ""
-    named: bool = False
-    hidden: tuple[str, ...] = ()
-
-    @property
-    def answer(self) -> str:
-        """Return the expected answer in words."""
-        return ", ".join(filter(None, (self.expected, " or ".join(self.causes), self.groups)))
-
-
-def _in_model() -> Iterator[PlantedFault]:
+def _in_model() -> Iterator[Case]:
     """Faults of a module's computation."""
 
-    def fault(name: str, part: str, change: Callable[[Parts], None], **options: Any) -> PlantedFault:
-        return PlantedFault(name, part, PairSide(change), **options)
+    def fault(name: str, part: str, change: Callable[[Parts], None], **options: Any) -> Case:
+        return Case(name, part, Side(change), **options)
 
-    yield fault("other GELU", "gelu", changes.other_gelu, case="3.2.1.2")
+    yield fault("other GELU", "gelu", changes.other_gelu, guide="3.2.1.2")
     yield fault("wrong epsilon", "norm", lambda parts: setattr(parts["norm"], "eps", 1e-6))
-    yield fault("residual after the norm", "block", changes.residual_after_norm, case="3.1.3")
+    yield fault("residual after the norm", "block", changes.residual_after_norm, guide="3.1.3")
     yield fault("missing scale", "attention", changes.attention(changes.unscaled))
     yield fault("swapped q and k", "attention", changes.attention(changes.swapped))
     yield fault("no attention mask", "attention", changes.attention(changes.unmasked))
-    yield fault(
-        "attention mask of the wrong length",
-        "attention",
-        changes.attention(changes.longer_mask),
-        case="3.2.1.1",
-    )
+    longer = changes.attention(changes.longer_mask)
+    yield fault("attention mask of the wrong length", "attention", longer, guide="3.2.1.1")
     yield fault("one layer in bfloat16", "fc", lambda parts: changes.in_bf16(parts["fc"]))
     yield fault("dropout left on", "dropout", changes.dropout)
     yield fault("NaN in a layer", "mlp", lambda parts: changes.with_nan(parts["mlp"]))
     yield fault("one flipped bit of a result", "fc", lambda parts: changes.flip_bit(parts["fc"]))
-    yield fault("overwritten memory, 2048 elements", "block", changes.overwrite, named=True, case="3.2.2.1")
-    yield fault("positions shifted by one", "model", changes.shift_positions, named=True)
+    yield fault("overwritten memory, 2048 elements", "block|transformer", changes.overwrite, guide="3.2.2.1")
+    yield fault("positions shifted by one", "positions|transformer", changes.shift_positions)
 
 
-def _in_weights() -> Iterator[PlantedFault]:
+def _in_weights() -> Iterator[Case]:
     """Faults of the weights that a module computes with."""
     for name, part, change in (
         ("one corrupted weight", "fc", changes.corrupt),
@@ -102,129 +49,81 @@ def _in_weights() -> Iterator[PlantedFault]:
         ("transposed weight", "out", changes.transpose),
         ("lost bias", "fc", changes.lose_bias),
     ):
-        yield PlantedFault(name, part, PairSide(lambda parts, part=part, change=change: change(parts[part])))  # type: ignore[misc]
-    yield PlantedFault("other seed of the weights", "", PairSide(seed=1), causes=("parameter",))
-    yield PlantedFault("two layers exchanged", "first qkv", PairSide(changes.exchange_layers))
+        yield Case(name, part, Side(lambda parts, part=part, change=change: change(parts[part])))  # type: ignore[misc]
+    yield Case("other seed of the weights", "", Side(seed=1), evidence="parameter")
+    yield Case("two layers exchanged", "first qkv", Side(changes.exchange_layers))
 
 
-def _in_backward() -> Iterator[PlantedFault]:
+def _in_backward() -> Iterator[Case]:
     """Faults of gradients."""
-    yield PlantedFault(
-        "wrong backward of a kernel",
-        "gelu",
-        PairSide(changes.custom_gelu(changes.WrongGradient)),
-        PairSide(changes.custom_gelu(changes.RightGradient)),
-        BACKWARD,
+    wrong, right = (changes.custom_gelu(one) for one in (changes.WrongGradient, changes.RightGradient))
+    yield Case("wrong backward of a kernel", "gelu", Side(wrong), Side(right), direction=BACKWARD)
+    coarse, fine = Side(changes.coarse_embedding), Side(changes.custom_embedding)
+    yield Case(
+        "embedding gradient in bfloat16", "tokens|head", coarse, fine, direction=BACKWARD, guide="3.2.1.3"
     )
-    yield PlantedFault(
-        "embedding gradient in bfloat16", "tokens", PairSide(changes.coarse_embedding),
-        PairSide(changes.own_embedding), BACKWARD, case="3.2.1.3",
-    )  # fmt: skip
-    yield PlantedFault(
-        "embedding not tied", "head", PairSide(changes.untie), direction=BACKWARD, kinds=(TRANSFORMERS,)
-    )
-    yield PlantedFault(
+    untied = Side(changes.untie)
+    yield Case("embedding not tied", "head", untied, direction=BACKWARD, kinds=(TRANSFORMERS,))
+    yield Case(
         "other parallel wrapper: gradients reduced in bfloat16",
-        "",
-        PairSide(changes.reduce_in_bf16),
+        target=Side(changes.reduce_in_bf16),
+        evidence="update",
         direction=BACKWARD,
-        causes=("reduction",),
-        case="3.1.1",
+        guide="3.1.1",
     )
-    whole = MicroBatches(scale=1.0)
-    yield PlantedFault(
-        "gradient not averaged", "", PairSide(step=whole), direction="", causes=("gradient", "settings")
-    )
-    yield PlantedFault(
-        "overflow of the loss scale",
-        "",
-        PairSide(step=MicroBatches(scale=3e38)),
-        direction="",
-        causes=("gradient", "settings"),
-    )
-    yield PlantedFault(
-        "dropped micro-batch",
-        "",
-        PairSide(step=MicroBatches(IDS[:2], scale=0.125)),
-        PairSide(step=MicroBatches(parts=2)),
-        direction="",
-        causes=("missing",),
-    )
+    for name, scale in (("gradient not averaged", 1.0), ("overflow of the loss scale", 3e38)):
+        step = MicroBatches(scale=scale)
+        yield Case(name, target=Side(step=step), evidence="data|setting", direction="")
+    half = Side(step=MicroBatches(IDS[:2], scale=0.125))
+    both = Side(step=MicroBatches(parts=2))
+    yield Case("dropped micro-batch", "", half, both, evidence="one side", direction="")
 
 
-def _in_data() -> Iterator[PlantedFault]:
+def _in_data() -> Iterator[Case]:
     """Faults of what the model is given."""
     tails = IDS.clone()
     tails[:, -5:] = 0
     order = torch.randperm(199, generator=torch.Generator().manual_seed(3))
     hidden = (MODULES,)  # max, min, mean and norm are the same in any order
-    for name, batch, case in (
-        ("data shifted by one token", dataclasses.replace(STEP, ids=IDS.roll(1, 1)), ""),
-        ("token tails (padding)", dataclasses.replace(STEP, ids=tails), "3.1.2"),
-        ("other tokenizer", dataclasses.replace(STEP, ids=order[IDS]), ""),
+    for name, ids, options in (
+        ("data shifted by one token", IDS.roll(1, 1), {}),
+        ("token tails (padding)", tails, {"guide": "3.1.2"}),
+        ("other tokenizer", order[IDS], {}),
+        ("other order of sequences", IDS.flip(0), {"hidden": hidden}),
     ):
-        yield PlantedFault(name, "", PairSide(step=batch), causes=("data",), case=case)
-    flipped = dataclasses.replace(STEP, ids=IDS.flip(0))
-    yield PlantedFault(
-        "other order of sequences", "", PairSide(step=flipped), causes=("data",), hidden=hidden
-    )
-    yield PlantedFault(
-        "targets shifted by two",
-        "",
-        PairSide(step=MicroBatches(shift=2)),
-        direction="",
-        causes=("data", "gradient"),
-    )
+        step = dataclasses.replace(STEP, ids=ids)
+        yield Case(name, target=Side(step=step), evidence="data", **options)  # type: ignore[arg-type]
+    later = Side(step=MicroBatches(shift=2))
+    yield Case("targets shifted by two", target=later, evidence="data", direction="")
 
 
-def _over_steps() -> Iterator[PlantedFault]:
+def _over_steps() -> Iterator[Case]:
     """Faults that a second or third step shows."""
+    golden = Side(optimizer=ADAMW, steps=3)
 
     def fault(
-        name: str, groups: str, after: Callable[[nn.Module], None] | None = None, **wrong: Any
-    ) -> PlantedFault:
-        return PlantedFault(
-            name,
-            "",
-            PairSide(optimizer=adamw(**wrong), steps=3, after_backward=after),
-            PairSide(optimizer=ADAMW, steps=3),
-            causes=("optimizer",),
-            groups=groups,
-        )
+        name: str, modules: str, after: Callable[[nn.Module], None] | None = None, **wrong: Any
+    ) -> Case:
+        target = dataclasses.replace(golden, optimizer=adamw(**wrong), after_backward=after)
+        return Case(name, modules, target, golden, evidence="update")
 
-    yield fault("learning rate", "", rate=1.1e-3)
-    yield fault("beta2", "", beta2=0.999)
-    yield fault("decay on norms", "norms", decay_norms=True)
-    yield fault("weight decay", "embeddings, matrices", decay=0.2)
-    yield fault("gradient clipping", "", changes.clip)
-    yield PlantedFault(
-        "faulty device: one wrong product in the third step",
-        "fc",
-        PairSide(lambda parts: changes.wrong_now_and_then(parts["fc"], 2), optimizer=ADAMW, steps=3),
-        PairSide(optimizer=ADAMW, steps=3),
-        case="3.2.2.3",
+    yield fault("learning rate", "tokens", rate=1.1e-3)
+    yield fault("beta2", "tokens", beta2=0.999)
+    yield fault("decay on norms", "first norm", decay_norms=True)
+    yield fault("weight decay", "tokens", decay=0.2)
+    yield fault("gradient clipping", "tokens", changes.clip)
+    once = dataclasses.replace(golden, change=lambda parts: changes.wrong_now_and_then(parts["fc"], 2))
+    yield Case("faulty device: one wrong product in the third step", "fc", once, golden, guide="3.2.2.3")
+    kept, cleared = (
+        Side(lambda parts, clear=clear: changes.cached_attention(parts, clear), step=changes.twice)  # type: ignore[misc]
+        for clear in (False, True)
     )
-    cached = changes.cached_attention
-    yield PlantedFault(
-        "KV cache not cleared",
-        "first attention",
-        PairSide(lambda parts: cached(parts, clear=False), step=changes.twice),
-        PairSide(lambda parts: cached(parts, clear=True), step=changes.twice),
+    yield Case("KV cache not cleared", "first attention", kept, cleared)
+    one, two = (
+        Side(lambda parts, seed=seed: changes.scatter(parts["fc"], seed))  # type: ignore[misc]
+        for seed in (1, 2)
     )
-    yield PlantedFault(
-        "non-deterministic scatter",
-        "fc",
-        PairSide(lambda parts: changes.scatter(parts["fc"], 1)),
-        PairSide(lambda parts: changes.scatter(parts["fc"], 2)),
-        verdict="rounding",
-        case="3.2.2.2",
-    )
+    yield Case("non-deterministic scatter", "", one, two, verdict="rounding", guide="3.2.2.2")
 
 
-FAULTS: tuple[PlantedFault, ...] = (
-    *_in_model(),
-    *_in_weights(),
-    *_in_backward(),
-    *_in_data(),
-    *_over_steps(),
-)
+FAULTS = (*_in_model(), *_in_weights(), *_in_backward(), *_in_data(), *_over_steps())

@@ -20,39 +20,32 @@ from numerics import Recorder, RecorderConfig
 IDS = torch.randint(199, (4, 33), generator=torch.Generator().manual_seed(0))
 OURS, TRANSFORMERS = "ours", "transformers"
 # Names of modules in both models. "gelu" and "attention" are the modules that compute them.
-PATHS: Mapping[str, Mapping[str, str]] = {
-    OURS: {
-        "model": "",
-        "tokens": "token",
-        "block": "blocks.1",
-        "norm": "blocks.1.norm2",
-        "attention": "blocks.1.attention",
-        "out": "blocks.1.attention.proj",
-        "mlp": "blocks.1.mlp",
-        "dropout": "blocks.1.mlp",
-        "gelu": "blocks.1.mlp",
-        "fc": "blocks.1.mlp.fc",
-        "first block": "blocks.0",
-        "first attention": "blocks.0.attention",
-        "first qkv": "blocks.0.attention.qkv",
-    },
-    TRANSFORMERS: {
-        "model": "",
-        "tokens": "transformer.wte",
-        "block": "transformer.h.1",
-        "norm": "transformer.h.1.ln_2",
-        "attention": "transformer.h.1.attn",
-        "out": "transformer.h.1.attn.c_proj",
-        "mlp": "transformer.h.1.mlp",
-        "gelu": "transformer.h.1.mlp.act",
-        "fc": "transformer.h.1.mlp.c_fc",
-        "head": "lm_head",
-        "dropout": "transformer.h.1.mlp.dropout",
-        "first block": "transformer.h.0",
-        "first attention": "transformer.h.0.attn",
-        "first qkv": "transformer.h.0.attn.c_attn",
-    },
+PATHS: Mapping[str, tuple[str, str]] = {
+    "model": ("", ""),
+    "tokens": ("token", "transformer.wte"),
+    "positions": ("position", "transformer.wpe"),
+    "first block": ("blocks.0", "transformer.h.0"),
+    "first norm": ("blocks.0.norm1", "transformer.h.0.ln_1"),
+    "first attention": ("blocks.0.attention", "transformer.h.0.attn"),
+    "first qkv": ("blocks.0.attention.qkv", "transformer.h.0.attn.c_attn"),
+    "block": ("blocks.1", "transformer.h.1"),
+    "block norm": ("blocks.1.norm1", "transformer.h.1.ln_1"),
+    "norm": ("blocks.1.norm2", "transformer.h.1.ln_2"),
+    "attention": ("blocks.1.attention", "transformer.h.1.attn"),
+    "out": ("blocks.1.attention.proj", "transformer.h.1.attn.c_proj"),
+    "mlp": ("blocks.1.mlp", "transformer.h.1.mlp"),
+    "dropout": ("blocks.1.mlp", "transformer.h.1.mlp.dropout"),
+    "gelu": ("blocks.1.mlp", "transformer.h.1.mlp.act"),
+    "fc": ("blocks.1.mlp.fc", "transformer.h.1.mlp.c_fc"),
+    "contract": ("blocks.1.mlp.proj", "transformer.h.1.mlp.c_proj"),
+    "last norm": ("norm", "transformer.ln_f"),
+    "head": ("", "lm_head"),
 }
+
+
+def path_of(part: str, kind: str) -> str:
+    """Return the dotted path of a part of PATHS, or the path itself where it is none."""
+    return PATHS[part][kind == TRANSFORMERS] if part in PATHS else part
 
 
 def ours(seed: int = 0) -> nn.Module:
@@ -65,19 +58,11 @@ def transformers_gpt2(seed: int = 0) -> nn.Module:
     import transformers
 
     torch.manual_seed(seed)
+    sizes = {"n_layer": 2, "n_head": 4, "n_embd": 64, "n_positions": 32, "vocab_size": 199}
+    dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    tokens = {"bos_token_id": 0, "eos_token_id": 0}
     config = transformers.GPT2Config(
-        n_layer=2,
-        n_head=4,
-        n_embd=64,
-        n_positions=32,
-        vocab_size=199,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        use_cache=False,
-        attn_implementation="sdpa",
-        bos_token_id=0,
-        eos_token_id=0,
+        **sizes, **dropout, **tokens, use_cache=False, attn_implementation="sdpa"
     )
     model: nn.Module = transformers.GPT2LMHeadModel(config)
     return model
@@ -112,26 +97,29 @@ class MicroBatches:
         for inputs, targets in self.pairs:
             torch.autograd.backward(loss_of(model, inputs, targets) * (self.scale / self.parts))
 
+    def of_step(self, step: int) -> MicroBatches:
+        """Return the step on another batch."""
+        return MicroBatches((self.ids + 7 * step) % 199, self.parts, self.scale, self.shift)
+
 
 STEP = MicroBatches()
 Optimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
 
 def adamw(
-    rate: float = 1e-3, beta2: float = 0.95, decay_norms: bool = False, decay: float = 0.1
+    rate: float = 1e-3, beta2: float = 0.95, decay_norms: bool = False, decay: float = 0.1, **kernel: bool
 ) -> Optimizer:
     """Return what makes AdamW for a model: weight decay on matrices alone, except with decay_norms."""
 
     def make(model: nn.Module) -> torch.optim.Optimizer:
         parameters = [value for value in model.parameters() if value.requires_grad]
+        matrices = [p for p in parameters if p.dim() > 1]
+        vectors = [p for p in parameters if p.dim() <= 1]
         groups = [
-            {"params": [p for p in parameters if p.dim() > 1], "weight_decay": decay},
-            {
-                "params": [p for p in parameters if p.dim() <= 1],
-                "weight_decay": decay if decay_norms else 0.0,
-            },
+            {"params": matrices, "weight_decay": decay},
+            {"params": vectors, "weight_decay": decay if decay_norms else 0.0},
         ]
-        return torch.optim.AdamW(groups, lr=rate, betas=(0.9, beta2))
+        return torch.optim.AdamW(groups, lr=rate, betas=(0.9, beta2), **kernel)
 
     return make
 
@@ -146,7 +134,7 @@ def record(
     after_backward: Callable[[nn.Module], None] | None = None,
     **settings: Any,
 ) -> Path:
-    """Record steps of the model, each with another batch. Returns the folder of the dump.
+    """Record steps of the model, of MicroBatches each on another batch. Returns the folder of the dump.
 
     after_backward: what the training loop does to the gradients before the optimizer's step.
     """
@@ -156,7 +144,7 @@ def record(
     with around or contextlib.nullcontext():
         for step in range(steps):
             recorder.start(model)
-            run(model) if not step else run_on(run, step)(model)
+            (run.of_step(step) if step and isinstance(run, MicroBatches) else run)(model)
             recorder.stop()
             if after_backward:
                 after_backward(model)
@@ -165,10 +153,3 @@ def record(
                 update.zero_grad()
             recorder.step()
     return place
-
-
-def run_on(run: Callable[[nn.Module], Any], step: int) -> Callable[[nn.Module], Any]:
-    """Return the run on the batch of another step."""
-    if not isinstance(run, MicroBatches):
-        return run
-    return MicroBatches((run.ids + 7 * step) % 199, run.parts, run.scale, run.shift)

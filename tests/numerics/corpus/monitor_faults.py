@@ -1,123 +1,61 @@
-"""Faults that no second run shows: two runs with the fault agree. The monitor of one run names the tensor."""
+"""Faults that two runs share: the monitor of one run names the tensor."""
 
 from __future__ import annotations
 
 import contextlib
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from numerics.compare.run import compare_records
-from numerics.monitor.findings import MonitorFinding, find
 from numerics.monitor.monitor import Monitor, MonitorConfig
-from tests.numerics.corpus.corpus import Answer, record_run
-from tests.numerics.corpus.faults import CHECKSUMS, PairSide
-from tests.numerics.corpus.models import IDS, MAKERS, OURS, adamw, loss_of
+from tests.numerics.corpus.answers import monitored
+from tests.numerics.corpus.cases import Corpus, RunFault
+from tests.numerics.corpus.models import IDS, adamw, loss_of, ours
 
 STEPS, RANKS = 4, 2
 TARGETS = ("grad", "param", "adam", "update", "attention")
+Ranks = list[tuple[Any, torch.optim.Optimizer]]  # model and optimizer of each rank
+Change = Callable[[int, Ranks], None]  # of a step
 
 
-@dataclass(frozen=True)
-class MonitorFault:
-    """expected: kind and name of the first finding. model: changes the model before step `at` of every rank.
+def nothing(step: int, ranks: Ranks) -> None:
+    """Change nothing."""
 
-    optimizer: changes it before the first step, after: after each step. backward: changes a rank's gradients.
+
+def train(
+    folder: Path, before: Change = nothing, backward: Change = nothing, after: Change = nothing
+) -> list[str]:
+    """Train two ranks, one after another in this process, with a monitor each. Returns their findings.
+
+    before, backward, after: changes before a step, after the backward of both ranks, and after their updates.
     """
-
-    name: str
-    expected: str
-    at: int = 1
-    model: Callable[[Any], None] = lambda model: None
-    optimizer: Callable[[Any, torch.optim.Optimizer], None] = lambda model, optimizer: None
-    after: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None
-    backward: Callable[[int, int, Any], None] = lambda rank, step, model: None
-
-    @property
-    def answer(self) -> str:
-        return f"{self.expected}, step {self.at}"
-
-
-def _round_moments(optimizer: torch.optim.Optimizer) -> None:
-    for entry in optimizer.state.values():
-        for kind in ("exp_avg", "exp_avg_sq"):
-            entry[kind].copy_(entry[kind].bfloat16())
-
-
-def _leave_out(model: Any, optimizer: torch.optim.Optimizer) -> None:
-    """Leave a layer out of the optimizer, as a filter of names with a mistake does."""
-    lost = model.blocks[1].mlp.fc.weight
-    for group in optimizer.param_groups:
-        group["params"] = [parameter for parameter in group["params"] if parameter is not lost]
-
-
-def _grow_queries(model: Any) -> None:
-    """Queries and keys 100 times too large in one layer."""
-    with torch.no_grad():
-        rows = model.blocks[1].attention.qkv.weight
-        rows[: 2 * rows.shape[1]] *= 100
-
-
-def _lose_gradient(rank: int, step: int, model: Any) -> None:
-    if rank == 1 and step >= 3:
-        model.blocks[0].attention.proj.weight.grad.zero_()
-
-
-MONITOR_FAULTS: Sequence[MonitorFault] = (
-    MonitorFault("Adam's moments stored in bfloat16", "exp_avg exp_avg", after=_round_moments),
-    MonitorFault(
-        "a layer that is not in the optimizer",
-        "update_ratio blocks.1.mlp.fc.weight",
-        optimizer=_leave_out,
-    ),
-    MonitorFault(
-        "exploding attention logits in one layer", "attention blocks.1.attention.sdpa.0", 2, _grow_queries
-    ),
-    MonitorFault(
-        "gradient lost before the reduction on one rank",
-        "grad_unreduced blocks.0.attention.proj.weight",
-        3,
-        backward=_lose_gradient,
-    ),
-)
-CLEAN = MonitorFault("no fault", "")
-
-
-def monitored(folder: Path, fault: MonitorFault) -> list[MonitorFinding]:
-    """Train two ranks, one after another in this process, with a monitor each. Returns what the monitor finds."""
-    models: list[Any] = [MAKERS[OURS](0) for _ in range(RANKS)]
-    optimizers = [adamw()(model) for model in models]
+    models: list[Any] = [ours() for _ in range(RANKS)]
+    ranks = [(model, adamw()(model)) for model in models]
     place = Path(tempfile.mkdtemp(prefix="monitor", dir=folder))
     config = MonitorConfig(TARGETS, interval=1)
-    monitors = [
-        Monitor(model, optimizer, config, place, rank)
-        for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True))
-    ]
-    for model, optimizer in zip(models, optimizers, strict=True):
-        fault.optimizer(model, optimizer)
+    monitors = [Monitor(*pair, config, place, rank) for rank, pair in enumerate(ranks)]
     for step in range(1, STEPS + 1):
+        before(step, ranks)
         with contextlib.ExitStack() as stack:
             for rank, (model, monitor) in enumerate(zip(models, monitors, strict=True)):
-                if step == fault.at:
-                    fault.model(model)
                 stack.enter_context(monitor.step(step))
                 ids = ((IDS + 7 * step) % 199)[rank::RANKS]
                 torch.autograd.backward(loss_of(model, ids[:, :-1], ids[:, 1:]) / RANKS)
-                fault.backward(rank, step, model)
+            backward(step, ranks)
+            for monitor in monitors:
                 monitor.gradients("grad_unreduced")
             _reduce(models)
-            for monitor, optimizer in zip(monitors, optimizers, strict=True):
+            for monitor, (_, optimizer) in zip(monitors, ranks, strict=True):
                 monitor.gradients("grad_reduced")
                 with monitor.update():
                     optimizer.step()
-                    fault.after(optimizer)
+                    after(step, [(None, optimizer)])
                 optimizer.zero_grad()
-    return find(place)
+    return monitored(place)
 
 
 def _reduce(models: Sequence[nn.Module]) -> None:
@@ -128,15 +66,51 @@ def _reduce(models: Sequence[nn.Module]) -> None:
             gradient.copy_(total)
 
 
-def answer(folder: Path, fault: MonitorFault) -> Answer:
-    """Right: two records of runs with the fault are equal, and the monitor of one names the expected tensor first."""
-    change = PairSide(lambda parts: fault.model(parts.model) if fault.at == 1 else None)
-    first, second = (record_run(folder, change, OURS, CHECKSUMS) for _ in range(2))
-    compared = compare_records(first, second).verdict
-    found = monitored(folder, fault)
-    named = f"{found[0].kind} {found[0].name}, step {found[0].step}" if found else "nothing"
-    words = f"compare: {compared}; monitor: {found[0].message if found else 'nothing'}"
-    return Answer(fault.name, OURS, CHECKSUMS, words, compared == "equal" and named == fault.answer, named)
+def _round_moments(step: int, ranks: Ranks) -> None:
+    for _, optimizer in ranks:
+        for entry in optimizer.state.values():
+            for kind in ("exp_avg", "exp_avg_sq"):
+                entry[kind].copy_(entry[kind].bfloat16())
 
 
-__all__ = ["CLEAN", "MONITOR_FAULTS", "MonitorFault", "answer", "monitored"]
+def _leave_out(step: int, ranks: Ranks) -> None:
+    """Leave a layer out of the optimizer, as a filter of names with a mistake does."""
+    for model, optimizer in ranks:
+        lost = model.blocks[1].mlp.fc.weight
+        for group in optimizer.param_groups:
+            group["params"] = [parameter for parameter in group["params"] if parameter is not lost]
+
+
+@torch.no_grad()
+def _grow(step: int, ranks: Ranks) -> None:
+    """Make queries and keys 100 times too large in one layer."""
+    for model, _ in ranks:
+        rows = model.blocks[1].attention.qkv.weight
+        rows[: 2 * rows.shape[1]] *= 100 if step == 2 else 1
+
+
+def _lose_gradient(step: int, ranks: Ranks) -> None:
+    if step >= 3:
+        ranks[1][0].blocks[0].attention.proj.weight.grad.zero_()
+
+
+def _fault(name: str, expected: str, **changes: Change) -> RunFault:
+    """Return a fault. Right: the monitor names the expected tensor first."""
+
+    def answer(corpus: Corpus) -> tuple[bool, str]:
+        named = (train(corpus.folder, **changes) or ["nothing"])[0]
+        return named == expected, named
+
+    return RunFault(name, "monitor", expected, answer)
+
+
+LAYER = "update_ratio blocks.1.mlp.fc.weight, step 1"
+LOST = "grad_unreduced blocks.0.attention.proj.weight, step 3"
+MONITOR_FAULTS = (
+    _fault("Adam's moments stored in bfloat16", "exp_avg exp_avg, step 1", after=_round_moments),
+    _fault("a layer that is not in the optimizer", LAYER, before=_leave_out),
+    _fault(
+        "exploding attention logits in one layer", "attention blocks.1.attention.sdpa.0, step 2", before=_grow
+    ),
+    _fault("gradient lost before the reduction on one rank", LOST, backward=_lose_gradient),
+)

@@ -1,14 +1,9 @@
-"""Faults that no second run shows: two runs of the faulty device agree.
-
-The check against float64 names the operation.
-"""
+"""Faults of a device that two runs share: two records agree, and the check against float64 names the operation."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,13 +12,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from numerics.compare.run import compare_records
-from numerics.oracle.check import Oracle
-from numerics.oracle.record import operations
-from numerics.oracle.results import Check, Skipped, worst_first
 from tests.numerics.corpus import changes
-from tests.numerics.corpus.corpus import Answer, record_run
-from tests.numerics.corpus.faults import PairSide
+from tests.numerics.corpus.answers import wrong_operations
+from tests.numerics.corpus.cases import CHECKSUMS, VALUES, Corpus, RunFault, Side, agree
 from tests.numerics.corpus.models import OURS
 
 aten = torch.ops.aten
@@ -110,96 +101,61 @@ def packed_mask(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, attn_mask=torch.ones(T, T, dtype=torch.bool).tril())
 
 
-@dataclass(frozen=True)
-class OracleFault:
-    """device: a context with the faulty kernel. expected: the label of the operation, and the direction of its error.
+def _fault(
+    name: str,
+    expected: str,
+    device: Callable[[], AbstractContextManager[Any]],
+    guide: str = "",
+    direction: str = "forward",
+    change: Callable[[changes.Parts], None] | None = None,
+) -> RunFault:
+    """Return a fault of a kernel. Right: the check of either record names the operation (a label) alone."""
+    side = Side(change, around=device)
+    callers = {"Function._GeluLinear"}  # an autograd function of the model that calls gelu
 
-    change: of the model. case: section of the guide with such a case. callers: labels of the model's own autograd
-    functions that call the operation: they may be named beside it.
-    """
+    def answer(corpus: Corpus) -> tuple[bool, str]:
+        right, named = True, set()
+        for mode in (CHECKSUMS, VALUES):
+            wrong = wrong_operations(corpus.golden(side, OURS, mode), device)
+            labels = {label for label, _ in wrong if not label.startswith("layer ")} - callers
+            right &= (
+                agree(corpus, side, mode) and labels == {expected} and direction in dict(map(reversed, wrong))
+            )
+            named |= labels
+        return right, ", ".join(sorted(named)) or "nothing"
 
-    name: str
-    expected: str
-    device: Callable[[], AbstractContextManager[Any]]
-    direction: str = "forward"
-    change: Callable[[changes.Parts], None] | None = None
-    case: str = ""
-    callers: frozenset[str] = frozenset()
-
-    @property
-    def answer(self) -> str:
-        return f"{self.expected}, {self.direction}"
+    return RunFault(name, "oracle", f"{expected}, {direction}", answer, guide)
 
 
-def _kernels(**kernels: Kernel) -> Callable[[], AbstractContextManager[Any]]:
-    return lambda: FaultyDevice(kernels)
+def other_gelu() -> FaultyDevice:
+    return FaultyDevice({"gelu": gelu, "gelu_backward": gelu_backward})
 
 
 ORACLE_FAULTS = (
-    OracleFault(
-        "other GELU on both devices",
-        "Functional.gelu",
-        _kernels(gelu=gelu, gelu_backward=gelu_backward),
-        case="3.2.1.2",
-        callers=frozenset({"Function._GeluLinear"}),
-    ),
-    OracleFault(
+    _fault("other GELU on both devices", "Functional.gelu", other_gelu, "3.2.1.2"),
+    _fault(
         "LayerNorm with statistics in bfloat16",
         "Functional.layer_norm",
-        _kernels(native_layer_norm=layer_norm),
+        lambda: FaultyDevice({"native_layer_norm": layer_norm}),
     ),
-    OracleFault(
+    _fault(
         "softmax without subtracting the maximum",
         "Functional.softmax",
-        _kernels(_softmax=softmax),
+        lambda: FaultyDevice({"_softmax": softmax}),
         change=changes.attention(written_out),
     ),
-    OracleFault(
+    _fault(
         "embedding gradient added in bfloat16 on both devices",
         "Functional.embedding",
-        _kernels(embedding_dense_backward=embedding_backward),
+        lambda: FaultyDevice({"embedding_dense_backward": embedding_backward}),
+        "3.2.1.3",
         "backward",
-        case="3.2.1.3",
     ),
-    OracleFault(
+    _fault(
         "attention mask of another size, read row by row",
         "Functional.scaled_dot_product_attention",
         RowwiseMask,
+        "3.2.1.1",
         change=changes.attention(packed_mask),
-        case="3.2.1.1",
     ),
 )
-
-
-def oracle_checks(
-    path: Path, device: Callable[[], AbstractContextManager[Any]]
-) -> tuple[list[Check], list[Skipped]]:
-    """Check a record on a faulty device. Returns its checks, worst first, and what was skipped."""
-    oracle = Oracle(torch.device("cpu"), around=device)
-    for found in operations(path):
-        if isinstance(found, Skipped):
-            oracle.skipped.append(found)
-        else:
-            oracle.check(found)
-    return worst_first(oracle.checks), oracle.skipped
-
-
-def record_on(folder: Path, fault: OracleFault, mode: str, kind: str = OURS) -> Path:
-    """Record a step on the faulty device."""
-    return record_run(folder, PairSide(fault.change, around=fault.device), kind, mode)
-
-
-def answer(folder: Path, fault: OracleFault, mode: str, kind: str = OURS) -> Answer:
-    """Record two runs on the faulty device. Right: they are equal, and the check names the operation."""
-    first, second = (record_on(folder, fault, mode, kind) for _ in range(2))
-    compared = compare_records(first, second).verdict
-    wrong = [check for check in oracle_checks(first, fault.device)[0] if check.wrong]
-    named = {check.label for check in wrong if not check.label.startswith("layer ")}
-    right = (
-        compared == "equal"
-        and named - fault.callers == {fault.expected}
-        and fault.direction in {c.direction for c in wrong}
-    )
-    listed = ", ".join(sorted(named)) or "none"
-    words = f"compare: {compared}; {len(wrong)} checks wrong: {listed}"
-    return Answer(fault.name, kind, mode, words, right, listed)

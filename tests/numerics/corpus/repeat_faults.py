@@ -1,52 +1,24 @@
-"""Faults that a comparison of two runs does not name: two runs are equal or differ by rounding.
-
-Repeating the step under several conditions, or stress of the devices, names the cause and the place.
-"""
+"""Faults that two records share or call rounding: a repetition of the step names the cause."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from numerics import repeat_step
-from numerics.compare.run import compare_records
 from numerics.repeat import conclude
-from numerics.repeat.corruption import ROUNDING
-from numerics.repeat.report import Repetition
+from tests.numerics.corpus.answers import repeated
+from tests.numerics.corpus.cases import Corpus, RunFault, Side, agree
 from tests.numerics.corpus.changes import Parts, wrap
-from tests.numerics.corpus.corpus import Answer, record_run
-from tests.numerics.corpus.faults import ADAMW, CHECKSUMS, PairSide
+from tests.numerics.corpus.faults import ADAMW
 from tests.numerics.corpus.models import IDS, MAKERS, OURS, loss_of
 from tests.numerics.corpus.oracle_faults import FaultyDevice
 
-MODULE = "fc"  # that the faults are in
-PLACE = "blocks.1.mlp.fc"
-
-
-@dataclass(frozen=True)
-class RepeatFault:
-    """expected: the conclusion. operation: a part of the name of the first operation that differs.
-
-    change: of the model; None for a fault of a device. around: the context of recorded and repeated steps.
-    """
-
-    name: str
-    expected: str
-    operation: str
-    change: Callable[[Parts], None] | None = None
-    around: Callable[[], AbstractContextManager[Any]] = nullcontext
-    case: str = ""
-
-    @property
-    def answer(self) -> str:
-        return f"{self.expected}, {self.operation}"
+MODULE, PLACE = "fc", "blocks.1.mlp.fc"  # that the faults are in
 
 
 @torch.library.custom_op("bench_numerics::scatter_add_unordered", mutates_args=())
@@ -100,33 +72,10 @@ def shared(parts: Parts) -> None:
     wrap(parts[MODULE], around)
 
 
-REPEAT_FAULTS = (
-    RepeatFault(
-        "unordered scatter-add",
-        conclude.NOT_DETERMINISTIC,
-        "scatter_add_unordered",
-        unordered,
-        case="3.2.2.2",
-    ),
-    RepeatFault("uninitialised buffer", conclude.UNINITIALISED, "aten.mean", uninitialised, calm_memory),
-    RepeatFault("two tensors in one memory", conclude.SHARED, "aten.mul", shared, case="3.2.2.1"),
-)
-
-
-def answer(folder: Path, fault: RepeatFault) -> Answer:
-    """Record two runs with the fault, and repeat the step. Right: no divergence, and the cause and its place."""
-    first, second = (
-        record_run(folder, PairSide(fault.change, around=fault.around), OURS, CHECKSUMS) for _ in range(2)
-    )
-    compared = compare_records(first, second).verdict
-    right, words = _by_repetition(fault)
-    return Answer(
-        fault.name, OURS, CHECKSUMS, f"compare: {compared}; {words}", right and compared != "diverges"
-    )
-
-
-def repeat(change: Callable[[Parts], None] | None, around: AbstractContextManager[Any]) -> Repetition:
-    """Repeat a step of the small model with AdamW."""
+def repeat(
+    change: Callable[[Parts], None] | None, around: AbstractContextManager[Any]
+) -> tuple[str, str, str] | None:
+    """Repeat a step of the small model with AdamW. Returns the answer of `repeated`."""
     model: Any = MAKERS[OURS](0)
     if change:
         change(Parts(OURS, model))
@@ -139,16 +88,35 @@ def repeat(change: Callable[[Parts], None] | None, around: AbstractContextManage
         return loss.detach()
 
     with around:
-        return repeat_step(step, {"model": model, "optimizer": optimizer}, times=3, threads=1)
+        return repeated(step, {"model": model, "optimizer": optimizer})
 
 
-def _by_repetition(fault: RepeatFault) -> tuple[bool, str]:
-    found = repeat(fault.change, fault.around()).conclusion
-    first = found.findings[0] if found.findings else None
-    if first is None or first.operation is None:
-        return False, found.name
-    right = first.name == fault.expected and fault.operation in first.operation.name
-    right = right and first.operation.place == PLACE
-    if fault.expected == conclude.NOT_DETERMINISTIC:
-        right = right and first.corruption is not None and first.corruption.change == ROUNDING
-    return right, f"{first.name}: {first.operation.title}"
+def _fault(
+    name: str,
+    cause: str,
+    operation: str,
+    change: Callable[[Parts], None],
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    guide: str = "",
+) -> RunFault:
+    """Return a fault. Right: the cause, and a part of the name of the first operation that differs, in PLACE."""
+
+    def answer(corpus: Corpus) -> tuple[bool, str]:
+        found = repeat(change, around()) or ("reproducible", "", "")
+        right = (found[0], found[2]) == (cause, PLACE) and operation in found[1]
+        return right and agree(corpus, Side(change, around=around)), ", ".join(found)
+
+    return RunFault(name, "repeat", f"{cause}, {operation}", answer, guide)
+
+
+REPEAT_FAULTS = (
+    _fault(
+        "unordered scatter-add",
+        conclude.NOT_DETERMINISTIC,
+        "scatter_add_unordered",
+        unordered,
+        guide="3.2.2.2",
+    ),
+    _fault("uninitialised buffer", conclude.UNINITIALISED, "aten.mean", uninitialised, calm_memory),
+    _fault("two tensors in one memory", conclude.SHARED, "aten.mul", shared, guide="3.2.2.1"),
+)

@@ -2,24 +2,8 @@
 
 from pathlib import Path
 
-import pytest
-
 from numerics.monitor.findings import find
 from numerics.monitor.tables import TableWriter
-from tests.numerics.corpus.corpus import pinned
-from tests.numerics.corpus.monitor_faults import CLEAN, MONITOR_FAULTS, MonitorFault, answer, monitored
-
-
-@pytest.mark.parametrize("fault", MONITOR_FAULTS, ids=lambda fault: fault.name)
-def test_the_fault_is_named(fault: MonitorFault, tmp_path: Path) -> None:
-    found = answer(tmp_path, fault)
-    assert found.right, found.found
-    assert found.line in pinned()
-
-
-def test_nothing_is_found_in_a_clean_run(tmp_path: Path) -> None:
-    assert monitored(tmp_path, CLEAN) == []
-    assert find(tmp_path / "nothing") == []
 
 
 def test_an_update_far_larger_than_those_of_its_role_is_named(tmp_path: Path) -> None:

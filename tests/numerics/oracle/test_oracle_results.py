@@ -21,7 +21,7 @@ from numerics.oracle.report import OracleReport, report_document, write_report
 from numerics.oracle.results import Check, as_json, from_json
 from numerics.oracle.rounding_model.measure import Measure
 from pages.document import render_terminal
-from tests.numerics.corpus.oracle_faults import ORACLE_FAULTS, FaultyDevice
+from tests.numerics.corpus.oracle_faults import FaultyDevice, other_gelu
 
 ROOT = Path(__file__).parents[3]
 
@@ -71,8 +71,8 @@ def test_two_machines_are_compared_on_the_same_inputs(
 
 def test_a_faulty_device_is_wrong_alone_and_the_other_way_round(tmp_path: Path) -> None:
     operation = Operation("g", "g", F.gelu, [torch.randn(200)])
-    right, faulty = Oracle(torch.device("cpu")), Oracle(torch.device("cpu"), ORACLE_FAULTS[0].device)
-    assert isinstance(ORACLE_FAULTS[0].device(), FaultyDevice)
+    right, faulty = Oracle(torch.device("cpu")), Oracle(torch.device("cpu"), other_gelu)
+    assert isinstance(other_gelu(), FaultyDevice)
     for oracle, name in ((right, "right"), (faulty, "faulty")):
         oracle.check(operation)
         write_report(OracleReport(name, "one operation", oracle.checks, []), tmp_path / name)

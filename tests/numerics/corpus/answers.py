@@ -1,0 +1,81 @@
+"""What the tools answer, as the corpus judges it: the only file of the corpus that knows their results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from numerics import repeat_step
+from numerics.compare.run import compare_records
+from numerics.monitor.findings import find
+from numerics.oracle.check import Oracle
+from numerics.oracle.record import operations
+from numerics.oracle.results import Skipped
+
+# Causes of a divergence -> the class of evidence.
+EVIDENCE = {
+    "computation": "computed",
+    "parameter": "parameter",
+    "settings": "setting",
+    "between": "changed",
+    "overwritten": "changed",
+    "data": "data",
+    "missing": "one side",
+    "gradient": "data",
+    "reduction": "update",
+    "optimizer": "update",
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer of a comparison."""
+
+    verdict: str  # equal, rounding or diverges
+    module: str = ""  # dotted path of the module that the first row is in
+    evidence: str = ""
+    direction: str = ""
+    call: str = (
+        ""  # name of the first row, or of the first call with an unequal result, and its step and rank
+    )
+
+
+def compared(target: Path, golden: Path, names: Mapping[str, Any] | None = None) -> Answer:
+    """Compare two records. names: {target: golden}, of modules."""
+    found = compare_records(target, golden, names=names)
+    if found.first is None:
+        return Answer(found.verdict, call=found.first_unequal or "")
+    step, first = found.first
+    place = f"{first.name}, {step.place}"
+    return Answer(found.verdict, first.module, EVIDENCE[first.cause], first.direction, place)
+
+
+def wrong_operations(record: Path, device: Callable[[], AbstractContextManager[Any]]) -> set[tuple[str, str]]:
+    """Check a record on a device. Returns label and direction of the operations that are wrong."""
+    oracle = Oracle(torch.device("cpu"), around=device)
+    for operation in operations(record):
+        if not isinstance(operation, Skipped):
+            oracle.check(operation)
+    return {(check.label, check.direction) for check in oracle.checks if check.wrong}
+
+
+def monitored(folder: Path) -> list[str]:
+    """Return the findings of a monitored run, the first one first: kind and name of the tensor, and the step."""
+    return [f"{finding.kind} {finding.name}, step {finding.step}" for finding in find(folder)]
+
+
+def repeated(step: Callable[[], Tensor], state: Mapping[str, Any]) -> tuple[str, str, str] | None:
+    """Repeat a step. Returns the cause, the operation and its module; None where the step is reproducible."""
+    conclusion = repeat_step(step, state, times=3, threads=1).conclusion
+    if not conclusion.findings:
+        assert not conclusion.notes
+        return None
+    first = conclusion.findings[0]
+    assert first.operation is not None
+    return first.name, first.operation.name, first.operation.place
