@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from numerics.diagnose.spikes import LIMIT, RECENT
-from numerics.monitor.triggers import LEAST_SCALE, Outlier
+from numerics.diagnose.spikes import LOSS, RECENT, Outlier
 
 
 class SpikeDetector:
@@ -16,8 +15,7 @@ class SpikeDetector:
     """
 
     def __init__(self, losses: Sequence[float] = (), spikes: Sequence[list[float]] = ()) -> None:
-        self._outlier = Outlier(LIMIT, LEAST_SCALE["spike"])
-        self._outlier.values.extend(losses)
+        self._outlier = Outlier(LOSS, values=losses)
         self.spikes = list(spikes)
 
     @property

@@ -12,6 +12,8 @@ import numpy as np
 
 from numerics.diagnose.loss_files import LossCurve
 from numerics.diagnose.pair import LOSS, NORM, CurvePair, DifferingValue
+from numerics.diagnose.spikes import LOSS as LOSS_JUMPS
+from numerics.diagnose.spikes import NORM as NORM_JUMPS
 from numerics.diagnose.spikes import CurveSpike, find_spikes
 
 TOLERANCE = 0.01  # relative difference of the loss (section 1.3)
@@ -265,7 +267,10 @@ def _spikes_of(pair: CurvePair, side: int, what: str) -> list[tuple[int, CurveSp
     values = curve.losses if what == LOSS else curve.gradient_norms
     other = pair.sides[1 - side].gradient_norms
     steps = [step for step in pair.steps.tolist() if what == LOSS or (step in values and step in other)]
-    return [(steps[spike.first], spike) for spike in find_spikes(np.array([values[step] for step in steps]))]
+    found = find_spikes(
+        np.array([values[step] for step in steps]), LOSS_JUMPS if what == LOSS else NORM_JUMPS
+    )
+    return [(steps[spike.first], spike) for spike in found]
 
 
 def _more_spikes(pair: CurvePair, spikes: Spikes, notes: list[str]) -> list[SymptomFinding]:
@@ -325,16 +330,19 @@ def _drift(pair: CurvePair, spikes: Spikes) -> list[SymptomFinding]:
     over = np.flatnonzero(means > TOLERANCE)
     if not len(over):
         return []
-    start = next(place for place in range(over[0], len(items)) if values[place] > TOLERANCE)
+    place = next(place for place in range(over[0], len(items)) if values[place] > TOLERANCE)
+    first = items[place][0]
+    for of_run in spikes[LOSS]:  # a jump whose level stays apart
+        first = min([first, *(step for step, spike in of_run if steps.index(first) == spike.last + 1)])
     text = (
-        f"the losses agree at first ({_percent(values[0])}) and differ by over 1 % from step {items[start][0]}; "
+        f"the losses agree at first ({_percent(values[0])}) and differ by over 1 % from step {first}; "
         f"{_percent(float(means[-1]))} in the mean of the last {width} common steps, {_percent(float(means.max()))} "
         "at most"
     )
     signed = (pair.losses(1) - pair.losses(0))[-width:]
     if width > 4 and abs(signed.sum()) < np.abs(signed).sum() / math.sqrt(width):
         text += "; its sign changes, as with other batches or seeds"
-    return [SymptomFinding(SYMPTOMS[DRIFT], items[start][0], text)]
+    return [SymptomFinding(SYMPTOMS[DRIFT], first, text)]
 
 
 def evaluations(pair: CurvePair) -> list[Score]:

@@ -4,29 +4,23 @@
     spike:K       the loss is more than K robust standard deviations above the median of the last 16
     grad_norm:K   so is the logarithm of the gradient norm
 
-The robust standard deviation is that of numerics.diagnose.spikes: the median absolute difference of successive values,
-as that of a normal distribution, over the last 64 steps. It is taken as at least LEAST_SCALE, however quiet a run is:
-0.02 nats of a loss, 0.288 of the logarithm of a norm, whose distribution has a long tail where batches are small: with
-K = 8 a norm counts from 10 times the median on.
+The limits are those of numerics.diagnose.spikes: a norm counts from 10 times the median on.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import math
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from numerics.diagnose.spikes import LEAST, NORMAL, RECENT, WINDOW
+from numerics.diagnose.spikes import LOSS, NORM, Outlier
 from numerics.monitor.targets import parse_triggers
 
-LEAST_SCALE = {"spike": 0.02, "grad_norm": 0.288}
+QUANTITIES = {"spike": LOSS, "grad_norm": NORM}
 TRIGGERED = "triggers.jsonl"  # of a run: {"step", "trigger", "reason", "checkpoint"}
 
 
@@ -39,24 +33,6 @@ class Fired:
     reason: str
 
 
-class Outlier:
-    """Values far above a robust running scale."""
-
-    def __init__(self, limit: float, least_scale: float) -> None:
-        self.limit, self.least_scale = limit, least_scale
-        self.values: deque[float] = deque(maxlen=WINDOW)
-
-    def observe(self, value: float) -> float | None:
-        """Append the value. Returns the bound that it exceeds, or None."""
-        bound = None
-        if len(self.values) >= LEAST:
-            steps = (abs(after - before) for before, after in itertools.pairwise(self.values))
-            scale = max(NORMAL * median(steps), self.least_scale)
-            bound = median(list(self.values)[-RECENT:]) + self.limit * scale
-        self.values.append(value)
-        return bound if bound is not None and value > bound else None
-
-
 class Triggers:
     """The rules of a run. `observe` every step in order; after a resume, the steps before it by `recall`."""
 
@@ -64,8 +40,8 @@ class Triggers:
         """words: NAME or NAME:K. NumericsError names one that cannot be used."""
         self.factors = parse_triggers(words)
         self.outliers = {
-            name: Outlier(self.factors[name], LEAST_SCALE[name])
-            for name in LEAST_SCALE
+            name: Outlier(quantity, self.factors[name])
+            for name, quantity in QUANTITIES.items()
             if name in self.factors
         }
 
@@ -88,9 +64,9 @@ class Triggers:
             if bound is not None:
                 found.append(Fired("spike", step, f"loss {loss:.4f}, above {bound:.4f}"))
         if "grad_norm" in self.outliers and math.isfinite(gradient_norm) and gradient_norm > 0:
-            bound = self.outliers["grad_norm"].observe(math.log(gradient_norm))
+            bound = self.outliers["grad_norm"].observe(gradient_norm)
             if bound is not None:
-                reason = f"gradient norm {gradient_norm:.4g}, above {math.exp(bound):.4g}"
+                reason = f"gradient norm {gradient_norm:.4g}, above {bound:.4g}"
                 found.append(Fired("grad_norm", step, reason))
         return found
 
