@@ -26,7 +26,7 @@ from numerics.logp.command import add_commands as add_logp
 from numerics.oracle.command import add_commands as add_oracle
 from numerics.repeat.command import add_commands as add_repeat
 from numerics.runs.stress_command import add_commands as add_stress
-from numerics.trend.command import add_command as add_trend
+from numerics.trend.trend_page import add_command as add_trend
 
 COMPARE = """
 Compare two records of numerics.Recorder or msProbe, and write OUT/compare_result.csv, OUT/compare.json,

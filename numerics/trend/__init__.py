@@ -1,1 +1,1 @@
-"""Trends of monitored tensors over steps: anomalies, their attribution, and a page. Needs numpy only."""
+"""Trends of monitored tensors over steps: the first anomaly of each, and where two runs depart."""

@@ -17,12 +17,10 @@ from numerics.diagnose.flow import Situation, walk
 from numerics.diagnose.pair import pair_curves
 from numerics.diagnose.rules import diagnose
 from numerics.diagnose.write import terminal_lines, write_diagnosis
-from numerics.dump_files import read_json
 from numerics.errors import NumericsError
-from numerics.trend.command import read_runs as read_monitors
-from numerics.trend.command import record_command, trend_files, watch_command, write_trend
-from numerics.trend.conclusion import analyse, next_commands, sentences
-from numerics.trend.tables import Monitored, has_monitor
+from numerics.monitor.tables import rank_folders
+from numerics.trend.trend import trend
+from numerics.trend.trend_page import record_command
 from scripts.diagnose.runs import (
     RunSide,
     read_runs,
@@ -31,6 +29,8 @@ from scripts.diagnose.runs import (
     same_settings,
     status_notes,
 )
+
+MOST_ROWS = 3  # of the table of trends
 
 
 def main() -> int:
@@ -55,51 +55,38 @@ def diagnose_runs(runs: Sequence[RunSide], out: Path | None) -> int:
         reason,
         f"diff {shlex.quote(str(runs[0].path / 'config'))} {shlex.quote(str(runs[1].path / 'config'))}",
         first=1,
-        monitored=monitored(runs, folder),
+        monitored=monitored(runs),
     )
     flow = walk(diagnosis, situation)
     written = write_diagnosis(diagnosis, flow, situation, folder)
-    written += [path for path in trend_files(folder) if any(step.title == "Monitor" for step in flow.steps)]
     print(*terminal_lines(diagnosis, flow, written), sep="\n")
     return 0
 
 
-def monitored(runs: Sequence[RunSide], folder: Path) -> Callable[[], Sequence[str]] | None:
-    """Return a function that attributes the anomalies of the second run, or of the only one with monitor files."""
-    watched = [run for run in runs if run.record is not None and has_monitor(run.path)]
+def monitored(runs: Sequence[RunSide]) -> Callable[[], Sequence[str]] | None:
+    """Return a function that lists the first anomalies of the second run, or of the only one with monitor files."""
+    watched = [run for run in runs if run.record is not None and rank_folders(run.path / "monitor")]
     if not watched:
         return None
 
-    def sentences_of() -> Sequence[str]:
+    def first_rows() -> Sequence[str]:
         try:
-            read = read_monitors(
-                [run.path for run in watched], [run.label for run in watched], [None] * len(watched)
-            )
-            trend = analyse(read[-1], read[0] if len(read) > 1 else None)
-            write_trend(trend, next_commands(trend, record_step, watch_more), folder)
+            rows = trend(watched[-1].path, watched[0].path if len(watched) > 1 else None)
         except NumericsError as error:
             return [f"the monitor files cannot be used: {error}"]
-        alone = [] if len(read) > 1 else [f"only {read[0].name} has monitor files"]
-        return [*alone, *sentences(trend), "trend.html has the maps"]
+        alone = [] if len(watched) > 1 else [f"only {watched[0].label} has monitor files"]
+        listed = [f"{row.call} {row.side}, {row.place}: {row.target}, expected {row.golden}" for row in rows]
+        names = " ".join(str(run.path) for run in watched)
+        return [*alone, *(listed[:MOST_ROWS] or ["no anomaly"]), f"make trend RUNS={shlex.quote(names)}"]
 
-    return sentences_of
+    return first_rows
 
 
-def record_step(run: Monitored, step: int) -> str:
+def record_step(run: Path, step: int) -> str:
     """Return the command that records a step of a run of this repository; else how a script does."""
-    if not (run.path / "run.json").exists():
+    if not (run / "run.json").exists():
         return record_command(run, step)
-    return f"make record {shlex.quote(f'RUN={run.path}')} STEP={step}"
-
-
-def watch_more(run: Monitored, kinds: Sequence[str]) -> str:
-    """Return the command that monitors kinds in every step of a run from now on; "" of a finished run."""
-    if not (run.path / "run.json").exists():
-        return watch_command(run, kinds)
-    if read_json(run.path / "run.json", "name another run").get("status") == "finished":
-        return ""
-    words = shlex.quote(f"ON={' '.join(kinds)}")
-    return f"make monitor {shlex.quote(f'RUN={run.path}')} {words}"
+    return f"make record {shlex.quote(f'RUN={run}')} STEP={step}"
 
 
 def default_folder(command: str, paths: Sequence[Path], labels: Sequence[str]) -> Path:

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from configuration.arguments import command_arguments
 from gpt2.system.errors import UserError, run_command
-from numerics.trend.command import read_runs, show
-from numerics.trend.tables import has_monitor
-from scripts.diagnose.__main__ import default_folder, record_step, refuse_results, watch_more
+from numerics.trend.trend_page import show
+from scripts.diagnose.__main__ import default_folder, record_step, refuse_results
 from study.compare.load import labels
 
 USAGE = 'fix: make trend RUNS="results/a/runs/B0 [results/b/runs/B0]"'
@@ -35,13 +34,9 @@ def show_trend(paths: Sequence[Path], out: Path | None) -> int:
             raise UserError(f"{path} does not exist; {USAGE}")
         if (path / "runs").is_dir():
             raise UserError(f"{path} is a study; fix: name one of its runs, such as {path / 'runs/B0'}")
-        if (path / "run.json").exists() and not has_monitor(path):
-            raise UserError(f"{path} has no monitor files; fix: train with CONFIG_MONITOR=y")
-    names = labels(paths)
-    folder = out or default_folder("trend", paths, names)
+    folder = out or default_folder("trend", paths, labels(paths))
     refuse_results(folder)
-    runs = read_runs(paths, names, [None] * len(paths))
-    print(*show(runs, folder, record_step, watch_more), sep="\n")
+    print(*show(paths, folder, record_step), sep="\n")
     return 0
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-STATISTICS = ("norm", "mean", "min", "max", "std", "zeros", "nan", "inf")
 HOSTILE = "</script><img src=x onerror=window.taken=1>"
 
 
@@ -35,12 +34,13 @@ def write_monitor(
     tensors: Sequence[str] = (),
     steps: Sequence[int] = (),
     more: Mapping[str, NDArray[np.float64]] | None = None,
+    column: str = "norm",
     per_file: int = 1000,
 ) -> None:
-    """Write the norms (tensors, steps), and `more` statistics of the same shape."""
+    """Write the norms (tensors, steps) as a column, and `more` statistics of the same shape."""
     tensors = tensors or names()[: len(norms)]
     steps = steps or range(1, norms.shape[1] + 1)
-    columns = {"norm": norms, **(more or {})}
+    columns = {column: norms, **(more or {})}
     place = folder / f"monitor/rank{rank}"
     place.mkdir(parents=True, exist_ok=True)
     lines: dict[int, list[str]] = {}

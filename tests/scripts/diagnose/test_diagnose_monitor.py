@@ -1,4 +1,4 @@
-"""`make diagnose` of runs with monitor files: spikes and NaN are attributed to a tensor, and the page is written."""
+"""`make diagnose` of runs with monitor files: spikes and NaN name a tensor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
-import pytest
 
 from numerics.diagnose.loss_files import read_curve
 from scripts.diagnose.__main__ import diagnose_runs
@@ -42,17 +41,13 @@ def side(
     return RunSide(folder, folder.name, read_curve(folder), cast("Any", record))
 
 
-def test_spikes_are_attributed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_spikes_are_attributed(tmp_path: Path) -> None:
     runs = [side(tmp_path / "good"), side(tmp_path / "bad", (80, 120, 150, 180))]
     assert diagnose_runs(runs, tmp_path / "out") == 0
     found = json.loads((tmp_path / "out/diagnose.json").read_text())
     assert found["symptom"] == "spikes"
     (step,) = (one for one in found["flow"] if one["title"] == "Monitor")
-    assert f"step 80, grad_reduced of {names()[2]}" in step["finding"]
-    assert "before the loss (step 82)" in step["finding"]
-    assert f"{names()[2]} carries" in step["finding"]
-    assert "trend.html" in capsys.readouterr().out
-    assert (tmp_path / "out/trend.html").exists()
+    assert f"grad_reduced {names()[2]} norm, step 80" in step["finding"]
 
 
 def test_nan_of_the_only_watched_run_is_attributed(tmp_path: Path) -> None:
@@ -62,7 +57,7 @@ def test_nan_of_the_only_watched_run_is_attributed(tmp_path: Path) -> None:
     assert found["symptom"] == "overflow or NaN"
     (step,) = (one for one in found["flow"] if one["title"] == "Monitor")
     assert "only bad has monitor files" in step["finding"]
-    assert f"step 150, grad_reduced of {names()[5]} is not finite" in step["finding"]
+    assert f"grad_reduced {names()[5]} norm, step 150" in step["finding"]
 
 
 def test_monitor_files_that_cannot_be_used_stop_no_diagnosis(tmp_path: Path) -> None:
@@ -73,4 +68,3 @@ def test_monitor_files_that_cannot_be_used_stop_no_diagnosis(tmp_path: Path) -> 
     found = json.loads((tmp_path / "out/diagnose.json").read_text())
     (step,) = (one for one in found["flow"] if one["title"] == "Monitor")
     assert "cannot be used" in step["finding"]
-    assert not (tmp_path / "out/trend.html").exists()

@@ -1,0 +1,330 @@
+"""Trends of monitored tensors over steps: the first anomaly of each tensor, and where two runs depart (section 4.7).
+
+A value is anomalous where it is not finite, or where it jumps (numerics.diagnose.spikes) from its own history; with a
+reference, from the reference's value at that step, in units of the reference's own noise. One statistic of a tensor is
+tested: the norm; of attention its entropy and its largest logit; else std or max. Two runs depart in a tensor that
+is off by over 6 percent in nine of ten common steps or in the first eight, and differ from the first unequal value on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from numerics.diagnose.loss_files import Curve, read_curve
+from numerics.diagnose.spikes import LIMIT, LOGIT, LOSS, NORM, TENSOR, Quantity, expected
+from numerics.errors import NumericsError
+from numerics.monitor.invariants import EVIDENCE, same
+from numerics.monitor.series import Floats, TensorSeries, common, read_series
+from numerics.monitor.tables import KINDS, rank_folders, table_files
+from numerics.rows import TableRow
+
+FIX = "name a run with CONFIG_MONITOR=y, or a folder with monitor files such as rank0/grad_reduced_0-99.csv"
+TESTED: Mapping[str, Mapping[str, Quantity]] = {
+    "loss": {"value": LOSS},
+    "gradient norm": {"value": NORM},
+    "attention": {"entropy": TENSOR, "logit_max": LOGIT},
+    "update_ratio": {"ratio": TENSOR},
+    "learning_rate": {"rate": NORM},
+    **{kind: {} for kind in ("data", "grad_before", "mg_direction")},
+}
+RISING = ("loss", "gradient norm", "update_ratio", "learning_rate")  # training lowers them
+BACKWARD = ("actv_grad", "grad_unreduced", "grad_reduced", "grad_clipped")  # computed from the last layer on
+FORWARD = [*list(KINDS)[:4], "loss"]
+ORDER = ["param_origin", *FORWARD, *[kind for kind in KINDS if kind not in FORWARD], "gradient norm"]
+ROUNDING = 2.0**-8  # relative, of bfloat16: the unit of a departure and of a reduction
+DEPARTS = 16.0  # units in which a tensor is off, or its reduction
+FEWEST, NEARLY_ALL = 8, 0.9  # common steps of a tensor, and the part of them in which it is off
+Place = tuple[int, int, int, int]  # step, order of the kind, of the tensor, rank
+Found = tuple[Place, TableRow]
+
+
+@dataclass
+class MonitoredRun:
+    """The tables of a run by kind and rank; its losses and gradient norms are kinds of one tensor."""
+
+    path: Path
+    tables: dict[tuple[str, int], TensorSeries]
+    notes: list[str] = field(default_factory=list)
+
+    def of(self, kind: str) -> list[TensorSeries]:
+        return [table for (one, _), table in sorted(self.tables.items()) if one == kind]
+
+
+def read_run(path: Path, losses: Path | None = None) -> MonitoredRun:
+    """Read a run's folder, a folder of ranks or that of one rank. NumericsError names what cannot be read.
+
+    losses: a file of losses and gradient norms; by default the metrics.jsonl of the run, if it has one.
+    """
+    folder = path / "monitor" if (path / "monitor").is_dir() else path
+    if not path.is_dir():
+        raise NumericsError(f"{path} is not a folder; fix: {FIX}")
+    found = MonitoredRun(path, {})
+    for rank, place in rank_folders(folder).items():
+        for kind in table_files(place):
+            if table := read_series(place, kind, rank):
+                found.tables[kind, rank] = table
+                if table.damaged:
+                    found.notes.append(f"rank {rank}, {kind}: {table.damaged} damaged lines are left out")
+    if not found.tables:
+        raise NumericsError(f"{path} has no monitor files; fix: {FIX}")
+    if losses or (path / "metrics.jsonl").exists():
+        curves = read_curve(losses or path / "metrics.jsonl")
+        for kind, curve in (("loss", curves.losses), ("gradient norm", curves.gradient_norms)):
+            if curve:
+                found.tables[kind, 0] = _series_of(kind, curve)
+    return found
+
+
+def _series_of(kind: str, curve: Curve) -> TensorSeries:
+    steps = np.array(sorted(curve), dtype=np.int64)
+    values = np.array([[curve[step] for step in steps.tolist()]])
+    return TensorSeries(kind, 0, [""], steps, {"value": values}, np.ones(values.shape, dtype=bool))
+
+
+def trend(run: MonitoredRun | Path, reference: MonitoredRun | Path | None = None) -> list[TableRow]:
+    """Return the first anomaly of each tensor, in the order of computation; of two runs also where they depart."""
+    run = read_run(run) if isinstance(run, Path) else run
+    reference = read_run(reference) if isinstance(reference, Path) else reference
+    first: dict[tuple[str, int, str], Found] = {}
+    for (kind, rank), table in run.tables.items():
+        other = reference.tables.get((kind, rank)) if reference else None
+        if reference and other is None:
+            continue
+        for place, row, name in _anomalies(run, table, other):
+            known = first.get((kind, rank, name))
+            if known is None or place < known[0]:
+                first[kind, rank, name] = place, row
+    found = [*first.values(), *_reductions(run)]
+    if reference:
+        found += _first_unequal(run, reference)
+    one_sided = _one_side(run, reference) if reference else []
+    return [row for _, row in sorted(found, key=lambda one: one[0])] + one_sided
+
+
+def quantities(table: TensorSeries) -> dict[str, Quantity]:
+    """Return statistic -> quantity of those that are tested in a table."""
+    words = TESTED.get(table.kind)
+    if words is None:
+        words = dict.fromkeys([word for word in ("norm", "std", "max") if word in table.values][:1], TENSOR)
+    return {word: quantity for word, quantity in words.items() if word in table.values}
+
+
+def deviations(
+    table: TensorSeries, word: str, quantity: Quantity, other: TensorSeries | None = None
+) -> tuple[Floats, Floats]:
+    """Return units, the signed deviation in scales, and expected values (tensors, steps); NaN where none is known.
+
+    other: the reference, with the names and steps of the table.
+    """
+    values = table.values[word]
+    base = other.values[word] if other else values
+    usable = np.isfinite(values) & np.isfinite(base)
+    units, middle = (np.full(values.shape, np.nan) for _ in range(2))
+    for rows, columns in _alike(usable):
+        at = np.ix_(rows, columns)
+        here, there = quantity.transformed(values[at]), quantity.transformed(base[at])
+        center, scale = expected(there, quantity)
+        center = np.where(np.isnan(scale), np.nan, there) if other else center
+        units[at], middle[at] = (here - center) / scale, quantity.restored(center)
+    return units, middle
+
+
+def _alike(usable: NDArray[np.bool_]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Yield the rows that have values at the same steps, with these."""
+    groups: dict[bytes, list[int]] = {}
+    for row, flags in enumerate(usable):
+        groups.setdefault(np.packbits(flags).tobytes(), []).append(row)
+    for rows in groups.values():
+        yield np.array(rows), np.flatnonzero(usable[rows[0]])
+
+
+def _anomalies(
+    run: MonitoredRun, table: TensorSeries, reference: TensorSeries | None
+) -> Iterator[tuple[Place, TableRow, str]]:
+    """Yield the first anomaly of each tensor and each reason."""
+    other = None
+    if reference is not None:
+        table, other = common(table, reference)
+    places = _positions(run, table)
+
+    def row(
+        at: int, step: int, value: str, golden: str, units: float, bound: float, word: str
+    ) -> tuple[Place, TableRow, str]:
+        name = table.names[at]
+        where = f"step {step}, rank {table.rank}" if table.rank else f"step {step}"
+        evidence = EVIDENCE.get(table.kind, "computed")
+        found = TableRow(f"{table.kind} {name}".strip(), word, where, value, golden, units, bound, evidence)
+        return _place(step, table.kind, places[at], table.rank), found, name
+
+    bad = not_finite(table)
+    if other is not None:
+        bad &= ~not_finite(other)
+    words = quantities(table)
+    for at in np.flatnonzero(bad.any(axis=1)).tolist():
+        column = int(np.flatnonzero(bad[at])[0])
+        word = next(
+            (word for word, values in table.values.items() if not np.isfinite(values[at, column])), "nan"
+        )
+        value = f"{table.values[word][at, column]:.6g}"
+        yield row(at, int(table.steps[column]), value, "finite", math.nan, math.nan, word)
+    for word, quantity in words.items():
+        units, middle = deviations(table, word, quantity, other)
+        with np.errstate(invalid="ignore"):
+            jumps = (units if table.kind in RISING and other is None else np.abs(units)) > LIMIT
+        for at in np.flatnonzero(jumps.any(axis=1)).tolist():
+            column = int(np.flatnonzero(jumps[at])[0])
+            value, golden = (f"{one[at, column]:.6g}" for one in (table.values[word], middle))
+            yield row(at, int(table.steps[column]), value, golden, abs(units[at, column]), LIMIT, word)
+        if other is not None and quantity.log:
+            for at, column, size in _departures(table.values[word], other.values[word]):
+                value, golden = (f"{one.values[word][at, column]:.6g}" for one in (table, other))
+                yield row(at, int(table.steps[column]), value, golden, size, DEPARTS, word)
+
+
+def _departures(values: Floats, base: Floats) -> Iterator[tuple[int, int, float]]:
+    """Yield tensor, first step and units of each that is off in nearly all steps, or in each of the first ones.
+
+    In the first steps the weights of both runs are still alike.
+    """
+    usable = np.isfinite(values) & np.isfinite(base) & ((values > 0) | (base > 0))
+    with np.errstate(all="ignore"):
+        sizes = np.abs(np.log(values / base)) / ROUNDING  # inf where one of two values is zero
+        off = usable & (sizes > DEPARTS)
+    for at in range(len(values)):
+        flags = off[at, usable[at]]
+        if len(flags) >= FEWEST and (flags.mean() >= NEARLY_ALL or flags[:FEWEST].all()):
+            column = int(np.flatnonzero(off[at])[0])
+            yield at, column, float(sizes[at, column])
+
+
+def not_finite(table: TensorSeries) -> NDArray[np.bool_]:
+    """Return where a tensor is not finite. Inf in every step is left out: it is a mask.
+
+    So is Inf in the first steps of an update ratio: the weights before were zero, as new biases are.
+    """
+    nan, inf = (np.zeros(table.present.shape, dtype=bool) for _ in range(2))
+    for word, values in table.values.items():
+        if word in ("nan", "inf"):
+            target = nan if word == "nan" else inf
+            target |= values > 0
+        elif word not in ("expected", "scheduled"):
+            inf |= np.isinf(values)
+            if "nan" not in table.values:
+                nan |= np.isnan(values)
+    inf &= table.present
+    if table.kind == "update_ratio":
+        inf &= np.logical_or.accumulate(table.present & ~inf, axis=1)
+    always = np.all(inf | ~table.present, axis=1, keepdims=True)
+    return np.asarray((nan & table.present) | (inf & ~always))
+
+
+def _place(step: int, kind: str, position: int, rank: int) -> Place:
+    return step, ORDER.index(kind) if kind in ORDER else len(ORDER), position, rank
+
+
+def _positions(run: MonitoredRun, table: TensorSeries) -> list[int]:
+    """Return the place of each tensor in the order of computation.
+
+    Gradients come from the last layer on: in the reverse order of the activations or parameters, else of the rows.
+    """
+    if table.kind not in BACKWARD:
+        return list(range(len(table.names)))
+    activations = table.kind == "actv_grad"
+    for kind in ("actv",) if activations else ("param", "exp_avg"):
+        for other in run.of(kind):
+            rows = {name: row for row, name in enumerate(other.names)}
+            wanted = [name.replace("put_grad", "put") if activations else name for name in table.names]
+            if all(name in rows for name in wanted):
+                return [-rows[name] for name in wanted]
+    return [row if activations else -row for row in range(len(table.names))]
+
+
+def _first_unequal(run: MonitoredRun, reference: MonitoredRun) -> list[Found]:
+    """Return the first value that is not the same in both runs."""
+    found: list[Found] = []
+    for key, table in run.tables.items():
+        if key not in reference.tables:
+            continue
+        mine, base = common(table, reference.tables[key])
+        places = _positions(run, mine)
+        for word in mine.values.keys() & base.values.keys():
+            differs = mine.present & base.present & ~same(mine.values[word], base.values[word])
+            for column in np.flatnonzero(differs.any(axis=0))[:1]:
+                at = min(np.flatnonzero(differs[:, column]).tolist(), key=places.__getitem__)
+                value, golden = (f"{one.values[word][at, column]:.9g}" for one in (mine, base))
+                step = int(mine.steps[column])
+                where = f"first unequal, step {step}" + (f", rank {mine.rank}" if mine.rank else "")
+                row = TableRow(f"{mine.kind} {mine.names[at]}".strip(), word, where, value, golden, math.nan)
+                found.append((_place(step, mine.kind, places[at], mine.rank), row))
+    return [min(found, key=lambda one: one[0])] if found else []
+
+
+def _one_side(run: MonitoredRun, reference: MonitoredRun) -> list[TableRow]:
+    """Return a row for each kind that one run has alone, and for each kind with tensors of one run alone."""
+    rows = []
+    for one, other, side in ((run, reference, "run"), (reference, run, "reference")):
+        for kind, rank in one.tables:
+            theirs = other.tables.get((kind, rank))
+            alone = [name for name in one.tables[kind, rank].names if not theirs or name not in theirs.names]
+            if alone:
+                count = f"{len(alone)} tensors" if len(alone) > 1 else "1 tensor"
+                call, place = f"{kind} {alone[0]}".strip(), f"rank {rank}"
+                rows.append(TableRow(call, side, place, count, units=math.nan, evidence="one side"))
+    return rows
+
+
+def _reductions(run: MonitoredRun) -> list[Found]:
+    """Return the tensors whose reduced mean is neither the mean nor the sum of the ranks, as that of most is.
+
+    Where elements cancel, the mean is compared by the size of a mean of independent elements, RMS / sqrt(n).
+    """
+    tables, reduced = run.of("grad_unreduced"), run.of("grad_reduced")
+    if len(tables) < 2 or not reduced or "mean" not in reduced[0].values:
+        return []
+    whole = reduced[0]
+    for table in tables:
+        whole, _ = common(whole, table)
+    means = np.array(
+        [common(table, whole)[0].cut(whole.names, whole.steps).values["mean"] for table in tables]
+    )
+    total, target = means.sum(axis=0), whole.values["mean"]
+    least = _size_of_means(whole)
+    with np.errstate(all="ignore"):
+        usable = np.isfinite(total) & np.isfinite(target) & (total != 0)
+        clear = usable & (np.abs(total) >= least)
+        ratio = float(np.median(np.abs(target / total)[clear])) if clear.any() else 1.0
+        summed = abs(math.log(max(ratio, 1e-300))) < abs(math.log(max(ratio, 1e-300) * len(tables)))
+        wanted = total if summed else total / len(tables)
+        sizes = np.abs(target - wanted) / np.maximum(np.maximum(np.abs(wanted), least), 1e-300) / ROUNDING
+    found = []
+    for at, name in enumerate(whole.names):
+        size = float(np.median(sizes[at, usable[at]])) if usable[at].sum() >= FEWEST else 0.0
+        if size > DEPARTS:
+            column = int(np.flatnonzero(usable[at])[0])
+            step, golden = int(whole.steps[column]), f"{'sum' if summed else 'mean'} {wanted[at, column]:.6g}"
+            row = TableRow(
+                f"grad_reduced {name}",
+                "mean",
+                f"step {step}",
+                f"{target[at, column]:.6g}",
+                golden,
+                size,
+                DEPARTS,
+            )
+            found.append((_place(step, "grad_reduced", -at, 0), row))
+    return found
+
+
+def _size_of_means(table: TensorSeries) -> Floats:
+    """Return RMS / sqrt(n) of each tensor and step, which is RMS^2 / norm; 0 where the table has no std."""
+    if "std" not in table.values or "norm" not in table.values:
+        return np.zeros(table.present.shape)
+    squares = table.values["mean"] ** 2 + table.values["std"] ** 2
+    with np.errstate(all="ignore"):
+        return np.nan_to_num(squares / table.values["norm"], nan=0.0, posinf=0.0)

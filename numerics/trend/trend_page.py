@@ -1,0 +1,178 @@
+"""`python -m numerics trend [REFERENCE] RUN`: the table of trends, and one heat map of tensors by steps."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from numerics.diagnose.spikes import LIMIT
+from numerics.dump_files import finite, write_json, writing
+from numerics.errors import NumericsError
+from numerics.monitor.series import Floats, TensorSeries, common
+from numerics.rows import HEADINGS, TableRow, text_table
+from numerics.trend.trend import MonitoredRun, deviations, not_finite, quantities, read_run, trend
+from pages.document import Block, Document, Figure, Paragraph, Table
+from pages.markup import escape_html
+from pages.page import render_html
+from pages.plots import figure
+
+DESCRIPTION = """
+List the first anomaly of each monitored tensor, and where two runs depart (sections 4.6 and 4.7 of the guide). With two
+runs the first is the reference. Files are those of the monitor or of msProbe: rank<r>/<kind>_<first>-<last>.csv. Writes
+trend.html with a heat map, and trend.json. The exit status is 0 for every result, and 1 where files cannot be used.
+"""
+LISTED = 20  # rows in the terminal
+COLUMNS, MAPS = 400, 24  # steps of a heat map, each the most extreme of several in a long run; maps of a page
+COLORS = [[0, "var(--v1)"], [0.5, "var(--noise)"], [1, "var(--v2)"]]
+
+
+def add_command(commands: Any) -> None:
+    """Add the subcommand."""
+    parser = commands.add_parser(
+        "trend", description=DESCRIPTION, help="trends of monitored tensors over steps"
+    )
+    parser.add_argument(
+        "runs", nargs="+", type=Path, help="folder of a run, of ranks, or of one rank; the reference first"
+    )
+    parser.add_argument("-o", "--output_path", type=Path, default=Path("trend"), help="folder of results")
+    parser.add_argument("--losses", nargs="+", type=Path, default=[], help="a file of losses for each run")
+    parser.set_defaults(run=run_trend)
+
+
+def run_trend(given: argparse.Namespace) -> int:
+    if len(given.losses) not in (0, len(given.runs)):
+        raise NumericsError(
+            f"{len(given.losses)} files of losses for {len(given.runs)} runs; fix: give one for each run"
+        )
+    print(*show(given.runs, given.output_path, record_command, given.losses), sep="\n")
+    return 0
+
+
+def record_command(run: Path, step: int) -> str:
+    """Return how a script records a step."""
+    return (
+        f'record step {step} of {run} with PrecisionDebugger(task="statistics", level="mix", step=[{step}])'
+    )
+
+
+def show(
+    paths: Sequence[Path], folder: Path, record: Callable[[Path, int], str], losses: Sequence[Path] = ()
+) -> list[str]:
+    """Compare a run with its history or with a reference, and write the results. Returns the lines to print."""
+    if len(paths) > 2:
+        raise NumericsError(f"{len(paths)} runs are given; fix: name one run, or a reference and a run")
+    if len(paths) == 2 and os.path.realpath(paths[0]) == os.path.realpath(paths[1]):
+        raise NumericsError(f"{paths[0]} is named twice; fix: name two different runs")
+    files: Sequence[Path | None] = losses or [None] * len(paths)
+    runs = [read_run(path, file) for path, file in zip(paths, files, strict=True)]
+    run, reference = runs[-1], runs[0] if len(runs) > 1 else None
+    rows = trend(run, reference)
+    title = "Trends of " + " against ".join(str(one.path) for one in (run, reference) if one)
+    facts = [tested(run, reference), *(note for one in runs for note in one.notes)]
+    written = write_trend(rows, facts, title, run, reference, folder)
+    more = [f"{len(rows) - LISTED} more rows are in {written[0]}"] if len(rows) > LISTED else []
+    step = next(
+        (row.place.partition("step ")[2].partition(",")[0] for row in rows if "step " in row.place), ""
+    )
+    commands = [f"next: {record(path, int(step))}" for path in paths] if step else ["next: nothing"]
+    return [
+        title,
+        "",
+        *text_table(rows[:LISTED]),
+        *more,
+        *facts,
+        *(f"wrote {one}" for one in written),
+        *commands,
+    ]
+
+
+def write_trend(
+    rows: Sequence[TableRow],
+    facts: Sequence[str],
+    title: str,
+    run: MonitoredRun,
+    reference: MonitoredRun | None,
+    folder: Path,
+) -> list[Path]:
+    """Write trend.json and trend.html into the folder. Returns their paths."""
+    paths = [folder / "trend.json", folder / "trend.html"]
+    table = Table(HEADINGS, [row.cells for row in rows], tuple(range(5)))
+    blocks: list[Block] = [
+        *map(Paragraph, facts),
+        table,
+        Figure("tensors", heat_map(run, reference), numbers=()),
+    ]
+    with writing(folder, "give another folder for the results"):
+        folder.mkdir(parents=True, exist_ok=True)
+        plain = [{key: finite(value) for key, value in vars(row).items()} for row in rows]
+        write_json(paths[0], {"title": title, "facts": list(facts), "rows": plain})
+        paths[1].write_text(render_html(Document(title, blocks)), encoding="utf-8")
+    return paths
+
+
+def tested(run: MonitoredRun, reference: MonitoredRun | None) -> str:
+    """Return how many values have a history, without which only values that are not finite are found."""
+    counts = [0, 0]
+    for _, units, table in _maps(run, reference):
+        counts[0] += int(np.isfinite(units).sum())
+        counts[1] += int(table.present.sum())
+    return f"{counts[0]:,} of {counts[1]:,} values were tested: a value needs 16 of its tensor before it"
+
+
+def _maps(run: MonitoredRun, reference: MonitoredRun | None) -> list[tuple[str, Floats, TensorSeries]]:
+    """Return name, deviations (tensors, steps) and table of the first tested statistic of each kind and rank."""
+    found = []
+    for (kind, rank), table in run.tables.items():
+        other = None
+        if reference is not None:
+            if (kind, rank) not in reference.tables:
+                continue
+            table, other = common(table, reference.tables[kind, rank])
+        for word, quantity in list(quantities(table).items())[:1]:
+            units, _ = deviations(table, word, quantity, other)
+            found.append((f"{kind}, {word}" + (f", rank {rank}" if rank else ""), units, table))
+    return found
+
+
+def heat_map(run: MonitoredRun, reference: MonitoredRun | None) -> dict[str, Any] | None:
+    """Return the figure: scales by tensor and step, a kind and rank at a time. Not finite is the end of the scale."""
+    options: list[dict[str, Any]] = []
+    for name, units, table in _maps(run, reference)[:MAPS]:
+        extreme = np.where(not_finite(table), 2 * LIMIT, np.clip(units, -2 * LIMIT, 2 * LIMIT))
+        group = -(-len(table.steps) // COLUMNS)
+        parts = [extreme[:, at : at + group] for at in range(0, len(table.steps), group)]
+        largest = np.stack([_extreme(part) for part in parts], axis=1)
+        z = [[None if np.isnan(value) else round(float(value), 2) for value in row] for row in largest[::-1]]
+        data = {
+            "x": table.steps[::group].tolist(),
+            "y": [escape_html(one) or name for one in table.names[::-1]],
+            "z": z,
+        }
+        options.append(
+            {"name": name, "data": [data], "layout": {"height": 120 + 14 * max(4, len(table.names))}}
+        )
+    if not options:
+        return None
+    map_of: dict[str, Any] = {
+        "type": "heatmap",
+        "zmin": -2 * LIMIT,
+        "zmax": 2 * LIMIT,
+        "colorscale": COLORS,
+        "hovertemplate": "%{y}<br>step %{x}: %{z} scales<extra></extra>",
+        "colorbar": {"title": {"text": "scales"}},
+    } | options[0]["data"][0]
+    choice = {"label": "Kind", "options": options}
+    height = options[0]["layout"]["height"]
+    axes = {"xaxis": {"title": {"text": "step"}}, "yaxis": {"type": "category", "automargin": True}}
+    return figure([map_of], height, (200, 20, 10, 60), {"margin": {"l": 90}}, [choice], **axes)
+
+
+def _extreme(part: Floats) -> Floats:
+    """Return the value of the largest magnitude of each row; NaN where a row has none."""
+    sizes = np.where(np.isnan(part), -1.0, np.abs(part))
+    return np.take_along_axis(part, sizes.argmax(axis=1)[:, None], axis=1)[:, 0]
