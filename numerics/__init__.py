@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from numerics.checklist.pack import ConfigChecker
     from numerics.errors import NumericsError
     from numerics.logp.diff import logp_diff
-    from numerics.monitor.monitor import Monitor, MonitorConfig
-    from numerics.monitor.msprobe.trainer_mon import TrainerMon
+    from numerics.monitor.monitor import Monitor
+    from numerics.monitor.settings import MonitorConfig
+    from numerics.monitor.trainer_mon import TrainerMon
     from numerics.oracle.beside import check_optimizer
     from numerics.oracle.check import check_operation
     from numerics.record.debugger import PrecisionDebugger
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 MODULES = {
     "ConfigChecker": "checklist.pack",
     "Monitor": "monitor.monitor",
-    "MonitorConfig": "monitor.monitor",
+    "MonitorConfig": "monitor.settings",
     "NumericsError": "errors",
     "PrecisionDebugger": "record.debugger",
     "Recorder": "record.recorder",
@@ -34,7 +35,7 @@ MODULES = {
     "check_operation": "oracle.check",
     "check_optimizer": "oracle.beside",
     "fix": "search.fix_words",
-    "TrainerMon": "monitor.msprobe.trainer_mon",
+    "TrainerMon": "monitor.trainer_mon",
     "logp_diff": "logp.diff",
     "repeat_step": "repeat.step",
     "seed_all": "seed",

@@ -32,10 +32,10 @@ from gpt2.system import ranks
 from gpt2.system.resource_errors import out_of_memory
 from numerics.diagnose.spikes import RECENT, WINDOW
 from numerics.errors import NumericsError
-from numerics.monitor.control import ControlFile
-from numerics.monitor.monitor import Monitor, MonitorConfig
-from numerics.monitor.names import ModelNames, write_names
+from numerics.monitor.settings import MonitorConfig
+from numerics.monitor.step_monitor import StepMonitor
 from numerics.monitor.tables import TableWriter
+from numerics.monitor.targets import ControlFile, ModelNames, write_names
 from numerics.monitor.triggers import TRIGGERED, Fired, Triggers, read_triggers
 
 FOLDER, CAUGHT = "monitor", "caught"
@@ -58,7 +58,7 @@ class RunMonitor(StepObserver):
         self.folder = directory / FOLDER
         config = MonitorConfig(settings.targets, settings.interval, start=1)
         self.triggers = Triggers(settings.triggers)
-        self.monitor = Monitor(model, optimizer, config, self.folder, ranks.rank())
+        self.monitor = StepMonitor(model, optimizer, config, self.folder, ranks.rank())
         self.monitor.say = note
         self.control = ControlFile(self.folder)
         self.broken = False

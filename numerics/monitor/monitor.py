@@ -1,283 +1,295 @@
-"""Watch the statistics of a training run, section 4.6.
+"""A monitor of any training script: hooks observe forward, backward and optimizer.step(), and nothing else changes.
 
-    monitor = Monitor(model, optimizer, MonitorConfig(targets=("grad", "param"), interval=10), Path("monitor_output"))
-    for step in range(1, steps + 1):
-        with monitor.step(step):            # writes the rows of the step at its end
-            loss = ...; loss.backward()
-            monitor.gradients("grad_reduced")
-            clip(...)
-            with monitor.update():
-                optimizer.step()
-
-Statistics are computed on the device and reach the host in one transfer a step. No number of the training changes.
+A step ends with optimizer.step(). grad_unreduced is read when backward of the last micro-batch has summed a gradient,
+and grad_reduced when optimizer.step() is called: after the reduction, and after clipping where the script clips.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import json
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
+from torch import nn
 
+from numerics.describe import tensors_in
+from numerics.dump_files import this_rank
 from numerics.errors import NumericsError
-from numerics.monitor.activations import ActivationWatch
-from numerics.monitor.reduction.moments import Moments
-from numerics.monitor.statistics import Pending, sign_agreements, update_ratios
-from numerics.monitor.tables import KINDS, MOMENTS, STATISTICS, STEPS_PER_FILE, TableWriter
-from numerics.monitor.targets import MonitorTarget, model_names, parse_targets
+from numerics.monitor.settings import check_targets, monitor_config, read_settings
+from numerics.monitor.statistics import reason
+from numerics.monitor.step_monitor import StepMonitor, local
+from numerics.monitor.tables import MOMENTS
+from numerics.monitor.targets import ModelNames, model_names
 
-EVERYTHING = MonitorTarget("all")
-FORWARD = ("actv", "actv_grad", "attention")  # kinds that need hooks during forward
-
-
-@dataclass(frozen=True)
-class MonitorConfig:
-    """Settings. targets: see numerics.monitor.targets. interval: steps from one monitored step to the next.
-
-    start: the first monitored step. times: monitored steps in all. statistics: columns, some of tables.STATISTICS.
-    """
-
-    targets: tuple[str, ...] = ("grad", "param")
-    interval: int = 10
-    start: int = 0
-    times: int = 10**8
-    statistics: tuple[str, ...] = STATISTICS
-    digits: int = 9
-    steps_per_file: int = STEPS_PER_FILE
-
-    def __post_init__(self) -> None:
-        parse_targets(self.targets)
-        for name, least in (
-            ("interval", 1),
-            ("start", 0),
-            ("times", 0),
-            ("digits", 1),
-            ("steps_per_file", 1),
-        ):
-            value = getattr(self, name)
-            if type(value) is not int or value < least:
-                raise NumericsError(f"{name} is {value!r}; fix: a whole number from {least}")
-        unknown = [name for name in self.statistics if name not in STATISTICS]
-        if unknown or not self.statistics:
-            raise NumericsError(
-                f"statistics are {list(self.statistics)}; fix: use some of {', '.join(STATISTICS)}"
-            )
+OUTPUT, DYNAMIC = "MONITOR_OUTPUT_DIR", "DYNAMIC_MONITOR"  # environment variables of msProbe
 
 
-class Monitor:
-    """Statistics of one model on one rank, written to <folder>/rank<r>.
+def harmless(hook: Callable[..., Any]) -> Any:
+    """Print an error of a hook as one line, so that the script goes on."""
 
-    extra: targets of every step, beside those of the configuration; may change between steps.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer | None,
-        config: MonitorConfig | None = None,
-        folder: Path = Path("monitor_output"),
-        rank: int = 0,
-    ) -> None:
-        self.model, self.optimizer, self.config = model, optimizer, config or MonitorConfig()
-        self.parameters: list[tuple[str, nn.Parameter]] = []
-        self.new_parameters()
-        self.folder = folder / f"rank{rank}"
-        self.configure(self.config)
-        self.extra: tuple[MonitorTarget, ...] = ()
-        self.now: tuple[MonitorTarget, ...] = ()  # of the running step
-        self.current = 0
-        self.pending = Pending()
-        self.gradient: Callable[[nn.Parameter], Tensor | None] = lambda parameter: parameter.grad
-        self.full_until = -1  # the last step in which everything is watched
-        self.say: Callable[[str], None] = functools.partial(print, flush=True)
-        self._said: set[tuple[str, str]] = set()  # kinds and names whose problem was printed
-
-    # -- what to watch
-
-    def configure(self, config: MonitorConfig) -> None:
-        """Change what is watched, from the next step on."""
-        self.config, self.targets, self.collected = config, parse_targets(config.targets), 0
-        columns = {kind: config.statistics for kind in KINDS if KINDS[kind] == STATISTICS}
-        self.writer = TableWriter(self.folder, config.steps_per_file, columns, config.digits)
-
-    def begin(self, step: int) -> None:
-        """Choose the targets of a step."""
-        config = self.config
-        due = step >= config.start and (step - config.start) % config.interval == 0
-        due = due and self.collected < config.times
-        self.collected += due
-        chosen = [*(self.targets if due else ()), *self.extra]
-        self.now = (EVERYTHING,) if step <= self.full_until else tuple(chosen)
-        self.current, self.pending = step, Pending()
-
-    def watch_everything(self, steps: int) -> None:
-        """Watch everything in the rest of this step and in the `steps` steps after it."""
-        self.now = (EVERYTHING,)
-        self.full_until = max(self.full_until, self.current + steps)
-
-    def wants(self, kind: str, name: str = "") -> bool:
-        """Whether the running step includes a row; without a name, whether it includes any of the kind."""
-        return any(kind in target.kinds and (not name or target.wants(kind, name)) for target in self.now)
-
-    @property
-    def wants_forward(self) -> bool:
-        """Whether the running step needs hooks on the modules."""
-        return any(self.wants(kind) for kind in FORWARD)
-
-    def new_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Add the parameters that the model has gained or unfrozen, and return them."""
-        known = {id(parameter) for _, parameter in self.parameters}
-        names = model_names(self.model)
-        found = [
-            (names(name), parameter)
-            for name, parameter in self.model.named_parameters()
-            if parameter.requires_grad and id(parameter) not in known and not is_lazy(parameter)
-        ]
-        self.parameters += found
-        return found
-
-    # -- what a training loop calls
-
-    @contextlib.contextmanager
-    def step(self, step: int) -> Iterator[None]:
-        """Watch one step, and write its rows, also where it raises."""
-        self.begin(step)
+    @functools.wraps(hook)
+    def guarded(self: Monitor, *args: Any, **kwargs: Any) -> Any:
         try:
-            with self.forward():
-                yield
-        finally:
-            self.finish()
-
-    @contextlib.contextmanager
-    def forward(self) -> Iterator[ActivationWatch | None]:
-        """Watch modules and attention calls in forward and backward, where the step includes them."""
-        if not self.wants_forward:
-            yield None
-            return
-        watch = ActivationWatch(self.pending, self.wants)
-        with watch.watching(self.model, self.wants("attention")):
-            yield watch
-
-    def gradients(self, kind: str) -> None:
-        """Read the gradients that the parameters have now, as a kind of tables.GRADIENTS."""
-        self.read(kind, [(name, self.gradient(parameter)) for name, parameter in self.parameters])
-
-    @contextlib.contextmanager
-    def update(self) -> Iterator[None]:
-        """Read weights, moments and the size of the update. Enter around optimizer.step()."""
-        ratios = [
-            (name, parameter) for name, parameter in self.parameters if self.wants("update_ratio", name)
-        ]
-        pairs = []
-        with torch.no_grad():
-            for name, parameter in ratios:
-                try:
-                    pairs.append((name, local(parameter).clone(), parameter))
-                except Exception as error:
-                    self.pending.fail(("update_ratio", name), error)
-            self._directions()
-        yield
-        with torch.no_grad():
-            self._compare(
-                "update_ratio", update_ratios, [(name, old, local(new)) for name, old, new in pairs]
-            )
-        self.weights()
-
-    def _compare(
-        self,
-        kind: str,
-        function: Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor],
-        pairs: Sequence[tuple[str, Tensor, Tensor]],
-    ) -> None:
-        """Add a number for each pair of tensors. Where the list cannot be computed, each pair is tried alone."""
-        if not pairs:
-            return
-        names, first, second = zip(*pairs, strict=True)
-        try:
-            self.pending.add_values([(kind, name) for name in names], function(first, second)[:, None])
+            return hook(self, *args, **kwargs)
         except Exception as error:
-            if len(pairs) == 1:
-                self.pending.fail((kind, names[0]), error)
-                return
-            for pair in pairs:
-                self._compare(kind, function, [pair])
+            self.say_once(f"{reason(error)}; rows are missing")
+            return None
 
-    def _directions(self) -> None:
-        """Compare the signs of the gradients with those of Adam's first moments before the update."""
-        state = self.optimizer.state if self.optimizer else {}
-        found = [
-            (name, gradient, state.get(parameter, {}).get("exp_avg"))
-            for name, parameter in self.parameters
-            if self.wants("mg_direction", name) and (gradient := self.gradient(parameter)) is not None
-        ]
-        found = [
-            (name, local(gradient), local(moment)) for name, gradient, moment in found if moment is not None
-        ]
-        self._compare("mg_direction", sign_agreements, found)
+    return guarded
 
-    def weights(self) -> None:
-        """Read the weights and Adam's moments as they are now."""
-        self.read("param", list(self.parameters))
-        state = self.optimizer.state if self.optimizer else {}
-        for kind in MOMENTS:
-            self.read(kind, [(name, state.get(p, {}).get(kind)) for name, p in self.parameters])
 
-    def read(self, kind: str, named: Sequence[tuple[str, Tensor | None]]) -> None:
-        """Add the statistics of named tensors as a kind, where the step includes them."""
-        found = [(name, tensor) for name, tensor in named if tensor is not None and self.wants(kind, name)]
-        self.pending.add([(kind, name) for name, _ in found], [local(tensor) for _, tensor in found])
+class Monitor(StepMonitor):
+    """A monitor that `attach` gives its hooks. Without them a loop calls it at its own points, as StepMonitor says.
 
-    def finish(self, write: bool = True) -> dict[str, list[tuple[str, Sequence[float]]]]:
-        """Transfer the statistics of the step and write its rows. Returns kind -> (name, values).
+    Gradients are in parameter.main_grad where a parameter has it, as in Megatron.
+    """
 
-        NumericsError where the folder cannot be written.
+    @classmethod
+    def attach(
+        cls,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        config_path: str | os.PathLike[str],
+        *,
+        micro_batches: int = 1,
+        start: int = 0,
+        scheduler: Any = None,
+        replicas: Sequence[int] = (),
+    ) -> Monitor:
+        """Monitor a script by hooks as config_path says, the config.json of msProbe (docs/monitor.md).
+
+        micro_batches: of a step. start: steps before this process. scheduler, replicas: see StepMonitor. NumericsError
+        where the configuration cannot be used, or the folder has the tables of another run.
         """
-        moments, values = self.pending.take()
-        rows: dict[str, list[tuple[str, Sequence[float]]]] = {}
-        for (kind, name), found in moments.items():
-            rows.setdefault(kind, []).append((name, [found.statistic(one) for one in self.config.statistics]))
-        for (kind, name), lines in values.items():
-            rows.setdefault(kind, []).append((name, _joined(kind, lines)))
-        self.now = ()
-        self._report()
-        for kind, named in rows.items():
-            if write:
-                self.writer.write(kind, self.current, named)
-        return rows
+        if micro_batches < 1:
+            raise NumericsError(f"grad_acc_steps is {micro_batches}; fix: a number from 1")
+        path, names = Path(config_path), ModelNames.of(model)
+        settings = read_settings(path)
+        check_targets(path, settings, names)
+        folder = Path(os.environ.get(OUTPUT) or "monitor_output")
+        monitor = cls(model, optimizer, monitor_config(settings, names), folder, this_rank())
+        if start == 0 and any(monitor.folder.glob("*.csv")):
+            raise NumericsError(
+                f"{monitor.folder} has the tables of another run; fix: set {OUTPUT} to another folder, or pass "
+                "start_iteration of a resumed run"
+            )
+        monitor.writer.truncate(start - 1)
+        monitor.scheduler, monitor.replicas = scheduler, tuple(replicas)
+        monitor._attach(path, settings, names, micro_batches, start)
+        monitor._install(model, optimizer)
+        return monitor
 
-    def _report(self) -> None:
-        """Print one line on each name that could not be read, once for each of its kinds."""
-        found: dict[tuple[str, str], list[str]] = {}
-        for (kind, name), problem in self.pending.problems.items():
-            if (kind, name) not in self._said:
-                self._said.add((kind, name))
-                found.setdefault((name, problem), []).append(kind)
-        for (name, problem), kinds in found.items():
-            missing = ", ".join(kinds)
-            self.say(f"monitor: step {self.current}: {name} has no {missing}: {problem}; the row is missing")
-        self.pending.problems.clear()
+    def _attach(
+        self, path: Path, settings: dict[str, Any], names: ModelNames, micro_batches: int, start: int
+    ) -> None:
+        """Set the state of the hooks."""
+        self.path, self.settings, self.names = path, settings, names
+        self.gradient = lambda parameter: getattr(parameter, "main_grad", parameter.grad)
+        self.iteration, self.micro_batches, self.micro_batch = start, micro_batches, 0
+        self.dynamic = os.environ.get(DYNAMIC, "").lower() == "true"
+        self.active = not self.dynamic or settings["dynamic_on"]
+        self.running = False  # from the first forward of a step to the end of its update
+        self.updating = False  # between the gradients of a step and its end
+        self.observed = False  # whether a forward was
+        self.ignored = "it was not called; fix: pass the module that the script calls"  # why none was
+        self.compared = False  # whether the rows of a step were compared with the switches
+        self.backward: tuple[nn.Parameter, Any] | None = (
+            None  # a parameter, and its gradient's state after backward
+        )
+        self.changed: int | None = None  # when the configuration was
+        self.shapes: dict[str, dict[str, Any]] = {}
+        self._handles: list[Any] = []
+        self._open = contextlib.ExitStack()
+        self._lines: set[str] = set()
+        if not (self.targets or self.dynamic or settings["print_struct"]):
+            self.say_once(f'{path} switches no kind on, so nothing is written; fix: "wg_distribution": true')
 
+    def _install(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        untraced = torch.compiler.disable  # compiled code would trace a hook
+        before = untraced(self._before_forward)
+        self._handles.append(model.register_forward_pre_hook(before, prepend=True, with_kwargs=True))
+        if self.settings["print_struct"]:
+            names = model_names(model)
+            for path, module in model.named_modules():
+                self._handles.append(module.register_forward_hook(self._note_shapes(names(path))))
+        self._watch(self.parameters)
+        # a model that is compiled from within its forward calls hooks that are installed after its first call
+        torch._dynamo.config.skip_nnmodule_hook_guards = False
+        self._handles.append(optimizer.register_step_pre_hook(untraced(self._before_update)))
+        self._handles.append(optimizer.register_step_post_hook(untraced(self._after_update)))
 
-def local(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a sharded tensor, a plain tensor itself."""
-    to_local = getattr(tensor, "to_local", None)
-    found: Tensor = to_local() if to_local else tensor
-    return found
+    def _watch(self, named: Sequence[tuple[str, nn.Parameter]]) -> None:
+        for name, parameter in named:
+            hook = torch.compiler.disable(functools.partial(self._after_gradient, name))
+            self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
 
+    def close(self) -> None:
+        """Remove every hook. The rows of a step that the optimizer skipped are written."""
+        if self.running and self.backward and self.micro_batch >= self.micro_batches:
+            self._end_skipped()
+        self._open.close()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
 
-def _joined(kind: str, lines: Sequence[Sequence[float]]) -> Sequence[float]:
-    """Join the values of several calls, one for each micro-batch."""
-    if kind != "attention":
-        return lines[-1][:1]
-    queries = sum(line[2] for line in lines)
-    entropy = sum(line[0] * line[2] for line in lines) / queries if queries else 0.0
-    highs = [line[1] for line in lines]
-    return (entropy, float("nan") if any(high != high for high in highs) else max(highs))
+    def say_once(self, line: str) -> None:
+        """Print a line the first time."""
+        if line not in self._lines:
+            self._lines.add(line)
+            self.say(f"monitor: {line}")
 
+    # -- hooks
 
-__all__ = ["EVERYTHING", "Moments", "Monitor", "MonitorConfig", "local"]
+    @harmless
+    def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if not module.training:
+            self.ignored = "it was in eval mode; fix: call model.train() before training"
+        if (
+            not module.training or not torch.is_grad_enabled() or self.updating
+        ):  # updating: a closure's further call
+            return
+        if self._skipped():
+            self._end_skipped()
+        if not self.running:
+            self._begin_step(args, kwargs)
+        self.micro_batch += 1
+        if self.wants("data"):
+            inputs = [one.detach() for one in tensors_in([list(args), kwargs]) if not one.is_meta]
+            numbers = [one if one.is_floating_point() or one.is_complex() else one.double() for one in inputs]
+            self.read("data", [(f"input.{place}", one) for place, one in enumerate(numbers)])
+
+    def _begin_step(self, args: Any, kwargs: Any) -> None:
+        if self.dynamic:
+            self._reload()
+        self.running = self.observed = True
+        self.micro_batch, self.backward = 0, None
+        self._watch(self.new_parameters())
+        self.begin(self.iteration)
+        wanted = self.settings["module_ranks"]
+        if not self.active or (wanted and this_rank() not in wanted):
+            self.now = ()
+        watch = self._open.enter_context(self.forward())
+        if watch:
+            watch.root_runs(args, kwargs)
+
+    def _reload(self) -> None:
+        """Read a changed config.json, as DYNAMIC_MONITOR=True asks for. A file that cannot be used is reported."""
+        try:
+            changed = self.path.stat().st_mtime_ns
+            if changed == self.changed:
+                return
+            self.changed = changed
+            settings = read_settings(self.path)
+            check_targets(self.path, settings, self.names)
+            self.configure(monitor_config(settings, self.names))
+            self.settings, self.active, self.compared = settings, settings["dynamic_on"], False
+        except (OSError, NumericsError) as error:
+            self.say(f"monitor: {' '.join(str(error).split())}; the former configuration stays")
+
+    @harmless
+    def _after_gradient(self, name: str, parameter: nn.Parameter) -> None:
+        if self.updating or not self.running:
+            return
+        self.backward = (parameter, self._state(parameter))
+        gradient = self.gradient(parameter)
+        last = self.micro_batch % self.micro_batches == 0
+        if last and gradient is not None and self.wants("grad_unreduced", name):
+            self.pending.replace(("grad_unreduced", name), local(gradient))
+
+    def _state(self, parameter: nn.Parameter) -> Any:
+        """Return the identity and version of a gradient, which any change of it changes."""
+        gradient = self.gradient(parameter)
+        return None if gradient is None else (id(gradient), gradient._version)
+
+    def _skipped(self) -> bool:
+        """Whether backward of every micro-batch ran, and its gradients were changed since or are gone."""
+        if not self.running or self.updating or self.backward is None:
+            return False
+        parameter, after = self.backward
+        return self.micro_batch >= self.micro_batches and self._state(parameter) != after
+
+    def _end_skipped(self) -> None:
+        self._open.close()
+        self._end_step()
+        self.say(
+            f"monitor: step {self.current}: the optimizer made no step after backward, as with GradScaler at Inf or "
+            "NaN; the step has rows of activations and grad_unreduced alone"
+        )
+
+    @harmless
+    def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if callable(closure) and self.backward is None:  # forward and backward follow, within the step
+
+            def observed() -> Any:
+                loss = closure()
+                if not self.updating:
+                    self._read_gradients()
+                return loss
+
+            return (args[0], observed, *args[2:]), {k: v for k, v in kwargs.items() if k != "closure"}
+        self._read_gradients()
+        return None
+
+    @harmless
+    def _read_gradients(self) -> None:
+        if not self.running:
+            if not self.observed:
+                fact = "the optimizer made a step and no forward of the model was observed"
+                self.say_once(f"{fact}: {self.ignored}")
+            return
+        self.updating = True
+        self._open.close()
+        self.gradients("grad_reduced")
+        self._open.enter_context(self.update())
+
+    @harmless
+    def _after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not self.running:
+            return
+        self._open.close()
+        wanted = dict.fromkeys(kind for target in self.now for kind in target.kinds)
+        rows = self._end_step()
+        if wanted and not self.compared:
+            self.compared = True
+            self._report_missing([kind for kind in wanted if kind not in rows], optimizer)
+        if self.settings["print_struct"]:
+            print(json.dumps(self.shapes, indent=4), flush=True)
+            raise SystemExit(0)
+
+    def _end_step(self) -> dict[str, Any]:
+        """Write the rows of the step, and return them."""
+        self.running = self.updating = False
+        self.backward = None
+        self.iteration += 1
+        return self.finish()
+
+    def _report_missing(self, kinds: Sequence[str], optimizer: Any) -> None:
+        """Print one line on each kind without a tensor in the first monitored step."""
+        for kind in kinds:
+            if kind in ("grad_before", "data") or (kind == "mg_direction" and self.current == 0):
+                continue  # none in a sound step, of no input, of no moment before it
+            fact = "no tensor of the targets has it"
+            if kind in (*MOMENTS, "mg_direction"):
+                fact = f"{type(optimizer).__name__} keeps no such state"
+            elif kind == "attention":
+                fact = "no module of the targets called scaled_dot_product_attention"
+            self.say(f"monitor: step {self.current} has no {kind}: {fact}; no table is written")
+
+    def _note_shapes(self, path: str) -> Any:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            entry = self.shapes.setdefault(f"0:{path}", {})
+            for side, value in (("input", inputs), ("output", output)):
+                tensors = tensors_in(value)
+                config = f"tuple[{len(tensors)}]" if isinstance(value, tuple | list) else "tensor"
+                entry[side] = {"config": config} | {
+                    str(number): f"size={tuple(tensor.shape)}, dtype={tensor.dtype}"
+                    for number, tensor in enumerate(tensors)
+                }
+
+        return hook

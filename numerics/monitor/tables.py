@@ -5,16 +5,20 @@
 Kinds and columns are msProbe's, as far as it has them (MindStudio-Probe, monitor: CSV_HEADER and the prefixes of its
 writer). Every file begins with a header. One row is one tensor in one step:
 
-    vpp_stage,name,step,norm,mean,min,max,std,zeros,nan,inf      every kind but the three below
+    vpp_stage,name,step,norm,mean,min,max,std,zeros,nan,inf      every kind but those below
     vpp_stage,name,step,ratio                                    update_ratio, mg_direction
     vpp_stage,name,step,entropy,logit_max                        attention
+    vpp_stage,name,step,rate,expected,scheduled                  learning_rate
 
     kind            name                                         content
+    grad_before     <parameter>                                  gradients that are there when backward begins
+    data            input.<i>                                    inputs of the model, over all micro-batches
     actv            <module>.input.<i>, <module>.output.<i>      values of forward, over all micro-batches of the step
     actv_grad       <module>.input_grad.<i>, .output_grad.<i>    gradients of these
     grad_unreduced  <parameter>                                  this rank's sum over its micro-batches
     grad_reduced    <parameter>                                  the sum over all ranks, before clipping
     grad_clipped    <parameter>                                  what the optimizer receives
+    learning_rate   group<i>                                     rate; what the schedule says; steps of the scheduler
     param           <parameter>                                  weights after the update
     exp_avg, exp_avg_sq   <parameter>                            Adam's moments after the update
     update_ratio    <parameter>                                  norm of the update / norm of the weights before
@@ -25,10 +29,9 @@ vpp_stage is 0: models of one pipeline stage. step counts from 1 in this trainer
 norm is the Euclidean norm, std is of the population, zeros is the fraction of elements that equal 0, nan and inf are
 counts. mg_direction is (mean of sign(gradient) x sign(exp_avg) + 1) / 2 before the update, as msProbe's: 1 where all
 signs agree, 0.5 of independent ones; the first step has none. The update ratio of weights that are zero, as of new
-biases, is inf. mean, min, max, std and norm are nan where an element
-is nan. entropy is the mean over heads and queries, in nats; logit_max is the largest scaled score that the mask
-admits. msProbe also splits activations by micro_step; here their rows join all micro-batches, so the column is
-absent. Only ranks with a difference write grad_unreduced: a run of one rank has no reduction.
+biases, is inf. mean, min, max, std and norm are nan where an element is nan. entropy is the mean over heads and
+queries, in nats; logit_max is the largest scaled score that the mask admits. Only ranks with a difference write
+grad_unreduced: a run of one rank has no reduction.
 
 A step is absent where its kind was not monitored in it, so rows are not evenly spaced. The last line of a killed run
 may be torn; `read_table` leaves it out. Rows are in the order of the steps, and a step has a name at most once.
@@ -37,9 +40,9 @@ may be torn; `read_table` leaves it out. Rows are in the order of the steps, and
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from numerics.dump_files import replacing, writing
 from numerics.errors import NumericsError
@@ -48,42 +51,48 @@ KEYS = ("vpp_stage", "name", "step")
 STATISTICS = ("norm", "mean", "min", "max", "std", "zeros", "nan", "inf")
 GRADIENTS = ("grad_unreduced", "grad_reduced", "grad_clipped")
 MOMENTS = ("exp_avg", "exp_avg_sq")
+# in the order in which a step computes them
 KINDS: Mapping[str, tuple[str, ...]] = {
+    "grad_before": STATISTICS,
+    "data": STATISTICS,
     "actv": STATISTICS,
+    "attention": ("entropy", "logit_max"),
     "actv_grad": STATISTICS,
     **dict.fromkeys(GRADIENTS, STATISTICS),
-    "param": STATISTICS,
-    **dict.fromkeys(MOMENTS, STATISTICS),
-    "update_ratio": ("ratio",),
     "mg_direction": ("ratio",),
-    "attention": ("entropy", "logit_max"),
+    "learning_rate": ("rate", "expected", "scheduled"),
+    "update_ratio": ("ratio",),
+    **dict.fromkeys(MOMENTS, STATISTICS),
+    "param": STATISTICS,
 }
+ALL = tuple(kind for kind in KINDS if kind != "mg_direction")  # of the target "all"
+# msProbe's names of columns and of the first column -> these
+ALIASES = {"module_name": "name", "param_name": "name", "nans": "nan"}
+COLUMNS = {*KEYS, *(column for columns in KINDS.values() for column in columns)}
 FILE = re.compile(r"(?P<kind>[a-z_]+)_(?P<first>[0-9]+)-(?P<last>[0-9]+)\.csv")
+RANK = re.compile(r"(?:[\w-]{0,20}-)?rank(\d{1,6})(?:-.*)?")  # msProbe: <time>-rank<r>-<number>
 STEPS_PER_FILE = 1000
+# of a rank: {"replicas": the ranks with the same weights, "sharded": the parameters of which it has a part}
+LAYOUT = "layout.json"
+LARGEST_STEP = 10**15
 FIX = "free space on the disk, or choose another folder"
 
-ALL = tuple(kind for kind in KINDS if kind != "mg_direction")  # of the target "all"
 
-Values = tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class TensorRow:
-    """One tensor in one step. values: of the columns of its kind."""
+class TensorRow(NamedTuple):
+    """One tensor in one step. values: of the columns of its table."""
 
     name: str
     step: int
-    values: Values
-    stage: int = 0
+    values: tuple[float, ...]
 
 
-@dataclass(frozen=True)
-class StatisticsTable:
-    """All rows of a kind and a rank. columns: of the values."""
+class StatisticsTable(NamedTuple):
+    """All rows of a kind and a rank. columns: of the values. damaged: lines that were left out."""
 
     kind: str
     columns: tuple[str, ...]
     rows: tuple[TensorRow, ...]
+    damaged: int = 0
 
 
 class TableWriter:
@@ -122,38 +131,33 @@ class TableWriter:
     def truncate(self, last: int) -> None:
         """Drop the rows after step `last`, which a resumed run writes again, and torn lines."""
         for path in sorted(self.folder.glob("*.csv")):
-            match = FILE.fullmatch(path.name)
-            if match is None or (int(match["last"]) <= last and _is_whole(path)):
+            if FILE.fullmatch(path.name) is None:
                 continue
             with writing(path, FIX):
-                table = read_file(path)
-                kept = [row for row in table.rows if row.step <= last]
+                head, *lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+                read = _reader(path, head)
+                kept = [line for line in lines[:-1] if (row := read(line)) and row.step <= last]
                 if not kept:
                     path.unlink()
-                    continue
-                text = path.read_text(encoding="utf-8", errors="replace").splitlines()
-                body = [
-                    line for line in text[1:] if (row := _parsed(line, table.columns)) and row.step <= last
-                ]
-                with replacing(path) as temporary:
-                    temporary.write_text("\n".join([text[0], *body]) + "\n", encoding="utf-8")
+                elif lines != [*kept, ""]:
+                    with replacing(path) as temporary:
+                        temporary.write_text("\n".join([head, *kept]) + "\n", encoding="utf-8")
 
 
 def read_file(path: Path) -> StatisticsTable:
-    """Read one file. Torn lines are left out. NumericsError where it is not a monitor table."""
+    """Read one file. Torn and damaged lines are left out. NumericsError where it is not a monitor table."""
     match = FILE.fullmatch(path.name)
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise NumericsError(f"{path} cannot be read: {error.strerror}; fix: check the path") from error
     head, *lines = text.split("\n")
-    columns = tuple(head.split(","))
-    if match is None or columns[: len(KEYS)] != KEYS:
-        raise NumericsError(f"{path} is not a monitor table: its header is {head[:60]!r}; fix: move it away")
-    values = columns[len(KEYS) :]
-    whole = lines[:-1]  # what follows the last line break is torn, or empty
-    rows = tuple(row for line in whole if (row := _parsed(line, values)) is not None)
-    return StatisticsTable(match["kind"], values, rows)
+    if not lines:  # the process was killed at its first line
+        return StatisticsTable(match["kind"] if match else "", (), ())
+    read = _reader(path, head)
+    rows = [read(line) for line in lines[:-1]]  # what follows the last line break is torn, or empty
+    whole = tuple(row for row in rows if row is not None)
+    return StatisticsTable(match["kind"] if match else "", _columns(head), whole, len(rows) - len(whole))
 
 
 def table_files(folder: Path) -> dict[str, list[Path]]:
@@ -167,18 +171,26 @@ def table_files(folder: Path) -> dict[str, list[Path]]:
 
 def read_table(folder: Path, kind: str) -> StatisticsTable:
     """Read all rows of a kind from the folder of a rank. A kind without files has no rows."""
-    files = table_files(folder).get(kind, [])
-    tables = [read_file(path) for path in files]
+    tables = [read_file(path) for path in table_files(folder).get(kind, [])]
+    tables = [table for table in tables if table.columns]
     columns = tables[0].columns if tables else KINDS.get(kind, ())
     if any(table.columns != columns for table in tables):
         raise NumericsError(f"{folder} has files of {kind} with different columns; fix: separate them")
-    return StatisticsTable(kind, columns, tuple(row for table in tables for row in table.rows))
+    rows = tuple(row for table in tables for row in table.rows)
+    return StatisticsTable(kind, columns, rows, sum(table.damaged for table in tables))
 
 
 def rank_folders(folder: Path) -> dict[int, Path]:
-    """Return rank -> its folder, of <run>/monitor."""
-    found = (path for path in folder.glob("rank*") if path.is_dir() and path.name[4:].isdigit())
-    return {int(path.name[4:]): path for path in sorted(found, key=lambda path: int(path.name[4:]))}
+    """Return rank -> its folder, of <run>/monitor; of several folders of a rank, the last one by name.
+
+    A folder with tables itself is that of the rank in its name, or of rank 0.
+    """
+    folders = sorted(path for path in folder.glob("*") if path.is_dir())
+    found = {int(match[1]): path for path in folders if (match := RANK.fullmatch(path.name))}
+    if not found and table_files(folder):
+        match = RANK.fullmatch(folder.name)
+        found = {int(match[1]) if match else 0: folder}
+    return dict(sorted(found.items()))
 
 
 def _quoted(name: str) -> str:
@@ -186,21 +198,39 @@ def _quoted(name: str) -> str:
     return re.sub(r'[,"\r\n]', "_", name)
 
 
-def _parsed(line: str, columns: Sequence[str]) -> TensorRow | None:
-    fields = line.split(",")
-    if len(fields) != len(KEYS) + len(columns):
-        return None
-    try:
-        stage, step = int(fields[0]), int(fields[2])
-        return TensorRow(fields[1], step, tuple(map(float, fields[3:])), stage)
-    except ValueError:
-        return None
+def _columns(head: str) -> tuple[str, ...]:
+    """Return the statistics of a header by the names that they have here."""
+    names = (ALIASES.get(name, name) for name in head.split(","))
+    return tuple(name for name in names if name in COLUMNS and name not in KEYS)
 
 
-def _is_whole(path: Path) -> bool:
-    with path.open("rb") as file:
-        file.seek(0, 2)
-        if file.tell() == 0:
-            return False
-        file.seek(-1, 2)
-        return file.read(1) == b"\n"
+def _reader(path: Path, head: str) -> Callable[[str], TensorRow | None]:
+    """Return the function from a line to its row; None for a damaged one.
+
+    A micro step and a virtual pipeline stage, which msProbe writes, are parts of the name where they are not 0.
+    """
+    names = [ALIASES.get(name, name) for name in head.split(",")]
+    places = {name: names.index(name) for name in (*KEYS, "micro_step") if name in names}
+    values = [place for place, name in enumerate(names) if name in COLUMNS and name not in KEYS]
+    if FILE.fullmatch(path.name) is None or not {"name", "step"} <= places.keys() or not values:
+        raise NumericsError(f"{path} is not a monitor table: its header is {head[:60]!r}; fix: move it away")
+    name_at, step_at = places["name"], places["step"]
+    micro, stage = places.get("micro_step"), places.get("vpp_stage")
+
+    def read(line: str) -> TensorRow | None:
+        fields = line.split(",")
+        if len(fields) != len(names):
+            return None
+        name = fields[name_at]
+        if micro is not None and fields[micro] not in ("0", ""):
+            name = f"{name}:micro{fields[micro]}"
+        if stage is not None and fields[stage] not in ("0", ""):
+            name = f"{fields[stage]}:{name}"
+        try:
+            step = int(fields[step_at])
+            found = TensorRow(name, step, tuple([float(fields[place]) for place in values]))
+        except ValueError:
+            return None
+        return found if abs(step) <= LARGEST_STEP else None
+
+    return read

@@ -1,25 +1,42 @@
-"""Which tensors a monitor watches, "grad:blocks.3" or "actv:blocks.*.mlp", and the words of its triggers, "spike:8"."""
+"""What a monitor watches: targets such as "grad:blocks.3" or "actv:blocks.*.mlp", names of a model, the control file.
+
+The file changes the targets of a monitor while it runs, <run>/monitor/control.json:
+
+    {"targets": ["grad:blocks.3", "actv"]}
+
+The monitor reads it when it changes, and watches these targets in every step, besides those of its configuration.
+"""
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import functools
+import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+from numerics.dump_files import read_json, replacing, write_json, writing
 from numerics.errors import NumericsError
 from numerics.monitor.tables import ALL, GRADIENTS, KINDS, MOMENTS
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "grad": GRADIENTS[:2],
+    # with what a step is checked by (numerics.monitor.invariants)
+    "grad": ("grad_before", "data", *GRADIENTS[:2], "learning_rate"),
     "adam": MOMENTS,
     "update": ("update_ratio",),
     "all": ALL,
 }
 # trigger (numerics.monitor.triggers) -> its limit by default
 TRIGGERS: Mapping[str, float] = {"nan": 0.0, "spike": 8.0, "grad_norm": 8.0}
+NAMES, CONTROL = "names.json", "control.json"  # of <run>/monitor
+# parts of a tensor's name after its module
+SIDES = {"actv": ("input", "output"), "actv_grad": ("input_grad", "output_grad"), "attention": ("sdpa",)}
+MOST_NAMES = 3  # in a message
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")  # of DistributedDataParallel, torch.compile, FSDP
 
 
@@ -101,3 +118,120 @@ def parse_triggers(words: Sequence[str]) -> dict[str, float]:
         if not (found[name] > 0 or name == "nan") or math.isinf(found[name]):
             raise NumericsError(f"{word!r} has no number above 0 after the colon; fix: such as {name}:8")
     return found
+
+
+@dataclass(frozen=True)
+class ModelNames:
+    """Paths without the wrappers around the model. parameters: those that are trained. modules: without the root."""
+
+    parameters: tuple[str, ...]
+    modules: tuple[str, ...]
+
+    @classmethod
+    def of(cls, model: Any) -> ModelNames:
+        """Return the names of a torch module."""
+        plain = model_names(model)
+        parameters = (plain(name) for name, one in model.named_parameters() if one.requires_grad)
+        modules = (plain(name) for name, _ in model.named_modules())
+        return cls(tuple(parameters), tuple(dict.fromkeys(filter(None, modules))))
+
+    def matches(self, target: MonitorTarget) -> bool:
+        """Whether the model has a tensor that the target can name."""
+        ending = re.search(r"\.?([0-9]+)$", target.path)
+        number = ending[1] if ending else "0"  # of a tensor among a module's inputs or outputs
+        for kind in target.kinds:
+            names = list(self.parameters)
+            if kind in SIDES:
+                paths = ["", *(f"{path}." for path in self.modules)]
+                names = [f"{path}{side}.{number}" for path in paths for side in SIDES[kind]]
+            if any(target.wants(kind, name) for name in names):
+                return True
+        return False
+
+    def problem(self, target: MonitorTarget) -> str:
+        """Return the line on a target without a match, with near names; "" where it matches."""
+        if self.matches(target):
+            return ""
+        kinds = {"module" if kind in SIDES else "trained parameter" for kind in target.kinds}
+        known = sorted({*self.modules, *self.parameters} - {target.path})
+        near = difflib.get_close_matches(target.path, known, n=MOST_NAMES, cutoff=0.5)
+        fix = (
+            f"did you mean {', '.join(near)}" if near else f"use a path such as {known[0] if known else '*'}"
+        )
+        return f"{target} matches no {' and no '.join(sorted(kinds))} of the model; fix: {fix}"
+
+
+def write_names(folder: Path, names: ModelNames) -> None:
+    """Write the names into the folder of a monitor. NumericsError where it cannot be written."""
+    with writing(folder / NAMES, "check the permissions of the folder"):
+        write_json(folder / NAMES, asdict(names))
+
+
+def read_names(folder: Path) -> ModelNames | None:
+    """Return the names that the monitor of a run wrote; None where it wrote none."""
+    if not (folder / NAMES).exists():
+        return None
+    content = read_json(folder / NAMES, "move it away")
+    try:
+        return ModelNames(tuple(content["parameters"]), tuple(content["modules"]))
+    except (KeyError, TypeError) as error:
+        raise NumericsError(f"{folder / NAMES} has no names; fix: move it away") from error
+
+
+def read_control(folder: Path) -> tuple[MonitorTarget, ...]:
+    """Return the targets in the file of a folder; none without a file. NumericsError where it cannot be used."""
+    path = folder / CONTROL
+    if not path.exists():
+        return ()
+    content = read_json(path, "make monitor RUN= OFF=all")
+    words = content.get("targets") if isinstance(content, dict) else None
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise NumericsError(f'{path} has no list "targets"; fix: make monitor RUN= OFF=all')
+    return parse_targets(words)
+
+
+def change_control(
+    folder: Path, on: Sequence[str] = (), off: Sequence[str] = ()
+) -> tuple[MonitorTarget, ...]:
+    """Switch targets on and off, and return those that are on. off: as they were switched on, or "all"."""
+    adding, removing = parse_targets(on), parse_targets(off)
+    everything = MonitorTarget("all") in removing
+    before = () if everything else read_control(folder)
+    missing = [f"{target}" for target in removing if target not in before and target != MonitorTarget("all")]
+    if missing:
+        known = ", ".join(map(str, before)) or "nothing"
+        raise NumericsError(f"{', '.join(missing)} is not switched on; fix: switch off {known}, or all")
+    kept = [target for target in before if target not in removing]
+    after = tuple(dict.fromkeys([*kept, *adding]))
+    path = folder / CONTROL
+    with writing(path, "check the permissions of the run's folder"), replacing(path) as temporary:
+        temporary.write_text(
+            json.dumps({"targets": [f"{target}" for target in after]}) + "\n", encoding="utf-8"
+        )
+    return after
+
+
+class ControlFile:
+    """Reads the file when it has changed. A file that cannot be used is reported once and changes nothing."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.targets: tuple[MonitorTarget, ...] = ()
+        self.problem = ""
+        self._seen: tuple[int, int] | None = None
+
+    def poll(self) -> bool:
+        """Read a changed file. Returns whether targets or problem changed."""
+        try:
+            found = (self.folder / CONTROL).stat()
+            now: tuple[int, int] | None = (found.st_mtime_ns, found.st_ino)
+        except OSError:
+            now = None
+        if now == self._seen:
+            return False
+        self._seen = now
+        try:
+            self.targets, self.problem = read_control(self.folder), ""
+        except NumericsError as error:
+            self.problem = f"{error}"
+        return True

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from numerics.describe import WITHOUT_FLOAT64
 from numerics.errors import NumericsError
-from numerics.monitor.multi_head import with_replaced
+from numerics.monitor.attention import with_replaced
 from numerics.search.small_operations import HALF
 from numerics.search.small_operations import SMALL as SMALL_FUNCTIONS
 

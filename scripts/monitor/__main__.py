@@ -13,12 +13,11 @@ from gpt2.artifacts import run_record
 from gpt2.config.dotconfig import read_symbols, split_words
 from gpt2.config.monitor import MonitorSettings
 from gpt2.system.errors import UserError, run_command
-from numerics.monitor.control import change_control, read_control
-from numerics.monitor.findings import find
-from numerics.monitor.names import read_names
+from numerics.monitor.invariants import invariants
 from numerics.monitor.tables import rank_folders, read_table, table_files
-from numerics.monitor.targets import parse_targets
+from numerics.monitor.targets import change_control, parse_targets, read_control, read_names
 from numerics.monitor.triggers import read_triggers
+from numerics.rows import text_table
 from scripts.record.arguments import run_arguments
 
 USAGE = "make monitor RUN=results/STUDY/runs/NAME"
@@ -69,7 +68,7 @@ def describe(record: run_record.RunRecord, settings: MonitorSettings, folder: Pa
                 lines.append(
                     f"rank {rank}: {kind}: {names} tensors, {len(steps)} steps from {steps[0]} to {steps[-1]}"
                 )
-    lines += [f"step {one.step}: {one.message}" for one in find(folder)]
+    lines += text_table(invariants(folder))
     for entry in read_triggers(folder):
         kept = entry.get("checkpoint")
         lines.append(

@@ -15,8 +15,8 @@ from gpt2.config.monitor import MonitorSettings
 from gpt2.numerics.monitoring import RunMonitor, keep_checkpoint
 from gpt2.train.step import NotFiniteError, Stepper
 from gpt2.train.trainer import TrainingRun
-from numerics.monitor.control import change_control
 from numerics.monitor.tables import ALL, KINDS, STATISTICS, read_table, table_files
+from numerics.monitor.targets import change_control
 from numerics.monitor.triggers import read_triggers
 from tests import small_runs
 from tests.small_runs import StopAfter, outcome, same, start
@@ -52,7 +52,11 @@ def test_no_bit_changes_and_a_resume_writes_no_step_twice(
     start(tmp_path / "watched", watched, name).train()
     expected = outcome(tmp_path / "plain")
     assert same(outcome(tmp_path / "watched"), expected)
-    assert set(table_files(tmp_path / "watched/monitor/rank0")) == set(ALL) - {"grad_unreduced"}
+    assert set(table_files(tmp_path / "watched/monitor/rank0")) == set(ALL) - {
+        "grad_unreduced",
+        "grad_before",
+        "data",
+    }
     assert steps(tmp_path / "watched", "actv_grad") == list(range(1, 9))
     directory = tmp_path / "stopped"
     start(directory, watched, name, StopAfter(check)).train()
@@ -70,7 +74,7 @@ def test_a_fixed_run_has_the_tables_of_the_run_without_fixes(tmp_path: Path, tex
     start(tmp_path / "fixed", fixed).train()
     start(tmp_path / "unwatched", dataclasses.replace(fixed, monitor=MonitorSettings())).train()
     assert same(outcome(tmp_path / "fixed"), outcome(tmp_path / "unwatched"))
-    for kind in set(ALL) - {"grad_unreduced"}:
+    for kind in set(ALL) - {"grad_unreduced", "grad_before", "data"}:
         found, before = (
             sorted(rows(tmp_path / name, kind), key=lambda row: (row.step, row.name))
             for name in ("fixed", "plain")
@@ -109,7 +113,7 @@ def test_a_killed_run_repeats_the_steps_after_its_checkpoint_once(tmp_path: Path
 def test_a_clean_run_triggers_nothing_and_has_the_default_tables(tmp_path: Path, texts: Path) -> None:
     start(tmp_path, configuration(texts, DEFAULT, 50)).train()
     assert read_triggers(tmp_path / "monitor") == []
-    assert set(table_files(tmp_path / "monitor/rank0")) == {"grad_reduced", "param"}
+    assert set(table_files(tmp_path / "monitor/rank0")) == {"grad_reduced", "learning_rate", "param"}
     assert steps(tmp_path, "param") == list(range(1, 51, 10))
     assert not (tmp_path / "anomaly").exists()
     model = start(tmp_path / "model", configuration(texts, DEFAULT)).stepper.model

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from numerics import repeat_step
 from numerics.compare.run import compare_records
-from numerics.monitor.findings import find
+from numerics.monitor.invariants import invariants
 from numerics.oracle.check import Oracle
 from numerics.oracle.record import operations
 from numerics.oracle.results import Skipped
@@ -67,7 +67,7 @@ def wrong_operations(record: Path, device: Callable[[], AbstractContextManager[A
 
 def monitored(folder: Path) -> list[str]:
     """Return the findings of a monitored run, the first one first: kind and name of the tensor, and the step."""
-    return [f"{finding.kind} {finding.name}, step {finding.step}" for finding in find(folder)]
+    return [f"{row.call}, {row.place.partition(',')[0]}" for row in invariants(folder)]
 
 
 def repeated(step: Callable[[], Tensor], state: Mapping[str, Any]) -> tuple[str, str, str] | None:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from numerics.monitor.monitor import Monitor, MonitorConfig
+from numerics.monitor.monitor import Monitor
+from numerics.monitor.settings import MonitorConfig
 from tests.numerics.corpus.answers import monitored
 from tests.numerics.corpus.cases import Corpus, RunFault
 from tests.numerics.corpus.models import IDS, adamw, loss_of, ours

@@ -5,8 +5,14 @@ from pathlib import Path
 import pytest
 
 from numerics.errors import NumericsError
-from numerics.monitor.control import ControlFile, change_control, read_control
-from numerics.monitor.targets import MonitorTarget, parse_targets, plain_name
+from numerics.monitor.targets import (
+    ControlFile,
+    MonitorTarget,
+    change_control,
+    parse_targets,
+    plain_name,
+    read_control,
+)
 
 
 @pytest.mark.parametrize(

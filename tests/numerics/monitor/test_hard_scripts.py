@@ -131,6 +131,7 @@ def test_what_cannot_be_read_is_one_line_and_the_script_ends_alike(
     for _ in range(3):
         model(torch.ones(3, 4)).sum().backward()
         optimizer.step()
+        optimizer.zero_grad()
     assert capsys.readouterr().out.splitlines() == [
         "monitor: step 0: 2.weight has no grad_unreduced, grad_reduced, param: RuntimeError: no such kernel; "
         "the row is missing"

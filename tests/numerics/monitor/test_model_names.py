@@ -6,8 +6,7 @@ import pytest
 from torch import nn
 
 from numerics.errors import NumericsError
-from numerics.monitor.names import FILE, ModelNames, read_names, write_names
-from numerics.monitor.targets import parse_targets
+from numerics.monitor.targets import NAMES, ModelNames, parse_targets, read_names, write_names
 
 
 @pytest.fixture
@@ -51,6 +50,6 @@ def test_the_names_of_a_run_are_read_again(names: ModelNames, tmp_path: Path) ->
     assert read_names(tmp_path) is None
     write_names(tmp_path / "monitor", names)
     assert read_names(tmp_path / "monitor") == names
-    (tmp_path / FILE).write_text("[]")
+    (tmp_path / NAMES).write_text("[]")
     with pytest.raises(NumericsError, match="has no names; fix"):
         read_names(tmp_path)

@@ -61,9 +61,10 @@ def script(
 
 def test_the_configuration_of_the_guide(tmp_path: Path, output: Path) -> None:
     script(tmp_path, GUIDE)
-    assert sorted(path.name for path in output.iterdir()) == sorted(
-        f"grad_{side}_{step}-{step}.csv" for side in ("unreduced", "reduced") for step in range(3)
-    )
+    kinds = ("grad_unreduced", "grad_reduced", "learning_rate", "data")
+    assert {path.name for path in output.iterdir()} == {
+        f"{kind}_{step}-{step}.csv" for kind in kinds for step in range(3)
+    }
     before, after = (read_table(output, f"grad_{side}") for side in ("unreduced", "reduced"))
     assert before.columns == ("norm", "mean", "min", "max")
     assert [row.name for row in before.rows[:4]] == ["0.weight", "0.bias", "2.weight", "2.bias"] or {
@@ -85,6 +86,7 @@ def test_everything_changes_no_bit(tmp_path: Path, output: Path) -> None:
     assert all(map(torch.equal, script(tmp_path, None), script(tmp_path, config)))
     assert set(table_files(output)) == {
         "actv", "actv_grad", "grad_unreduced", "grad_reduced", "param", "exp_avg", "exp_avg_sq", "update_ratio",
+        "data", "learning_rate",
     }  # fmt: skip
     names = {row.name for row in read_table(output, "actv").rows}
     assert {"0.input.0", "0.output.0", "2.output.0"} <= names

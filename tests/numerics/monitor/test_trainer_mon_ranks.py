@@ -122,7 +122,7 @@ def test_each_rank_writes_its_gradients_before_and_after_the_reduction(tmp_path:
             assert sorted(path.name for path in folder.iterdir()) == ["rank0", "rank1"]
             seen = 0
             for rank in range(RANKS):
-                assert set(table_files(folder / f"rank{rank}")) == {kind for kind, *_ in exact}
+                assert {*table_files(folder / f"rank{rank}")} >= {kind for kind, *_ in exact}
                 for kind in ("grad_unreduced", "grad_reduced", "mg_direction"):
                     for row in read_table(folder / f"rank{rank}", kind).rows:
                         tensor = exact[kind, rank, row.name, row.step]

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from numerics.monitor.monitor import Monitor, MonitorConfig
+from numerics.monitor.monitor import Monitor
+from numerics.monitor.settings import MonitorConfig
 from numerics.record.record_settings import RecorderConfig
 from numerics.record.recorder import Recorder
 from numerics.search.fix_words import fix

@@ -1,1 +1,0 @@
-"""msProbe's monitor: its interface and its configuration file."""
