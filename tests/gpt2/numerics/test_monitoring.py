@@ -79,6 +79,8 @@ def test_a_fixed_run_has_the_tables_of_the_run_without_fixes(tmp_path: Path, tex
             sorted(rows(tmp_path / name, kind), key=lambda row: (row.step, row.name))
             for name in ("fixed", "plain")
         )
+        # small operations call no scaled_dot_product_attention
+        before = [row for row in before if not row.name.startswith("blocks.1.attention.sdpa")]
         assert [(row.step, row.name) for row in found] == [(row.step, row.name) for row in before]
         place = KINDS[kind].index("norm") if KINDS[kind] == STATISTICS else 0
         for one, other in zip(found, before, strict=True):
