@@ -9,7 +9,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from numerics.checklist.pack import ConfigChecker
     from numerics.errors import NumericsError
     from numerics.logp.diff import logp_diff
     from numerics.monitor.monitor import Monitor
@@ -23,9 +22,10 @@ if TYPE_CHECKING:
     from numerics.repeat.step import repeat_step
     from numerics.search.fix_words import fix
     from numerics.seed import seed_all
+    from numerics.setup.config_checker import ConfigChecker
 
 MODULES = {
-    "ConfigChecker": "checklist.pack",
+    "ConfigChecker": "setup.config_checker",
     "Monitor": "monitor.monitor",
     "MonitorConfig": "monitor.settings",
     "NumericsError": "errors",

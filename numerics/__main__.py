@@ -19,13 +19,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from numerics.checklist.command import add_commands as add_checklist
 from numerics.diagnose.command import DESCRIPTION, add_arguments, run_diagnose
 from numerics.errors import NumericsError, UserError
 from numerics.logp.command import add_commands as add_logp
 from numerics.oracle.command import add_commands as add_oracle
 from numerics.repeat.command import add_commands as add_repeat
 from numerics.runs.stress_command import add_commands as add_stress
+from numerics.setup.checklist_command import add_commands as add_checklist
 from numerics.trend.trend_page import add_command as add_trend
 
 COMPARE = """

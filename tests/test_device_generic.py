@@ -26,7 +26,7 @@ ALLOWED = {
     "gpt2/memory/workload.py": (1, "a kind of hardware"),
     "gpt2/system/ranks.py": (1, "torch's device type and its backend"),
     "gpt2/train/peak_memory.py": (1, "a comment names both modules"),
-    "numerics/checklist/pack.py": (3, "the version of CUDA, and switches of cuBLAS and cuDNN"),
+    "numerics/setup/config_checker.py": (3, "the version of CUDA, and switches of cuBLAS and cuDNN"),
     "numerics/seed.py": (1, "cuBLAS reads a variable when CUDA starts"),
     "scripts/dev/setup.py": (3, "the build of torch for a kind of card"),
     "scripts/pack_run/__main__.py": (1, "the version of CUDA"),

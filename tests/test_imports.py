@@ -49,7 +49,7 @@ NO_TORCH = (
     "study.compare.build",
     "rl.page",
     "rl.study",
-    "numerics.checklist.checks",
+    "numerics.setup.checklist_rows",
 )
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from numerics.checklist.checks import FATAL, HARMLESS, NOT_RECORDED, SUSPECT, ChecklistRow
 from numerics.compare.records import rank_folders
 from numerics.diagnose.pair import LOSS, DifferingValue
 from numerics.diagnose.rules import (
@@ -24,6 +23,7 @@ from numerics.diagnose.rules import (
     SPIKES,
     Diagnosis,
 )
+from numerics.setup.checklist_rows import FATAL, HARMLESS, NOT_RECORDED, SUSPECT, ChecklistRow
 
 if TYPE_CHECKING:
     from numerics.compare.run import Comparison

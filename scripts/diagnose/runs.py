@@ -14,12 +14,12 @@ from gpt2.artifacts import run_record
 from gpt2.artifacts.run_record import RunRecord
 from gpt2.config.dotconfig import ConfigError
 from gpt2.system.errors import UserError
-from numerics.checklist.checks import EQUAL, ChecklistRow
 from numerics.diagnose.command import file_side
 from numerics.diagnose.flow import Side
 from numerics.diagnose.loss_files import LossCurve, read_curve, same_file
 from numerics.diagnose.pair import EPSILON
 from numerics.diagnose.rules import Score
+from numerics.setup.checklist_rows import EQUAL, ChecklistRow
 from scripts.record.__main__ import default_folder
 from study.compare import checklist_rows
 from study.compare.checklist import checklist

@@ -16,8 +16,8 @@ from gpt2.config.config import Config
 from gpt2.config.dotconfig import read_symbols
 from gpt2.hardware.resolve import export_environment
 from gpt2.system.errors import UserError, run_command
-from numerics.checklist.hyperparameters import add
-from numerics.checklist.snapshot import Snapshot, Table, write_snapshot
+from numerics.setup.checklist_zip import Snapshot, Table, write_snapshot
+from numerics.setup.script_settings import add_setting
 from study.compare.load import read_settings
 
 USAGE = "fix: make pack-run RUN=results/STUDY/runs/NAME [OUT=a.zip]"
@@ -45,7 +45,7 @@ def run_snapshot(run_dir: Path) -> Snapshot:
     settings: dict[str, set[str]] = {}
     recorded = {**(read_settings(run_dir) or {}), "PRECISION": target.dtype, "SEED": record.seed}
     for name, value in recorded.items():
-        add(settings, name, value)
+        add_setting(settings, name, value)
     machine = {
         "python": environment.python,
         "platform": environment.platform,
@@ -70,7 +70,7 @@ def run_snapshot(run_dir: Path) -> Snapshot:
             "validation text": prints.validation,
         },
         modules=_modules(record.variant or "", run_dir),
-        parameters={"initial weights": {"sha256": prints.initial_weights}},
+        parameters={"initial weights": {"digest": prints.initial_weights}},
         scripts={name: {"sha256": str(digest)} for name, digest in environment.code.items()},
     )
 
@@ -81,7 +81,7 @@ def _modules(name: str, run_dir: Path) -> Table:
     import torch
 
     from gpt2.train.step import build_model
-    from numerics.checklist.structure import describe_modules
+    from numerics.setup.described_model import describe_modules
     from ra.settings import AlternationSettings
     from ra.variants import variant
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from numerics.checklist.checks import FATAL, ChecklistRow
+from numerics.setup.checklist_rows import FATAL, ChecklistRow
 from ra.names import is_control_arm
 from study.compare.alignment import Alignment, align
 from study.compare.checklist import checklist

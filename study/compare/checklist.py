@@ -1,7 +1,7 @@
 """Check that two studies are comparable, row by row, with the recorded values.
 
-The rows are data: study.compare.checklist_rows. Comparing and grading is numerics.checklist.checks, which any training
-script uses (`python -m numerics check-config`).
+The rows are data: study.compare.checklist_rows. Comparing and grading is numerics.setup.checklist_rows, which any
+training script uses (`python -m numerics check-config`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from gpt2.artifacts.provenance import FORMAT, SATURATION, VARIABLES
 from gpt2.artifacts.run_record import Environment
-from numerics.checklist.checks import (
+from numerics.setup.checklist_rows import (
     EQUAL,
     FATAL,
     HARMLESS,

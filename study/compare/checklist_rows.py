@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from gpt2.artifacts.run_record import Environment
-from numerics.checklist.checks import FATAL, HARMLESS, NOT_RECORDED, EntryRule
+from numerics.setup.checklist_rows import FATAL, HARMLESS, NOT_RECORDED, EntryRule
 from ra.arms import split_rate
 from study.records.hellaswag_scores import TASKS, EndingsTask, scored_items
 from study.records.integrity import FinishedRecord

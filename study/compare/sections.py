@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from numerics.checklist.checks import EQUAL, NOT_RECORDED, ChecklistRow, counts, status_text, worst_first
+from numerics.setup.checklist_rows import EQUAL, NOT_RECORDED, ChecklistRow, counts, status_text, worst_first
 from pages.components import legend
 from pages.document import (
     COPY,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from numerics.checklist.checks import FATAL
+from numerics.setup.checklist_rows import FATAL
 from pages.markup import Code, Strong, Text
 from ra.names import one_class
 from study.analysis.verdict import BETTER, NO_ANSWER, VERDICT_SEEDS, WORSE

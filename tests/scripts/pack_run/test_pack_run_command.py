@@ -9,8 +9,8 @@ import pytest
 
 from gpt2.system import files
 from gpt2.system.errors import UserError
-from numerics.checklist.checks import EQUAL, FATAL, HARMLESS, NOT_RECORDED
-from numerics.checklist.report import compare_zips
+from numerics.setup.checklist_rows import EQUAL, FATAL, HARMLESS, NOT_RECORDED
+from numerics.setup.compared_checklists import compare_checklists
 from scripts.pack_run import __main__ as pack_run
 from tests.study import compared
 from tests.study.attention.test_inspect import a_run, config_file
@@ -76,7 +76,7 @@ def test_a_difference_of_two_runs_is_named(
     same = pack(monkeypatch, recorded(tmp_path / "c", config_file), tmp_path / "c.zip")
     assert a.read_bytes() == same.read_bytes()
     b = pack(monkeypatch, recorded(tmp_path / "b", config_file, change=change), tmp_path / "b.zip")
-    found = [check for check in compare_zips(a, b).checks if check.status not in (EQUAL, NOT_RECORDED)]
+    found = [check for check in compare_checklists(a, b).checks if check.status not in (EQUAL, NOT_RECORDED)]
     assert [(check.group, check.subject, check.status) for check in found] == [(group, subject, grade)]
 
 
@@ -85,7 +85,7 @@ def test_another_variant_differs_in_its_attention(
 ) -> None:
     a = pack(monkeypatch, recorded(tmp_path, config_file), tmp_path / "a.zip")
     b = pack(monkeypatch, recorded(tmp_path, config_file, "RAALL"), tmp_path / "b.zip")
-    found = [check.subject for check in compare_zips(a, b).checks if check.group == "model"]
+    found = [check.subject for check in compare_checklists(a, b).checks if check.group == "model"]
     assert found
     assert all(subject.endswith(".attention: class") for subject in found)
 

@@ -1,9 +1,8 @@
-"""Pack what can change a run's numbers on this machine: `ConfigChecker` in a training script, sections 2.1 and 4.8."""
+"""Pack what can change a run's numbers on this machine: `ConfigChecker` in a training script (sections 2.1 and 4.8)."""
 
 from __future__ import annotations
 
 import argparse
-import ast
 import dataclasses
 import hashlib
 import os
@@ -18,10 +17,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from numerics.checklist.hyperparameters import add, hyperparameters, leaves, options
-from numerics.checklist.secrets import redact
-from numerics.checklist.snapshot import Snapshot, Table, write_snapshot
-from numerics.checklist.structure import (
+from numerics.describe import device_name, tensors_in
+from numerics.dump_files import this_rank
+from numerics.errors import NumericsError
+from numerics.setup.checklist_zip import Snapshot, write_snapshot
+from numerics.setup.described_model import (
     describe_data,
     describe_inputs,
     describe_modules,
@@ -30,13 +30,12 @@ from numerics.checklist.structure import (
     random_states,
     unwrap,
 )
-from numerics.checklist.variables import relevant_variables
-from numerics.describe import device_name, tensors_in
-from numerics.dump_files import this_rank
-from numerics.errors import NumericsError
+from numerics.setup.environment_variables import relevant_variables
+from numerics.setup.script_settings import add_setting, leaves, options, script_settings
+from numerics.setup.secrets import redact
 
 DEFAULT_ZIP = "./config_check_pack.zip"
-LONGEST_SCRIPT = 1 << 20  # bytes of a script whose text is packed
+LONGEST_SCRIPT = 1 << 20  # characters of a script whose text is packed
 
 
 class ConfigChecker:
@@ -74,12 +73,13 @@ class ConfigChecker:
         inner = unwrap(model) if model is not None else None
         if optimizer is not None:
             for key, value in describe_optimizer(optimizer, inner).items():
-                add(settings, key, value)
+                add_setting(settings, key, value)
         states = random_states() if model is not None else {}
         at_start = {f"{name}, at the start": text for name, text in (self._start or {}).items()}
-        scripts, texts = _scripts(
-            sources | {name: text for name, text in running.items() if name not in sources}
-        )
+        texts = {
+            name: redact(content.decode("utf-8", "replace"), code=name.endswith(".py"))
+            for name, content in (running | sources).items()
+        }
         self.snapshot = Snapshot(
             machine=machine(),
             environment=relevant_variables(os.environ),
@@ -89,8 +89,8 @@ class ConfigChecker:
             data=describe_data(data) if data is not None else None,
             modules=describe_modules(inner) if inner is not None else None,
             parameters=describe_parameters(inner) if inner is not None else None,
-            scripts=scripts or None,
-            texts=texts,
+            scripts={name: {"sha256": _sha256(text)} for name, text in texts.items()} or None,
+            texts={name: text for name, text in texts.items() if len(text) <= LONGEST_SCRIPT},
         )
         write_snapshot(self.snapshot, self.path)
         if model is not None:
@@ -165,11 +165,11 @@ def _settings(sources: Mapping[str, bytes], given: Mapping[str, Any]) -> dict[st
     found: dict[str, set[str]] = {}
     for name, content in sources.items():
         text = content.decode("utf-8", "replace")
-        for key, values in hyperparameters(name, text).items():
+        for key, values in script_settings(name, text).items():
             found.setdefault(key, set()).update(values)
     is_command = sys.argv[0].endswith(os.path.join("numerics", "__main__.py"))
     for key, value in [*(() if is_command else options(sys.argv[1:])), *leaves(given)]:
-        add(found, key, value)
+        add_setting(found, key, value)
     return found
 
 
@@ -212,30 +212,5 @@ def _running_sources(model: nn.Module | None) -> dict[str, bytes]:
     return found
 
 
-def _scripts(sources: Mapping[str, bytes]) -> tuple[Table, dict[str, str]]:
-    """Return the digests of scripts, and their texts without secrets."""
-    table: Table = {}
-    texts: dict[str, str] = {}
-    for name, content in sources.items():
-        python = name.endswith(".py")
-        text = redact(content.decode("utf-8", "replace"), code=python)
-        table[name] = {"sha256": hashlib.sha256(text.encode()).hexdigest()}
-        if python and (code := code_digest(text)):
-            table[name]["code"] = code
-        if len(content) <= LONGEST_SCRIPT:
-            texts[name] = text
-    return table, texts
-
-
-def code_digest(text: str) -> str:
-    """Return a digest of Python code without comments, layout and docstrings; empty where it cannot be parsed."""
-    try:
-        tree = ast.parse(text)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                first = node.body[0] if node.body else None
-                if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
-                    node.body = node.body[1:] if isinstance(first.value.value, str) else node.body
-        return hashlib.sha256(ast.dump(tree).encode()).hexdigest()
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
-        return ""
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -36,7 +36,7 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run_pack(given: argparse.Namespace) -> int:
-    from numerics.checklist.pack import ConfigChecker
+    from numerics.setup.config_checker import ConfigChecker
 
     checker = ConfigChecker(shell_path=given.scripts, output_zip_path=given.output_path, data=given.data)
     print(f"wrote {checker.path}")
@@ -44,7 +44,7 @@ def run_pack(given: argparse.Namespace) -> int:
 
 
 def run_compare(given: argparse.Namespace) -> int:
-    from numerics.checklist.report import compare_zips, comparison_document, write_comparison
+    from numerics.setup.compared_checklists import compare_checklists, comparison_document, write_comparison
     from pages.document import render_terminal
 
     zips = given.zips or [path for name in ("A", "B") if (path := os.environ.get(f"CHECK_{name}"))]
@@ -52,7 +52,7 @@ def run_compare(given: argparse.Namespace) -> int:
         raise NumericsError(
             f"two zips are needed, {len(zips)} given; fix: compare A.zip B.zip (make: A=A.zip B=B.zip)"
         )
-    comparison = compare_zips(Path(zips[0]), Path(zips[1]))
+    comparison = compare_checklists(*zips)
     written = write_comparison(comparison, Path(given.output_path))
     print(render_terminal(comparison_document(comparison)), *(f"wrote {path}" for path in written), sep="\n")
     return 0

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import PurePosixPath
+from pathlib import Path
 from typing import Any
 
-from numerics.checklist import hyperparameters, variables
-from numerics.checklist.checks import (
+from numerics.dump_files import write_json, writing
+from numerics.setup.checklist_rows import (
     EQUAL,
     FATAL,
     HARMLESS,
@@ -15,27 +18,42 @@ from numerics.checklist.checks import (
     NOT_RECORDED,
     SUSPECT,
     UNSHOWN,
+    WORST_FIRST,
     ChecklistRow,
     EntryRule,
     apply_rule,
     compare_tables,
     compare_values,
+    counts,
     listed,
+    worst_first,
 )
-from numerics.checklist.snapshot import FIRST_FORWARD, Snapshot, Table
+from numerics.setup.checklist_zip import FIRST_FORWARD, Snapshot, Table, read_snapshot
+from numerics.setup.environment_variables import variable_meaning
+from pages.document import HTML, Block, Details, Document, Note, Only, Paragraph, Section
+from pages.document import Table as PageTable
+from pages.page import render_html
 
+MEANING = (
+    "fatal: something else is computed; suspect: more than rounding may change; harmless: rounding, speed or places; "
+    "not recorded: agreement cannot be shown."
+)
 MOST_ROWS = 8  # of modules or parameters that differ
 VERSION = "another version may use other kernels and another order of sums; the computed function is the same"
 CALLED = "it defines the model, the data or the training: defaults and functions change between versions"
 # Packages of which a version can change more than rounding.
-COMPUTING = {
-    "torch", "torchvision", "torchaudio", "torch-npu", "transformers", "tokenizers", "sentencepiece", "datasets",
-    "accelerate", "deepspeed", "peft", "trl", "verl", "vllm", "sglang", "megatron-core", "transformer-engine",
-    "apex", "flash-attn", "xformers", "triton", "bitsandbytes", "timm", "diffusers", "lightning",
-    "pytorch-lightning", "torchtitan", "torchtune", "mindspeed", "mindspore", "jax", "flax", "tensorflow", "optax",
-    "numpy", "scipy", "safetensors", "torchdata", "webdataset", "pillow", "nltk", "tiktoken", "llamafactory",
-    "unsloth", "liger-kernel",
-}  # fmt: skip
+COMPUTING = (
+    "torch torchvision torch-npu transformers tokenizers datasets accelerate deepspeed peft trl verl vllm sglang "
+    "megatron-core transformer-engine apex flash-attn xformers triton bitsandbytes timm lightning mindspeed mindspore "
+    "jax flax tensorflow numpy safetensors tiktoken"
+)
+# Words of a setting's name that decide its grade.
+TRAINING = (
+    "learning rate lr batch beta betas eps decay dropout warmup seed hidden layers heads seq length epochs steps clip "
+    "momentum optimizer precision dtype accumulation"
+)
+ASIDE = "log logging save output wandb report run project port host master node workers"
+PLACES = "dir path file folder"
 
 
 def _machine(subject: str, severity: str, reason: str) -> EntryRule[Snapshot]:
@@ -69,7 +87,7 @@ RANDOM = "the generator was seeded differently or was used another number of tim
 def compare_snapshots(a: Snapshot, b: Snapshot) -> list[ChecklistRow]:
     """Compare every entry of two machines, group by group."""
     checks = [check for rule in MACHINE if (check := apply_rule(rule, [[({}, a)], [({}, b)]]))]
-    checks += compare_tables("environment", [[a.environment], [b.environment]], variables.meaning)
+    checks += compare_tables("environment", [[a.environment], [b.environment]], variable_meaning)
     checks += compare_tables("packages", [[a.packages], [b.packages]], _package, absent="not installed")
     checks += _optional(
         "hyperparameters",
@@ -106,12 +124,28 @@ def _optional(
 
 
 def _package(name: str) -> tuple[str, str]:
-    return (SUSPECT, CALLED) if name in COMPUTING else (HARMLESS, "it is not known to compute in training")
+    return (
+        (SUSPECT, CALLED)
+        if name in COMPUTING.split()
+        else (HARMLESS, "it is not known to compute in training")
+    )
+
+
+def setting_meaning(name: str) -> tuple[str, str]:
+    """Return the grade and the reason of a setting that differs, by the words of its name."""
+    words = set(re.split(r"[_.]", name))
+    if words & set(ASIDE.split()):
+        return HARMLESS, "a name, an output or a connection, by its name"
+    if words & set(PLACES.split()):
+        return SUSPECT, "a place: its content is compared only if it is packed"
+    if words & set(TRAINING.split()):
+        return FATAL, "a setting of the model or of training differs"
+    return SUSPECT, "a setting differs; its effect is unknown"
 
 
 def _hyperparameters(one: dict[str, str], two: dict[str, str]) -> list[ChecklistRow]:
     def meaning(name: str) -> tuple[str, str]:
-        grade, reason = hyperparameters.meaning(name)
+        grade, reason = setting_meaning(name)
         if grade == HARMLESS or (name in one and name in two):
             return grade, reason
         return SUSPECT, "it is set on one side only: the other side has its default"
@@ -191,7 +225,7 @@ def _parameters(one: Table, two: Table) -> list[ChecklistRow]:
         for key in differing:
             texts = tuple(table[name].get(key) or "no" for table in (one, two))
             checks.append(ChecklistRow("weights", f"{name}: {key}", FATAL, texts, reasons[key], True))
-        digests = [table[name].get("sha256", "") for table in (one, two)]
+        digests = [table[name].get("digest", "") for table in (one, two)]
         if not differing and any(NO_DIGEST in digest for digest in digests):
             unknown.append(name)
         elif not differing and digests[0] != digests[1]:
@@ -222,8 +256,8 @@ def _present(name: str, *tables: Table) -> tuple[str, ...]:
 
 
 def _value(entry: Mapping[str, str]) -> str:
-    digest = entry.get("sha256", "")[:12]
-    return f"norm {entry['norm']}, sha256 {digest}" if entry.get("norm") else f"sha256 {digest}"
+    digest = f"digest {entry.get('digest', '')[:12]}"
+    return f"norm {entry['norm']}, {digest}" if entry.get("norm") else digest
 
 
 def _data(one: dict[str, str], two: dict[str, str]) -> list[ChecklistRow]:
@@ -251,42 +285,25 @@ def _random(one: dict[str, str], two: dict[str, str]) -> list[ChecklistRow]:
 
 
 def _scripts(a: Snapshot, b: Snapshot) -> list[ChecklistRow]:
-    """Compare scripts by name; the only unmatched script of a kind on each side by kind."""
+    """Compare scripts by name: the first line that differs, without comments and blanks at its end."""
     one, two = a.scripts or {}, b.scripts or {}
-    pairs = [(name, name) for name in one if name in two]
-    alone = [[name for name in table if name not in other] for table, other in ((one, two), (two, one))]
-    for kind in sorted({PurePosixPath(name).suffix for name in alone[0]}):
-        left, right = ([name for name in names if PurePosixPath(name).suffix == kind] for names in alone)
-        if len(left) == len(right) == 1:
-            pairs.append((left[0], right[0]))
-    matched = [{pair[side] for pair in pairs} for side in (0, 1)]
-    checks = [_script(*pair, a, b) for pair in pairs]
-    for side, table in enumerate((one, two)):
-        for name in sorted(table.keys() - matched[side]):
-            values = ("present", "absent") if side == 0 else ("absent", "present")
-            checks.append(
-                ChecklistRow("scripts", name, SUSPECT, values, "the script is on one side only", False)
-            )
-    return checks
-
-
-def _script(left: str, right: str, a: Snapshot, b: Snapshot) -> ChecklistRow:
-    entries = ((a.scripts or {})[left], (b.scripts or {})[right])
-    subject = left if left == right else f"{left} and {right}"
-    found = [{f"sha256 {entry.get('sha256', '')[:12]}"} for entry in entries]
-    if entries[0].get("code") and entries[0].get("code") == entries[1].get("code"):
-        return compare_values(
-            "scripts", subject, found, HARMLESS, "only comments, docstrings or layout differ"
+    found = []
+    for name in sorted(one.keys() | two.keys()):
+        values: list[str] = []
+        lines = [side.texts.get(name, "").splitlines() for side in (a, b)]
+        pairs = enumerate(itertools.zip_longest(*lines, fillvalue="(end)"), 1)
+        different = next(((number, pair) for number, pair in pairs if pair[0] != pair[1]), None)
+        if name not in one or name not in two:
+            values = ["present" if name in table else "absent" for table in (one, two)]
+        elif different:
+            values = [f"line {different[0]}: {text.strip()[:60]}" for text in different[1]]
+        else:
+            values = [f"sha256 {table[name].get('sha256', '')[:12]}" for table in (one, two)]
+        sides = [{value} for value in values]
+        found.append(
+            compare_values("scripts", name, sides, SUSPECT, "the text differs, at first in this line")
         )
-    lines = [snapshot.texts.get(name, "").splitlines() for snapshot, name in ((a, left), (b, right))]
-    where = next(
-        (number for number, pair in enumerate(zip(*lines, strict=False)) if pair[0] != pair[1]),
-        min(map(len, lines)),
-    )
-    if found[0] != found[1]:
-        texts = [part[where].strip()[:60] if where < len(part) else "(end)" for part in lines]
-        found = [{f"line {where + 1}: {text}"} for text in texts]
-    return compare_values("scripts", subject, found, SUSPECT, "the text differs, at first in this line")
+    return found
 
 
 def _all_equal(group: str, subject: str, count: int, what: str) -> ChecklistRow:
@@ -306,3 +323,64 @@ def _limited(checks: Sequence[ChecklistRow], what: str) -> list[ChecklistRow]:
         *checks[:MOST_ROWS],
         ChecklistRow(checks[0].group, what, worst, (count, count), reason, worst == FATAL),
     ]
+
+
+@dataclasses.dataclass(frozen=True)
+class ZipComparison:
+    """The compared zips of two machines."""
+
+    labels: tuple[str, str]
+    checks: list[ChecklistRow]
+
+    @property
+    def verdict(self) -> str:
+        """The worst status of a row, or equal."""
+        found = {check.status for check in self.checks}
+        return next((grade for grade in WORST_FIRST if grade in found), EQUAL)
+
+
+def compare_checklists(a: str | Path, b: str | Path) -> ZipComparison:
+    """Read and compare two zips. NumericsError names the one that cannot be used."""
+    one, two = Path(a), Path(b)
+    labels = (one.name, two.name) if one.name != two.name else (str(one), str(two))
+    return ZipComparison(labels, worst_first(compare_snapshots(read_snapshot(one), read_snapshot(two))))
+
+
+def comparison_document(comparison: ZipComparison) -> Document:
+    """Return the document: differences the worst first, equal entries behind a fold."""
+    rows = [
+        [f"{c.group}: {c.subject}", c.status, *c.values, c.reason]
+        for c in comparison.checks
+        if c.status != EQUAL
+    ]
+    equal = [[c.group, c.subject, c.values[0]] for c in comparison.checks if c.status == EQUAL]
+    differing = PageTable(["Entry", "Grade", *comparison.labels, "Reason"], rows, (1, 2, 3, 4))
+    same = Details(f"{len(equal)} equal entries", [PageTable(["Group", "Entry", "Value"], equal, (0, 1, 2))])
+    blocks: list[Block] = [
+        Paragraph(f"Entries: {counts(comparison.checks)}." if comparison.checks else "No entries."),
+        Section("Differences", [differing]),
+        Only((HTML,), [same]),
+        Note(MEANING),
+    ]
+    return Document(f"Checklist: {comparison.verdict}", blocks, " | ".join(comparison.labels))
+
+
+def write_comparison(comparison: ZipComparison, folder: Path) -> list[Path]:
+    """Write check_config.json and check_config.html. Returns their paths."""
+    data, page = folder / "check_config.json", folder / "check_config.html"
+    rows = [
+        {
+            "group": c.group,
+            "entry": c.subject,
+            "grade": c.status,
+            "a": c.values[0],
+            "b": c.values[1],
+            "reason": c.reason,
+        }
+        for c in comparison.checks
+    ]
+    with writing(folder, "give another folder by -o"):
+        a, b = comparison.labels
+        write_json(data, {"verdict": comparison.verdict, "a": a, "b": b, "rows": rows})
+        page.write_text(render_html(comparison_document(comparison)), encoding="utf-8")
+    return [data, page]

@@ -64,7 +64,7 @@ def compare_values(
 ) -> ChecklistRow:
     """Compare one entry. found: the values on each side."""
     values = tuple(" and ".join(sorted(values)) or "-" for values in found)
-    if any(f"sha256 {NO_DIGEST}" in value for value in values):
+    if any(f"digest {NO_DIGEST}" in value for value in values):
         return ChecklistRow(group, subject, NOT_RECORDED, values, UNSHOWN, False)
     if len(set.union(*found)) <= 1:
         return ChecklistRow(group, subject, EQUAL, values, "", False)

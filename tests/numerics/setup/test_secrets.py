@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from numerics.checklist.pack import ConfigChecker
-from numerics.checklist.secrets import is_secret, redact
-from numerics.checklist.variables import BEGINNINGS, VARIABLES, relevant_variables
+from numerics.setup.config_checker import ConfigChecker
+from numerics.setup.environment_variables import BEGINNINGS, relevant_variables
+from numerics.setup.secrets import is_secret, redact
 
 VALUE = st.text(string.ascii_letters + string.digits, min_size=8, max_size=40).map(lambda text: f"q{text}7")
 NAME = st.sampled_from(
@@ -77,9 +77,7 @@ def test_what_is_no_secret_stays(text: str) -> None:
 
 def test_code_without_quoted_secrets_stays() -> None:
     code = "key = self.k_proj(x)\nquery, key = f(token=token_ids, key=key)\nscore(key, value)\nd['key'] = x\n"
-    code += (
-        "if key == 'boxes': a = {key: 'x1'}\nbase_config_key = 'text_config'\n('/etc/passwd', 'no passwd')\n"
-    )
+    code += "if key == 'boxes': a = {key: 'x1'}\nbase_config_key = 'text_config'\n"
     assert redact(code, code=True) == code
 
 
@@ -104,7 +102,7 @@ def test_environment_variables_that_matter_are_packed_and_no_secret() -> None:
         "HCCL_ALGO": "x",
     }
     assert relevant_variables(secrets | others | wanted) == wanted
-    every = dict.fromkeys((*VARIABLES, *BEGINNINGS), "1")
+    every = dict.fromkeys(BEGINNINGS, "1")
     assert relevant_variables(every) == dict(sorted(every.items()))
 
 
@@ -129,4 +127,4 @@ def test_no_secret_is_in_the_zip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with zipfile.ZipFile(tmp_path / "a.zip") as archive:
         content = b"".join(archive.read(name) for name in archive.namelist())
     assert b"sesame" not in content
-    assert content.count(b"<removed>") >= 10
+    assert content.count(b"<removed>") >= 9

@@ -2,8 +2,9 @@
 
 import pytest
 
-from numerics.checklist.checks import FATAL, HARMLESS, SUSPECT
-from numerics.checklist.hyperparameters import hyperparameters, meaning, normal_value
+from numerics.setup.checklist_rows import FATAL, HARMLESS, SUSPECT
+from numerics.setup.compared_checklists import setting_meaning
+from numerics.setup.script_settings import normal_value, script_settings
 
 FORMS = {
     "a.sh": "LR=1e-3\npython t.py --lr $LR \\\n  --batch-size=8 --use-bias --name 'a b' --shift -2 # --no 1\n",
@@ -17,22 +18,22 @@ EXPECTED = {"learning_rate": "0.001", "batch_size": "8", "use_bias": "true", "na
 
 @pytest.mark.parametrize("name", FORMS)
 def test_every_form_gives_the_same_settings(name: str) -> None:
-    found = hyperparameters(name, FORMS[name])
+    found = script_settings(name, FORMS[name])
     assert found == {key: {value} for key, value in EXPECTED.items()}
 
 
 def test_nested_settings_have_a_path() -> None:
     expected = {"optim.learning_rate": {"0.1"}, "optim.betas": {"[0.9, 0.95]"}, "seed": {"1"}}
-    assert hyperparameters("a.json", '{"optim": {"lr": 0.1, "betas": [0.9, 0.95]}, "seed": 1}') == expected
-    assert hyperparameters("a.yaml", "optim:\n  lr: 0.1\n  betas: [0.9, 0.95]\nseed: 1\n") == expected
-    assert hyperparameters("a.sh", "train optim.lr=0.1 optim.betas='[0.9, 0.95]' +seed=1\n") == expected
+    assert script_settings("a.json", '{"optim": {"lr": 0.1, "betas": [0.9, 0.95]}, "seed": 1}') == expected
+    assert script_settings("a.yaml", "optim:\n  lr: 0.1\n  betas: [0.9, 0.95]\nseed: 1\n") == expected
+    assert script_settings("a.sh", "train optim.lr=0.1 optim.betas='[0.9, 0.95]' +seed=1\n") == expected
 
 
 def test_python_arguments_of_classes_and_of_argparse() -> None:
     text = (
         "o = optim.AdamW(p, lr=3e-4, betas=(0.9, 0.95), eps=e)\np.add_argument('-s', '--seed', default=7)\n"
     )
-    assert hyperparameters("a.py", text) == {
+    assert script_settings("a.py", text) == {
         "adamw.learning_rate": {"0.0003"},
         "adamw.betas": {"[0.9, 0.95]"},
         "seed": {"7"},
@@ -40,7 +41,7 @@ def test_python_arguments_of_classes_and_of_argparse() -> None:
 
 
 def test_two_values_of_a_name_are_both_there() -> None:
-    assert hyperparameters("a.sh", "a --lr 1\na --lr 2\n") == {"learning_rate": {"1", "2"}}
+    assert script_settings("a.sh", "a --lr 1\na --lr 2\n") == {"learning_rate": {"1", "2"}}
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ def test_two_values_of_a_name_are_both_there() -> None:
     ],
 )
 def test_a_file_that_cannot_be_parsed_gives_no_settings(name: str, text: str) -> None:
-    assert hyperparameters(name, text) == {}
+    assert script_settings(name, text) == {}
 
 
 def test_equal_values_have_one_text() -> None:
@@ -84,5 +85,5 @@ def test_equal_values_have_one_text() -> None:
     ],
 )
 def test_a_name_decides_the_grade(name: str, grade: str) -> None:
-    assert meaning(name)[0] == grade
-    assert meaning(name)[1]
+    assert setting_meaning(name)[0] == grade
+    assert setting_meaning(name)[1]

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from numerics import __main__ as command
-from numerics.checklist import snapshot as snapshots
-from numerics.checklist.snapshot import Snapshot, read_snapshot, write_snapshot
 from numerics.errors import NumericsError
+from numerics.setup import checklist_zip as snapshots
+from numerics.setup.checklist_zip import Snapshot, read_snapshot, write_snapshot
 
 SMALL = Snapshot(machine={"torch": "2"}, environment={}, packages={"numpy": "1"}, texts={"a.sh": "x\n"})
 TABLE = st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3)
@@ -85,10 +85,6 @@ def save(path: Path, content: dict[str, bytes], manifest: Any = None) -> Path:
 
 DEEP = b"[" * 100_000
 BAD = {
-    "a path that leads out": members(**{"../evil": b"x"}),
-    "an absolute path": members(**{"/etc/passwd": b"x"}),
-    "a drive": members(**{"C:evil": b"x"}),
-    "a backslash": members(**{"..\\evil": b"x"}),
     "a missing table": members(machine__json=None),
     "no object": members(machine__json=b"[1]"),
     "no text": members(machine__json=b'{"a": 1}'),
@@ -139,28 +135,6 @@ def test_a_bomb_is_read_up_to_the_limit_only(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(snapshots, "MOST_MEMBERS", 3)
     with pytest.raises(NumericsError, match="5 members"):
         read_snapshot(path)
-
-
-def test_a_link_and_a_double_member_are_refused(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
-        link = zipfile.ZipInfo("scripts/link")
-        link.create_system, link.external_attr = 3, 0o120777 << 16
-        archive.writestr(link, "/etc/passwd")
-    with pytest.raises(NumericsError, match="not a plain file"):
-        read_snapshot(tmp_path / "a.zip")
-    with zipfile.ZipFile(tmp_path / "b.zip", "w") as archive:
-        archive.writestr("a", "1")
-        with pytest.warns(UserWarning, match="Duplicate"):
-            archive.writestr("a", "2")
-    with pytest.raises(NumericsError, match="twice"):
-        read_snapshot(tmp_path / "b.zip")
-
-
-def test_another_compression_is_refused(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_LZMA) as archive:
-        archive.writestr("manifest.json", "{}")
-    with pytest.raises(NumericsError, match="unknown compression"):
-        read_snapshot(tmp_path / "a.zip")
 
 
 @pytest.mark.parametrize("kind", ["pipe", "absent", "folder", "empty", "text", "no folder"])

@@ -12,22 +12,21 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.nn.parameter import is_lazy
 
-from numerics.checklist.checks import NO_DIGEST
-from numerics.checklist.snapshot import FIRST_FORWARD, Table
-from numerics.describe import NoValuesError, module_settings, parts_of
+from numerics.describe import NoValuesError, module_settings
 from numerics.errors import NumericsError
+from numerics.record.tensor_digest import digest
+from numerics.setup.checklist_rows import NO_DIGEST
+from numerics.setup.checklist_zip import FIRST_FORWARD, Table
 
 # Names that wrappers put into the path of a module.
 WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"}
-BLOCK = 1 << 20  # bytes read at once
 
 
 def canonical_name(name: str) -> str:
     """Return a module's path without the names of wrappers."""
-    parts = [part for part in name.split(".") if part not in WRAPPERS]
-    return ".".join(parts)
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -43,11 +42,8 @@ def describe_modules(model: nn.Module) -> Table:
     for name, module in model.named_modules():
         if any(child in WRAPPERS for child, _ in module.named_children()):
             continue  # the wrapped module has its name
-        settings = module_settings(module)
-        found[canonical_name(name) or "(model)"] = {
-            **{key: str(value) for key, value in settings.items()},
-            "representation": module.extra_repr(),
-        }
+        settings = {key: str(value) for key, value in module_settings(module).items()}
+        found[canonical_name(name) or "(model)"] = {**settings, "representation": module.extra_repr()}
     return found
 
 
@@ -59,83 +55,61 @@ def describe_parameters(model: nn.Module) -> Table:
     buffers = model.named_buffers(remove_duplicate=False)
     for kind, tensors in (("parameter", parameters), ("buffer", buffers)):
         for full, tensor in tensors:
-            name = canonical_name(full)
-            lazy = isinstance(tensor, UninitializedParameter | UninitializedBuffer)
+            name, lazy = canonical_name(full), is_lazy(tensor)
             found[name] = {
                 "kind": kind,
-                "shape": _shape(tensor),
+                "shape": "not initialised"
+                if lazy
+                else "nested"
+                if tensor.is_nested
+                else str(tuple(tensor.shape)),
                 "dtype": str(tensor.dtype).removeprefix("torch."),
                 "trained": str(tensor.requires_grad),
                 "tied": first.get(id(tensor), ""),
             }
             if id(tensor) not in first and not lazy:
                 first[id(tensor)] = name
-                found[name] |= {"sha256": tensor_digest(tensor), "norm": _norm(tensor)}
+                found[name] |= {"digest": tensor_digest(tensor), "norm": _norm(tensor)}
     return found
 
 
 def tensor_digest(tensor: Tensor) -> str:
-    """Return the SHA-256 of a tensor's values in row-major order; NO_DIGEST and a reason where it has none.
-
-    A sparse, nested or quantized tensor, or one of a subclass, has that of the tensors that it consists of.
-    """
-    digest = hashlib.sha256()
+    """Return the digest of a tensor's values in row-major order; NO_DIGEST and a reason where it has none."""
     try:
         if hasattr(tensor, "placements"):
             raise NoValuesError("this rank has a part of it")
-        parts = parts_of(tensor)
-        for part in parts:
-            flat = part.resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-            if len(parts) > 1:
-                digest.update(f"{tuple(part.shape)} {part.dtype} ".encode())
-            digest.update(flat.view(torch.uint8).numpy().data)
-        return digest.hexdigest()
+        return f"{int(digest(tensor)) % (1 << 64):016x}"
     except (NoValuesError, RuntimeError, TypeError, NotImplementedError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0]
         return f"{NO_DIGEST} of a {tensor.layout} tensor on {tensor.device.type}: {reason}"
-
-
-def _shape(tensor: Tensor) -> str:
-    if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
-        return "not initialised"
-    return "nested" if tensor.is_nested else str(tuple(tensor.shape))
 
 
 def _norm(tensor: Tensor) -> str:
     if not tensor.is_floating_point() or tensor.is_meta or tensor.is_nested or tensor.layout != torch.strided:
         return ""
     value = tensor.detach()
-    value = value.float() if value.element_size() < 4 else value
-    return f"{float(torch.linalg.vector_norm(value)):.6g}"
+    return f"{float(torch.linalg.vector_norm(value.float() if value.element_size() < 4 else value)):.6g}"
 
 
 def describe_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module | None) -> dict[str, str]:
     """Return the class and the settings of each parameter group, with the number and the names' digest."""
-    names = (
-        {id(value): canonical_name(name) for name, value in model.named_parameters()}
-        if model is not None
-        else {}
-    )
+    named = model.named_parameters() if model is not None else ()
+    names = {id(value): canonical_name(name) for name, value in named}
     found = {"optimizer": type(optimizer).__qualname__}
     for number, group in enumerate(optimizer.param_groups):
-        for key, value in group.items():
-            if key != "params":
-                found[f"optimizer.group{number}.{key}"] = str(value)
-        members = [names.get(id(value), "?") for value in group["params"]]
-        found[f"optimizer.group{number}.parameters"] = _members(members)
+        members = sorted(names.get(id(value), "?") for value in group["params"])
+        found |= {
+            f"optimizer.group{number}.{key}": str(value) for key, value in group.items() if key != "params"
+        }
+        code = hashlib.sha256("\n".join(members).encode()).hexdigest()[:12]
+        found[f"optimizer.group{number}.parameters"] = f"{len(members)} parameters ({code})"
     return found
-
-
-def _members(names: list[str]) -> str:
-    digest = hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()[:12]
-    return f"{len(names)} parameters: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''} ({digest})"
 
 
 def describe_inputs(tensors: Iterable[Tensor]) -> dict[str, str]:
     """Return place -> type, shape and digest of the inputs of the first forward pass."""
     return {
-        f"{FIRST_FORWARD}, input {number}": f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)} "
-        f"sha256 {tensor_digest(tensor)}"
+        f"{FIRST_FORWARD}, input {number}": f"{tensor.dtype} {tuple(tensor.shape)} digest {tensor_digest(tensor)}"
         for number, tensor in enumerate(tensors)
     }
 
@@ -151,54 +125,39 @@ def describe_data(data: Iterable[str | os.PathLike[str]] | Mapping[str, Any]) ->
             found |= dict(_files(str(name), Path(value)))
         else:
             tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
-            found[str(name)] = f"{tuple(tensor.shape)} sha256 {tensor_digest(tensor)}"
+            found[str(name)] = f"{tuple(tensor.shape)} digest {tensor_digest(tensor)}"
     return found
 
 
 def _files(name: str, path: Path) -> Iterator[tuple[str, str]]:
+    """Yield the name and the SHA-256 of a file, or of each file in a folder."""
     try:
-        if path.is_dir():
-            for file in sorted(path.rglob("*")):
-                if file.is_file():
-                    yield f"{name}/{file.relative_to(path).as_posix()}", file_digest(file)
-        else:
-            yield name, file_digest(path)
+        files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+        for file in files:
+            with file.open("rb") as content:
+                code = hashlib.file_digest(content, "sha256").hexdigest()
+            inner = "" if file == path else f"/{file.relative_to(path).as_posix()}"
+            yield f"{name}{inner}", f"{file.stat().st_size} bytes sha256 {code}"
     except OSError as error:
         raise NumericsError(f"{path} cannot be read: {error.strerror}; fix: check its path") from error
 
 
-def file_digest(path: Path) -> str:
-    """Return the size and the SHA-256 of a file."""
-    digest, size = hashlib.sha256(), 0
-    with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            digest.update(block)
-            size += len(block)
-    return f"{size} bytes sha256 {digest.hexdigest()}"
-
-
-def _plain(value: Any) -> Any:
-    """Return nested mappings of arrays and scalars as text-like values that have one representation everywhere."""
-    if isinstance(value, Mapping):
-        return [(name, _plain(part)) for name, part in value.items()]
-    return value.tobytes() if isinstance(value, numpy.ndarray) else str(value)
-
-
 def random_states() -> dict[str, str]:
     """Return generator -> digest of its state, and torch's seed."""
-
-    def digest(state: Any) -> str:
-        return hashlib.sha256(repr(state).encode()).hexdigest()[:16]
-
+    python, numpys = random.getstate(), numpy.random.get_state(legacy=False)
+    numpys = {
+        **numpys,
+        "state": {name: str(numpy.asarray(value).tolist()) for name, value in numpys["state"].items()},
+    }
     states = {
         "seed of torch": str(torch.initial_seed()),
-        "state of torch on the CPU": tensor_digest(torch.get_rng_state())[:16],
-        "state of Python's random": digest(random.getstate()),
-        "state of numpy": digest(_plain(numpy.random.get_state(legacy=False))),
+        "state of torch on the CPU": tensor_digest(torch.get_rng_state()),
+        "state of Python's random": hashlib.sha256(repr(python).encode()).hexdigest()[:16],
+        "state of numpy": hashlib.sha256(repr(numpys).encode()).hexdigest()[:16],
     }
     device = torch.accelerator.current_accelerator(check_available=True)
     module: Any = torch.get_device_module(device) if device else None
-    if device and getattr(module, "is_initialized", lambda: device.type == "mps")():
+    if module and getattr(module, "is_initialized", lambda: True)():
         for number in range(module.device_count()):
-            states[f"state of device {number}"] = tensor_digest(module.get_rng_state(number))[:16]
+            states[f"state of device {number}"] = tensor_digest(module.get_rng_state(number))
     return states
