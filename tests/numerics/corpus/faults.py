@@ -25,17 +25,28 @@ def _in_model() -> Iterator[Case]:
         return Case(name, part, Side(change), **options)
 
     yield fault("other GELU", "gelu", changes.other_gelu, guide="3.2.1.2")
-    yield fault("wrong epsilon", "norm", lambda parts: setattr(parts["norm"], "eps", 1e-6))
+    yield fault(
+        "wrong epsilon", "norm", lambda parts: setattr(parts["norm"], "eps", 1e-6), evidence="setting"
+    )
     yield fault("residual after the norm", "block", changes.residual_after_norm, guide="3.1.3")
-    yield fault("missing scale", "attention", changes.attention(changes.unscaled))
-    yield fault("swapped q and k", "attention", changes.attention(changes.swapped))
-    yield fault("no attention mask", "attention", changes.attention(changes.unmasked))
+    yield fault("missing scale", "attention", changes.attention(changes.unscaled), evidence="setting|changed")
+    yield fault("swapped q and k", "attention", changes.attention(changes.swapped), evidence="changed")
+    yield fault(
+        "no attention mask", "attention", changes.attention(changes.unmasked), evidence="setting|changed"
+    )
     longer = changes.attention(changes.longer_mask)
     yield fault("attention mask of the wrong length", "attention", longer, guide="3.2.1.1")
-    yield fault("one layer in bfloat16", "fc", lambda parts: changes.in_bf16(parts["fc"]))
-    yield fault("dropout left on", "dropout", changes.dropout)
-    yield fault("NaN in a layer", "mlp", lambda parts: changes.with_nan(parts["mlp"]))
-    yield fault("one flipped bit of a result", "fc", lambda parts: changes.flip_bit(parts["fc"]))
+    yield fault(
+        "one layer in bfloat16",
+        "fc",
+        lambda parts: changes.in_bf16(parts["fc"]),
+        evidence="setting|parameter",
+    )
+    yield fault("dropout left on", "dropout", changes.dropout, evidence="setting")
+    yield fault("NaN in a layer", "mlp", lambda parts: changes.with_nan(parts["mlp"]), evidence="computed")
+    yield fault(
+        "one flipped bit of a result", "fc", lambda parts: changes.flip_bit(parts["fc"]), evidence="computed"
+    )
     yield fault("overwritten memory, 2048 elements", "block|transformer", changes.overwrite, guide="3.2.2.1")
     yield fault("positions shifted by one", "positions|transformer", changes.shift_positions)
 
@@ -49,7 +60,8 @@ def _in_weights() -> Iterator[Case]:
         ("transposed weight", "out", changes.transpose),
         ("lost bias", "fc", changes.lose_bias),
     ):
-        yield Case(name, part, Side(lambda parts, part=part, change=change: change(parts[part])))  # type: ignore[misc]
+        side = Side(lambda parts, part=part, change=change: change(parts[part]))  # type: ignore[misc]
+        yield Case(name, part, side, evidence="parameter")
     yield Case("other seed of the weights", "", Side(seed=1), evidence="parameter")
     yield Case("two layers exchanged", "first qkv", Side(changes.exchange_layers))
 

@@ -39,24 +39,24 @@ def fault(name: str, modules: str, target: Make, golden: Make, evidence: str = "
 
 
 def clean(name: str, target: Make, golden: Make, **options: Any) -> Case:
-    return fault(name, "", target, golden, verdict="rounding", **options)
+    return fault(name, "", target, golden, **{"verdict": "rounding", **options})
 
 
 class Net(nn.Module):
     """Two layers, a and b, and a forward of the module and x."""
 
-    def __init__(self, forward: Callable[[Any, Tensor], Tensor], **parts: Make) -> None:
+    def __init__(self, forward: Callable[[Any, Tensor], Tensor], **parts: Any) -> None:
         super().__init__()
         self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 16)
         for name, part in parts.items():
-            self.add_module(name, part())
+            self.add_module(name, part if isinstance(part, nn.Module) else part())
         self._forward = forward
 
     def forward(self, x: Tensor) -> Tensor:
         return self._forward(self, x)
 
 
-def within(forward: Callable[[Any, Tensor], Tensor], **parts: Make) -> Make:
+def within(forward: Callable[[Any, Tensor], Tensor], **parts: Any) -> Make:
     """Return a Net between two layers, as module 1."""
     return lambda: nn.Sequential(nn.Linear(16, 16), Net(forward, **parts), nn.Linear(16, 16))
 

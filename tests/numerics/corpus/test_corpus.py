@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from tests.numerics.corpus import monitor_faults, repeat_faults
 from tests.numerics.corpus.cases import CHECKSUMS, MODES, MODULES, NET, VALUES, Case, Corpus, RunFault
 from tests.numerics.corpus.clean import CLEAN
 from tests.numerics.corpus.faults import FAULTS
+from tests.numerics.corpus.kinds import KINDS
+from tests.numerics.corpus.known_wrong import KNOWN_WRONG
 from tests.numerics.corpus.models import OURS, TRANSFORMERS
 from tests.numerics.corpus.nets import NET_FAULTS, NET_PAIRS
 from tests.numerics.corpus.whole import RUN_FAULTS
@@ -46,7 +48,15 @@ def test_a_fault_is_named_and_a_clean_pair_is_no_divergence(
     assert case.is_right(found, kind), found
 
 
-@pytest.mark.parametrize("case", [*NET_FAULTS, *NET_PAIRS], ids=lambda case: case.name)
+def marked(cases: Iterable[Any]) -> Iterator[Any]:
+    """Yield cases by name; those of KNOWN_WRONG must fail."""
+    for case in cases:
+        reason = KNOWN_WRONG.get(case.name)
+        marks = [pytest.mark.xfail(strict=True, raises=AssertionError, reason=reason)] if reason else []
+        yield pytest.param(case, marks=marks, id=case.name)
+
+
+@pytest.mark.parametrize("case", marked((*NET_FAULTS, *NET_PAIRS, *KINDS)))
 def test_a_case_of_a_small_model_is_right_in_each_mode(case: Case, corpus: Corpus) -> None:
     found = {mode: corpus.answer(case, NET, mode) for mode in MODES if mode not in case.hidden}
     assert all(case.is_right(answer, NET) for answer in found.values()), found
@@ -58,6 +68,8 @@ def test_a_record_without_order_hides_an_order(corpus: Corpus) -> None:
 
 
 def test_the_corpus_has_the_cases_of_the_guide() -> None:
+    names = {case.name for case in (*NET_FAULTS, *NET_PAIRS, *KINDS, *RUN_FAULTS)}
+    assert names >= KNOWN_WRONG.keys()
     assert len({case.name for case in (*FAULTS, *CLEAN)}) == len(FAULTS) + len(CLEAN) >= 58
     expected = {
         f"3.{part}" for part in ("1.1", "1.2", "1.3", "2.1.1", "2.1.2", "2.1.3", "2.2.1", "2.2.2", "2.2.3")
@@ -65,7 +77,7 @@ def test_the_corpus_has_the_cases_of_the_guide() -> None:
     assert {case.guide for case in FAULTS} >= expected
 
 
-@pytest.mark.parametrize("fault", RUN_FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", marked(RUN_FAULTS))
 def test_a_fault_of_one_run_is_named(fault: RunFault, corpus: Corpus) -> None:
     right, named = fault.answer(corpus)
     assert right, named

@@ -14,6 +14,7 @@ from tests.numerics.corpus.bisect_faults import BISECT_FAULTS
 from tests.numerics.corpus.cases import MODES, Case, Corpus
 from tests.numerics.corpus.clean import CLEAN
 from tests.numerics.corpus.faults import FAULTS
+from tests.numerics.corpus.kinds import KIND_FAULTS, KIND_PAIRS
 from tests.numerics.corpus.monitor_faults import MONITOR_FAULTS
 from tests.numerics.corpus.nets import NET_FAULTS, NET_PAIRS
 from tests.numerics.corpus.oracle_faults import ORACLE_FAULTS
@@ -47,8 +48,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         corpus = Corpus(Path(folder))
         tables = (
-            ("Faults", HEAD, list(compared(corpus, (*FAULTS, *NET_FAULTS)))),
-            ("Clean pairs", HEAD, list(compared(corpus, (*CLEAN, *NET_PAIRS)))),
+            ("Faults", HEAD, list(compared(corpus, (*FAULTS, *NET_FAULTS, *KIND_FAULTS)))),
+            ("Clean pairs", HEAD, list(compared(corpus, (*CLEAN, *NET_PAIRS, *KIND_PAIRS)))),
             ("Faults of one run", (*HEAD[:2], "tool", *HEAD[3:5], "named"), list(of_one_run(corpus))),
         )
     lines = []
