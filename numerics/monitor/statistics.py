@@ -1,50 +1,113 @@
 """Statistics of many tensors on their device, without synchronisation. `Pending` transfers all of a step at once.
 
-On a CPU a tensor is read in chunks that fit in the cache: 20 times faster there than the lists of another device. On
-another device a list of tensors takes about 30 operations, whatever their number, and nothing waits for the host
-(numerics.monitor.reduction.device). A hook has one tensor at a time: it is copied, and the copies are a list. Chunks,
-and micro-batches, are joined on the host in float64 (Chan, Golub, LeVeque 1979).
+A tensor gives a row of sums and extremes, from which the host computes its statistics. On a CPU it is read in chunks
+that fit in the cache. On another device a list of tensors takes about 30 foreach operations, whatever their number.
+Sums and counts are accumulated in float64 from the elements as they are; the deviation is the square root of a
+difference, exact to 1e-7 of the mean. A device whose operations lack float64 or treat NaN in another way, which the
+first use of a dtype finds out, is read on the host. Parts and micro-batches are joined in float64 (Chan, Golub,
+LeVeque 1979).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from numerics.monitor.reduction.cpu import CPU_CHUNK, cpu_row, update_on_cpu
-from numerics.monitor.reduction.device import (
-    DEVICE_BATCH,
-    DEVICE_CHUNK,
-    WIDTH,
-    fused,
-    moments_of_sums,
-    reduce_many,
-    reduce_one,
-)
-from numerics.monitor.reduction.moments import Moments
-from numerics.monitor.reduction.readable import readable, real
+from numerics.monitor.tables import STATISTICS
 
-FEW = 3  # tensors: fewer are copied, and computed in a later list
+WIDTH = 8  # numbers of a row
+CPU_CHUNK = 2**16  # elements of float32 and a copy of them: half a megabyte
+CANCELLED = 0.5  # below this part of the squares, deviations are computed from the mean in float64
+FUSED_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+DEVICE_BATCH = 2**26  # elements of a list: the operations need one copy of it, 256 MiB in float32
+NO_DEVIATION = 1e-14  # of the squares: the rounding of their sum in float64
+NAN, INF = math.nan, math.inf
+SAMPLES = (
+    [1.0, -2.0, 0.0, 3.5],
+    [-3.0, -0.25, -7.0],
+    [2.0, 0.5, 2.0, 2.0],
+    [0.0, 0.0, -0.0],
+    [NAN, 1.0, 0.0],
+    [INF, -1.0, 0.0],
+    [-INF, -1.0],
+    [NAN, INF, -INF, 2.0],
+    [-INF, -INF],
+    torch.linspace(1, 2, 2**17 + 3).tolist(),  # longer than the parts in which a kernel reads a tensor
+)
+COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 Key = tuple[str, str]  # kind, name
-Decode = Callable[[int, Sequence[float]], Moments]
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Joined statistics of `count` elements. deviations: sum of squared deviations from the mean."""
+
+    count: int = 0
+    mean: float = 0.0
+    deviations: float = 0.0
+    low: float = INF
+    high: float = -INF
+    nonzero: float = 0.0
+    nan: float = 0.0
+    inf: float = 0.0
+
+    def joined(self, other: Moments) -> Moments:
+        """Return the statistics of both."""
+        if not self.count:
+            return other
+        count = self.count + other.count
+        step = other.mean - self.mean
+        weight = other.count / count
+        return Moments(
+            count,
+            self.mean + step * weight,
+            self.deviations + other.deviations + step * step * self.count * weight,
+            _least(self.low, other.low),
+            -_least(-self.high, -other.high),
+            self.nonzero + other.nonzero,
+            self.nan + other.nan,
+            self.inf + other.inf,
+        )
+
+    def statistic(self, name: str) -> float:
+        """Return a column of numerics.monitor.tables.STATISTICS. An empty tensor has nan."""
+        if name in ("nan", "inf"):
+            return float(getattr(self, name))
+        if not self.count:
+            return NAN
+        if name == "zeros":
+            return 1.0 - self.nonzero / self.count
+        if self.nan:
+            return NAN
+        if name in ("min", "max"):
+            return self.low if name == "min" else self.high
+        if name == "mean":
+            return self.low + self.high if self.inf else self.mean  # nan of both infinities
+        if name == "norm":
+            return INF if self.inf else math.sqrt(self.deviations + self.count * self.mean**2)
+        return NAN if self.inf else math.sqrt(max(self.deviations, 0.0) / self.count)
+
+
+def _least(one: float, other: float) -> float:
+    return NAN if math.isnan(one) or math.isnan(other) else min(one, other)
 
 
 @dataclass
 class StatisticsEntry:
-    """Keys with their rows. counts: elements of each part, None for rows of add_values. zeros: elements not stored.
-
-    problem: why its tensor could not be read.
-    """
+    """Keys with their rows."""
 
     keys: list[Key]
-    counts: list[int] | None = None
+    counts: list[int] | None = None  # elements of each part; None for rows of add_values
     rows: list[tuple[int, int]] = field(default_factory=list)  # (block, row of it)
-    decode: Decode = lambda count, row: Moments(count, *row[:7])
-    zeros: int = 0
-    problem: str = ""
+    decode: Callable[[int, Sequence[float]], Moments] = lambda count, row: Moments(count, *row[:7])
+    zeros: int = 0  # elements that a sparse tensor does not store
+    problem: str = ""  # why its tensor could not be read
 
 
 class Pending:
@@ -58,69 +121,35 @@ class Pending:
         self._blocks: list[Tensor] = []  # rows of WIDTH numbers
         self._entries: list[StatisticsEntry] = []
         self._latest: dict[Key, StatisticsEntry] = {}
-        self._copies: list[tuple[StatisticsEntry, Tensor]] = []  # to be computed in a list
-        self._copied = 0  # elements of the copies
 
     def add(self, keys: Sequence[Key], tensors: Sequence[Tensor]) -> None:
         """Add the statistics of tensors; several of one key are joined."""
+        lists: dict[tuple[torch.device, torch.dtype], list[tuple[StatisticsEntry, Tensor]]] = {}
         with torch.no_grad():
-            lists: list[tuple[StatisticsEntry, Tensor]] = []
             for key, tensor in zip(keys, tensors, strict=True):
                 entry = self._latest[key] = StatisticsEntry([key], [])
                 self._entries.append(entry)
                 try:
                     tensor, entry.zeros = readable(tensor)
-                    if tensor.numel() and on_host(tensor):
-                        parts = tensor.detach().reshape(-1).split(CPU_CHUNK)
-                        rows = torch.tensor([[*cpu_row(part), 0.0] for part in parts], dtype=torch.float64)
-                        self._append([(entry, part.numel()) for part in parts], rows)
-                    elif tensor.numel() and fused(tensor.device.type, tensor.dtype):
-                        lists.append((entry, tensor))
-                    elif tensor.numel():
-                        parts = tensor.reshape(-1).split(DEVICE_CHUNK)
-                        rows = torch.stack([reduce_one(part) for part in parts])
-                        self._append([(entry, part.numel()) for part in parts], rows)
+                    if not tensor.numel():
+                        continue
+                    if not on_host(tensor) and fused(tensor.device.type, tensor.dtype):
+                        entry.decode = moments_of_sums
+                        group = lists.setdefault((tensor.device, tensor.dtype), [])
+                        group += [(entry, part) for part in dense_parts(tensor)]
+                        continue
+                    parts = tensor.detach().cpu().reshape(-1).split(CPU_CHUNK)
+                    rows = torch.tensor([[*cpu_row(part), 0.0] for part in parts], dtype=torch.float64)
+                    self._append([(entry, part.numel()) for part in parts], rows)
                 except Exception as error:
                     entry.problem = reason(error)
-            try:
-                if len(lists) >= FEW:
-                    self._reduce(lists)
-                else:
-                    self._copy(lists)
-            except Exception as error:
-                for entry, _ in lists:
-                    entry.problem = reason(error)
-
-    def fail(self, key: Key, error: Exception) -> None:
-        """Note why a key has no statistics."""
-        self.problems.setdefault(key, reason(error))
-
-    def _copy(self, lists: Sequence[tuple[StatisticsEntry, Tensor]]) -> None:
-        """Copy tensors that may change before `take`, and compute the copies where they are many elements."""
-        self._copies += [(entry, tensor.clone()) for entry, tensor in lists]
-        self._copied += sum(tensor.numel() for _, tensor in lists)
-        if self._copied > DEVICE_BATCH:
-            self._flush()
-
-    def _flush(self) -> None:
-        copies, self._copies, self._copied = self._copies, [], 0
-        try:
-            self._reduce(copies)
-        except Exception as error:
-            for entry, _ in copies:
-                entry.problem = reason(error)
-
-    def _reduce(self, lists: Sequence[tuple[StatisticsEntry, Tensor]]) -> None:
-        """Add the rows of tensors by one list of each device and dtype."""
-        groups: dict[tuple[torch.device, torch.dtype], list[tuple[StatisticsEntry, Tensor]]] = {}
-        for entry, tensor in lists:
-            entry.decode = moments_of_sums
-            group = groups.setdefault((tensor.device, tensor.dtype), [])
-            group += [(entry, part) for part in dense_parts(tensor)]
-        for group in groups.values():
-            for batch in batches(group):
-                rows = reduce_many([part for _, part in batch])
-                self._append([(entry, part.numel()) for entry, part in batch], rows)
+            for batch in (batch for group in lists.values() for batch in batches(group)):
+                try:
+                    rows = reduce_many([part for _, part in batch])
+                    self._append([(entry, part.numel()) for entry, part in batch], rows)
+                except Exception as error:
+                    for entry, _ in batch:
+                        entry.problem = reason(error)
 
     def _append(self, parts: Sequence[tuple[StatisticsEntry, int]], rows: Tensor) -> None:
         for row, (entry, count) in enumerate(parts):
@@ -128,6 +157,10 @@ class Pending:
             entry.counts.append(count)
             entry.rows.append((len(self._blocks), row))
         self._blocks.append(rows)
+
+    def fail(self, key: Key, error: Exception) -> None:
+        """Note why a key has no statistics."""
+        self.problems.setdefault(key, reason(error))
 
     def replace(self, key: Key, tensor: Tensor) -> None:
         """Add the statistics of a tensor in place of those that were added last for its key."""
@@ -150,8 +183,6 @@ class Pending:
 
     def take(self) -> tuple[dict[Key, Moments], dict[Key, list[list[float]]]]:
         """Transfer everything, once a device. Returns the joined statistics, and the rows of add_values."""
-        with torch.no_grad():
-            self._flush()
         moments: dict[Key, Moments] = {}
         values: dict[Key, list[list[float]]] = {}
         blocks = _transferred(self._blocks)
@@ -175,6 +206,18 @@ class Pending:
         return moments, values
 
 
+def _transferred(blocks: Sequence[Tensor]) -> list[list[list[float]]]:
+    """Return the rows of all blocks, with one transfer for each device."""
+    groups: dict[torch.device, list[int]] = {}
+    for number, block in enumerate(blocks):
+        groups.setdefault(block.device, []).append(number)
+    found: dict[int, list[list[float]]] = {}
+    for numbers in groups.values():
+        rows = iter(torch.cat([blocks[number] for number in numbers]).tolist())
+        found.update({number: [next(rows) for _ in range(len(blocks[number]))] for number in numbers})
+    return [found[number] for number in range(len(blocks))]
+
+
 def reason(error: Exception) -> str:
     """Return an error in one line."""
     text = " ".join(f"{error}".split())
@@ -186,6 +229,37 @@ def on_host(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
+# -- elements
+
+
+def readable(tensor: Tensor) -> tuple[Tensor, int]:
+    """Return the stored elements, dense and real, and how many zeros of the tensor are not stored.
+
+    A complex tensor has two real elements for each of its own. A nested tensor has those of all its parts.
+    """
+    if tensor.is_nested:
+        parts = [part.reshape(-1) for part in tensor.unbind()]
+        stored = tensor = torch.cat(parts) if parts else torch.empty(0)
+    elif tensor.layout == torch.sparse_coo:
+        stored = tensor.coalesce().values()
+    elif tensor.layout in COMPRESSED:
+        stored = tensor.values()
+    elif tensor.layout != torch.strided:
+        stored = tensor = tensor.to_dense()
+    else:
+        stored = tensor
+    absent = tensor.numel() - stored.numel()
+    return real(stored), 2 * absent if stored.is_complex() else absent
+
+
+def real(tensor: Tensor) -> Tensor:
+    """Return a dense tensor with real elements: pairs of real and imaginary parts of a complex one."""
+    if tensor.layout != torch.strided:
+        tensor = tensor.to_dense()
+    tensor = tensor.resolve_conj().resolve_neg()
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
 def dense_parts(tensor: Tensor) -> Sequence[Tensor]:
     """Return a tensor as it is, or in parts of at most DEVICE_BATCH elements. Gaps between elements are removed."""
     if not (tensor.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(tensor)):
@@ -195,33 +269,122 @@ def dense_parts(tensor: Tensor) -> Sequence[Tensor]:
 
 def batches(
     group: Sequence[tuple[StatisticsEntry, Tensor]],
-) -> Iterable[list[tuple[StatisticsEntry, Tensor]]]:
+) -> Iterator[list[tuple[StatisticsEntry, Tensor]]]:
     """Yield lists of at most DEVICE_BATCH elements together."""
     batch: list[tuple[StatisticsEntry, Tensor]] = []
-    elements = 0
     for entry, part in group:
-        if batch and elements + part.numel() > DEVICE_BATCH:
+        if batch and sum(one.numel() for _, one in batch) + part.numel() > DEVICE_BATCH:
             yield batch
-            batch, elements = [], 0
+            batch = []
         batch.append((entry, part))
-        elements += part.numel()
-    if batch:
-        yield batch
+    yield batch
 
 
-def _transferred(blocks: Sequence[Tensor]) -> list[list[list[float]]]:
-    """Return the rows of all blocks, with one transfer for each device."""
-    by_device: dict[torch.device, list[int]] = {}
-    for number, block in enumerate(blocks):
-        by_device.setdefault(block.device, []).append(number)
-    found: dict[int, list[list[float]]] = {}
-    for numbers in by_device.values():
-        whole = torch.cat([blocks[number] for number in numbers]).tolist()
-        at = 0
-        for number in numbers:
-            found[number] = whole[at : at + len(blocks[number])]
-            at += len(blocks[number])
-    return [found[number] for number in range(len(blocks))]
+# -- sums
+
+
+def cpu_row(part: Tensor) -> list[float]:
+    """Return the Moments of one part after its count.
+
+    numpy's comparisons and extremes take half the time of torch's, measured on one thread.
+    """
+    part = part if part.dtype in (torch.float32, torch.float64) else part.float()
+    values = part.numpy()
+    low, high = float(values.min()), float(values.max())  # nan where one element is
+    nonzero = float(np.count_nonzero(values != 0)) if not (low > 0 or high < 0) else float(part.numel())
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return [0.0, 0.0, low, high, nonzero, float(np.isnan(values).sum()), float(np.isinf(values).sum())]
+    mean, squares = float(part.mean()), float(torch.dot(part, part))
+    deviations = squares - part.numel() * mean * mean
+    if not deviations > CANCELLED * squares or not math.isfinite(squares):
+        centred = part.double() - part.double().mean()
+        mean, deviations = float(part.double().mean()), float(torch.dot(centred, centred))
+    return [mean, deviations, low, high, nonzero, 0.0, 0.0]
+
+
+def reduce_many(tensors: list[Tensor]) -> Tensor:
+    """Return one row for each tensor, (n, WIDTH) float64.
+
+    tensors: of one device and one of FUSED_DTYPES; dense, not empty.
+    """
+    count = functools.partial(torch._foreach_norm, ord=1, dtype=torch.float64)
+    root = torch._foreach_norm(tensors, 2, dtype=torch.float64)
+    work = torch._foreach_neg(tensors)
+    lowest = _largest(work)
+    torch._foreach_clamp_min_(work, 0)
+    below = count(work)  # the sum of the negative elements, without its sign
+    torch._foreach_copy_(work, tensors)
+    torch._foreach_clamp_min_(work, 0)
+    above = count(work)
+    torch._foreach_copy_(work, tensors)
+    torch._foreach_sign_(work)  # 0 of nan
+    nonzero = count(work)
+    torch._foreach_copy_(work, tensors)
+    torch._foreach_abs_(work)
+    torch._foreach_add_(work, 1)
+    torch._foreach_sign_(work)
+    numbers = count(work)  # inf is one, nan is none
+    torch._foreach_copy_(work, tensors)
+    torch._foreach_mul_(work, 0)  # nan of inf
+    torch._foreach_add_(work, 1)
+    torch._foreach_sign_(work)
+    finite = count(work)
+    sums = torch.stack([*root, *below, *above, *nonzero, *numbers, *finite])
+    extremes = torch.stack([*lowest, *_largest(tensors)]).double()
+    return torch.cat([sums, extremes]).view(WIDTH, len(tensors)).T.contiguous()
+
+
+def _largest(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the largest element of each tensor, by one operation for each size.
+
+    In a list of several sizes CUDA's kernel also compares with 0 (output_per_tensor of torch's ForeachReduceOp.cu).
+    """
+    places: dict[int, list[int]] = {}
+    for place, tensor in enumerate(tensors):
+        places.setdefault(tensor.numel(), []).append(place)
+    found: dict[int, Tensor] = {}
+    for same in places.values():
+        found.update(zip(same, torch._foreach_max([tensors[place] for place in same]), strict=True))
+    return [found[place] for place in range(len(tensors))]
+
+
+def moments_of_sums(count: int, row: Sequence[float]) -> Moments:
+    """Return the statistics of a tensor with `count` elements, of its row of `reduce_many`."""
+    root, below, above, nonzero, numbers, finite, lowest, high = row
+    nan, inf, low = count - numbers, numbers - finite, -lowest
+    if nan:
+        low = high = NAN
+    elif inf == count:  # CUDA's kernel has no extreme below the smallest number
+        low, high = -INF if below else INF, INF if above else -INF
+    if nan or inf:
+        return Moments(count, 0.0, 0.0, low, high, nonzero + nan, nan, inf)
+    mean, squares = (above - below) / count, root * root
+    deviations = squares - count * mean * mean if math.isfinite(squares) else INF
+    deviations = deviations if deviations > NO_DEVIATION * squares else 0.0
+    return Moments(count, mean, deviations, low, high, nonzero)
+
+
+@functools.cache
+def fused(device_type: str, dtype: torch.dtype) -> bool:
+    """Whether `reduce_many` agrees with the CPU's path on a device, for a dtype. Computed once for both."""
+    if dtype not in FUSED_DTYPES:
+        return False
+    samples = [torch.tensor(values, dtype=dtype) for values in SAMPLES]
+    try:
+        with torch.no_grad():
+            rows = reduce_many([sample.to(device_type) for sample in samples]).tolist()
+    except (RuntimeError, TypeError, AttributeError):  # float64 or an operation is missing
+        return False
+    for sample, row in zip(samples, rows, strict=True):
+        count = len(sample)
+        both = moments_of_sums(count, row), Moments(count, *cpu_row(sample))
+        found, exact = ([moments.statistic(name) for name in STATISTICS] for moments in both)
+        if not np.allclose(found, exact, rtol=1e-5, atol=1e-6, equal_nan=True):
+            return False
+    return True
+
+
+# -- pairs of tensors
 
 
 def sign_agreements(gradients: Sequence[Tensor], moments: Sequence[Tensor]) -> Tensor:
@@ -241,7 +404,7 @@ def update_ratios(before: Sequence[Tensor], after: Sequence[Tensor]) -> Tensor:
     """
     before, after = [real(tensor) for tensor in before], [real(tensor) for tensor in after]
     if all(on_host(tensor) for tensor in before):
-        pairs = [update_on_cpu(one, other) for one, other in zip(before, after, strict=True)]
+        pairs = [_update_on_cpu(one, other) for one, other in zip(before, after, strict=True)]
         weights, changes = torch.tensor(pairs, dtype=torch.float64).T.sqrt()
     else:
         whole = all(fused(tensor.device.type, tensor.dtype) for tensor in before)
@@ -250,3 +413,15 @@ def update_ratios(before: Sequence[Tensor], after: Sequence[Tensor]) -> Tensor:
         torch._foreach_sub_(list(before), list(after))
         changes = torch.stack(torch._foreach_norm(list(before), 2, dtype=dtype))
     return torch.where(changes == 0, torch.zeros_like(changes), changes / weights)
+
+
+def _update_on_cpu(before: Tensor, after: Tensor) -> tuple[float, float]:
+    """Return the sums of squares of `before` and of the change, in chunks that fit in the cache."""
+    weights = changes = 0.0
+    pairs = zip(before.reshape(-1).split(CPU_CHUNK), after.detach().reshape(-1).split(CPU_CHUNK), strict=True)
+    for one, other in pairs:
+        one, other = (part if part.dtype == torch.float64 else part.float() for part in (one, other))
+        weights += float(torch.dot(one, one))
+        change = other - one
+        changes += float(torch.dot(change, change))
+    return weights, changes

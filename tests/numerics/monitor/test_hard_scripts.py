@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from numerics import TrainerMon
 from numerics.monitor import statistics
-from numerics.monitor.reduction.readable import readable
-from numerics.monitor.statistics import Pending, sign_agreements, update_ratios
+from numerics.monitor.statistics import Pending, readable, sign_agreements, update_ratios
 from numerics.monitor.tables import STATISTICS, read_table
 
 SWITCHES = ("xy", "wg", "param", "mv", "ur", "attention")

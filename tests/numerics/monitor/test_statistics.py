@@ -9,9 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from numerics.monitor.reduction.cpu import CPU_CHUNK
-from numerics.monitor.reduction.moments import Moments
-from numerics.monitor.statistics import Pending, sign_agreements, update_ratios
+from numerics.monitor.statistics import CPU_CHUNK, Moments, Pending, sign_agreements, update_ratios
 from numerics.monitor.tables import STATISTICS
 
 

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from numerics.monitor import statistics
-from numerics.monitor.reduction import device
-from numerics.monitor.statistics import Pending, update_ratios
+from numerics.monitor.statistics import WIDTH, Pending
 from numerics.monitor.tables import STATISTICS
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -116,19 +115,9 @@ def test_long_tensors_are_exact_to_the_rounding_of_float64(dtype: torch.dtype) -
     require_equal([*normal, *shifted, -shifted[0].abs(), torch.zeros(4, dtype=dtype)], rel=1e-7)
 
 
-def test_equal_elements_have_no_deviation() -> None:
-    assert {one["std"] for one in found([torch.full((n,), 0.1) for n in (1, 3, 1000, 20_001)])} == {0.0}
-    assert max(one["std"] for one in found([torch.full((n,), 0.1) for n in (70_000, 1_000_003, 3)])) < 1e-6
-
-
-def test_complex_numbers_are_two_each() -> None:
-    require_equal([torch.randn(3, 4, dtype=torch.complex64, generator=torch.Generator().manual_seed(0))] * 4)
-
-
 @pytest.mark.parametrize("fused", [True, False])
 def test_lists_longer_than_a_batch_are_split(monkeypatch: pytest.MonkeyPatch, fused: bool) -> None:
     monkeypatch.setattr(statistics, "DEVICE_BATCH", 100)
-    monkeypatch.setattr(statistics, "DEVICE_CHUNK", 70)
     monkeypatch.setattr(statistics, "fused", lambda *which: fused)
     draw = torch.Generator().manual_seed(0)
     require_equal([torch.randn(size, generator=draw) + 1 for size in (30, 60, 250, 100, 0, 1)], 1e-5)
@@ -156,38 +145,6 @@ def test_the_number_of_operations_does_not_depend_on_the_number_of_tensors() -> 
     assert len(mixed) <= 2 * len(few)
 
 
-def test_a_hook_copies_a_tensor_and_the_copies_are_one_list() -> None:
-    tensors = model(20)
-
-    def hooks() -> Pending:
-        pending = Pending()
-        for number, tensor in enumerate(tensors):
-            pending.add([("actv", str(number))], [tensor])
-            pending.alias(("actv", f"other {number}"), ("actv", str(number)))
-        return pending
-
-    with Operations() as noted:
-        pending = hooks()
-    assert noted.names == ["clone"] * len(tensors)
-    for tensor in tensors:
-        tensor.zero_()  # the values at the time of the hook count
-    with Operations() as noted:
-        moments, _ = pending.take()
-    assert len(noted.names) < len(operations(tensors)) + 3
-    assert {one.mean for one in moments.values()} == {1.0}
-    assert len(moments) == 2 * len(tensors)
-
-
-def test_copies_of_more_than_a_batch_are_computed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics, "DEVICE_BATCH", 100)
-    pending = Pending()
-    for number in range(6):
-        pending.add([("actv", "x")], [torch.full((30,), float(number))])
-        assert sum(tensor.numel() for _, tensor in pending._copies) <= 100
-    pending.replace(("actv", "x"), torch.full((30,), 8.0))
-    assert pending.take()[0]["actv", "x"].mean == pytest.approx((0 + 1 + 2 + 3 + 4 + 8) / 6)
-
-
 def test_a_step_is_one_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
     found(model(1))
     transfers = []
@@ -199,7 +156,7 @@ def test_a_step_is_one_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
     pending.add_values([("update_ratio", "x")], torch.ones(1, 1))
     assert not transfers
     pending.take()
-    assert transfers == [(15, device.WIDTH)]
+    assert transfers == [(15, WIDTH)]
 
 
 def wrong_sign(tensors: Any) -> None:
@@ -221,30 +178,20 @@ def zero_included(tensors: Any) -> Any:
     ("name", "replacement"),
     [("_foreach_sign_", wrong_sign), ("_foreach_norm", no_double), ("_foreach_max", zero_included)],
 )
-def test_a_device_with_other_operations_is_computed_tensor_by_tensor(
+def test_a_device_with_other_operations_is_read_on_the_host(
     monkeypatch: pytest.MonkeyPatch, name: str, replacement: Any
 ) -> None:
     monkeypatch.setattr(torch, name, replacement)
-    device.fused.cache_clear()
+    statistics.fused.cache_clear()
     try:
-        assert not device.fused("cpu", torch.float32)
+        assert not statistics.fused("cpu", torch.float32)
         require_equal(
             [torch.tensor([-1.0, -2.0, math.nan]), -torch.ones(4), torch.tensor([0.0, math.inf])] * 2
         )
     finally:
-        device.fused.cache_clear()
+        statistics.fused.cache_clear()
 
 
 def test_every_dtype_of_the_list_agrees_with_the_cpu() -> None:
-    assert all(device.fused("cpu", dtype) for dtype in DTYPES)
-    assert not device.fused("cpu", torch.float8_e4m3fn)
-
-
-def test_a_dtype_without_lists_is_converted() -> None:
-    require_equal([torch.tensor([0.5, -2.0, 0.0]).to(torch.float8_e4m3fn)] * 4)
-
-
-def test_update_ratios_of_another_device() -> None:
-    before = [torch.tensor([3.0, 4.0]), torch.zeros(2), torch.zeros(2)]
-    after = [torch.tensor([3.0, 9.0]), torch.zeros(2), torch.ones(2)]
-    assert update_ratios([value.clone() for value in before], after).tolist() == [1.0, 0.0, math.inf]
+    assert all(statistics.fused("cpu", dtype) for dtype in DTYPES)
+    assert not statistics.fused("cpu", torch.float8_e4m3fn)
