@@ -1,11 +1,10 @@
 """Statistics of many tensors on their device, without synchronisation. `Pending` transfers all of a step at once.
 
 A tensor gives a row of sums and extremes, from which the host computes its statistics. On a CPU it is read in chunks
-that fit in the cache. On another device a list of tensors takes about 30 foreach operations, whatever their number.
-Sums and counts are accumulated in float64 from the elements as they are; the deviation is the square root of a
-difference, exact to 1e-7 of the mean. A device whose operations lack float64 or treat NaN in another way, which the
-first use of a dtype finds out, is read on the host. Parts and micro-batches are joined in float64 (Chan, Golub,
-LeVeque 1979).
+that fit in the cache. With CUDA a list of tensors takes about 30 foreach operations, whatever their number: sums and
+counts are accumulated in float64 from the elements as they are, and the deviation is the square root of a difference,
+exact to 1e-7 of the mean. Tensors of other devices are copied to the CPU. Parts and micro-batches are joined in float64
+(Chan, Golub, LeVeque 1979).
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from numerics.monitor.tables import STATISTICS
-
 WIDTH = 8  # numbers of a row
 CPU_CHUNK = 2**16  # elements of float32 and a copy of them: half a megabyte
 CANCELLED = 0.5  # below this part of the squares, deviations are computed from the mean in float64
@@ -28,18 +25,6 @@ FUSED_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 DEVICE_BATCH = 2**26  # elements of a list: the operations need one copy of it, 256 MiB in float32
 NO_DEVIATION = 1e-14  # of the squares: the rounding of their sum in float64
 NAN, INF = math.nan, math.inf
-SAMPLES = (
-    [1.0, -2.0, 0.0, 3.5],
-    [-3.0, -0.25, -7.0],
-    [2.0, 0.5, 2.0, 2.0],
-    [0.0, 0.0, -0.0],
-    [NAN, 1.0, 0.0],
-    [INF, -1.0, 0.0],
-    [-INF, -1.0],
-    [NAN, INF, -INF, 2.0],
-    [-INF, -INF],
-    torch.linspace(1, 2, 2**17 + 3).tolist(),  # longer than the parts in which a kernel reads a tensor
-)
 COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 Key = tuple[str, str]  # kind, name
 
@@ -133,7 +118,7 @@ class Pending:
                     tensor, entry.zeros = readable(tensor)
                     if not tensor.numel():
                         continue
-                    if not on_host(tensor) and fused(tensor.device.type, tensor.dtype):
+                    if fused(tensor):
                         entry.decode = moments_of_sums
                         group = lists.setdefault((tensor.device, tensor.dtype), [])
                         group += [(entry, part) for part in dense_parts(tensor)]
@@ -364,24 +349,9 @@ def moments_of_sums(count: int, row: Sequence[float]) -> Moments:
     return Moments(count, mean, deviations, low, high, nonzero)
 
 
-@functools.cache
-def fused(device_type: str, dtype: torch.dtype) -> bool:
-    """Whether `reduce_many` agrees with the CPU's path on a device, for a dtype. Computed once for both."""
-    if dtype not in FUSED_DTYPES:
-        return False
-    samples = [torch.tensor(values, dtype=dtype) for values in SAMPLES]
-    try:
-        with torch.no_grad():
-            rows = reduce_many([sample.to(device_type) for sample in samples]).tolist()
-    except (RuntimeError, TypeError, AttributeError):  # float64 or an operation is missing
-        return False
-    for sample, row in zip(samples, rows, strict=True):
-        count = len(sample)
-        both = moments_of_sums(count, row), Moments(count, *cpu_row(sample))
-        found, exact = ([moments.statistic(name) for name in STATISTICS] for moments in both)
-        if not np.allclose(found, exact, rtol=1e-5, atol=1e-6, equal_nan=True):
-            return False
-    return True
+def fused(tensor: Tensor) -> bool:
+    """Whether `reduce_many` is right for a tensor: another device may lack float64 or treat NaN in another way."""
+    return tensor.device.type == "cuda" and tensor.dtype in FUSED_DTYPES
 
 
 # -- pairs of tensors
@@ -400,14 +370,14 @@ def sign_agreements(gradients: Sequence[Tensor], moments: Sequence[Tensor]) -> T
 def update_ratios(before: Sequence[Tensor], after: Sequence[Tensor]) -> Tensor:
     """Return |after - before| / |before| of each pair, (n,); 0 without a change. May overwrite `before`.
 
-    Squares are summed in float64 where the device has it, else in float32.
+    Squares are summed in float64 on a CPU and with CUDA, else in float32.
     """
     before, after = [real(tensor) for tensor in before], [real(tensor) for tensor in after]
     if all(on_host(tensor) for tensor in before):
         pairs = [_update_on_cpu(one, other) for one, other in zip(before, after, strict=True)]
         weights, changes = torch.tensor(pairs, dtype=torch.float64).T.sqrt()
     else:
-        whole = all(fused(tensor.device.type, tensor.dtype) for tensor in before)
+        whole = all(fused(tensor) for tensor in before)
         dtype = torch.float64 if whole else torch.float32
         weights = torch.stack(torch._foreach_norm(list(before), 2, dtype=dtype))
         torch._foreach_sub_(list(before), list(after))

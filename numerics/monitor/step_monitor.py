@@ -54,6 +54,7 @@ class StepMonitor:
     ) -> None:
         self.model, self.optimizer, self.config = model, optimizer, config or MonitorConfig()
         self.parameters: list[tuple[str, nn.Parameter]] = []
+        self.sharded: list[str] = []  # parameters of which this rank has a part
         self.new_parameters()
         self.folder = folder / f"rank{rank}"
         self.configure(self.config)
@@ -120,11 +121,12 @@ class StepMonitor:
         """Add the parameters that the model has gained or unfrozen, and return them."""
         known = {id(parameter) for _, parameter in self.parameters}
         names = model_names(self.model)
-        found = [
-            (names(name), parameter)
-            for name, parameter in self.model.named_parameters()
-            if parameter.requires_grad and id(parameter) not in known and not is_lazy(parameter)
-        ]
+        found = []
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad and id(parameter) not in known and not is_lazy(parameter):
+                found.append((names(name), parameter))
+                if hasattr(parameter, "to_local") or "_fsdp_wrapped_module" in name:
+                    self.sharded.append(names(name))
         self.parameters += found
         return found
 
@@ -256,11 +258,10 @@ class StepMonitor:
 
     def _write_layout(self) -> None:
         """Write which ranks have the same weights and which parameters are parts, where that is not all and none."""
-        sharded = [name for name, parameter in self.parameters if hasattr(parameter, "to_local")]
         path = self.folder / LAYOUT
-        if (self.replicas or sharded) and not path.exists():
+        if (self.replicas or self.sharded) and not path.exists():
             with writing(path, FIX):
-                write_json(path, {"replicas": self.replicas, "sharded": sharded})
+                write_json(path, {"replicas": self.replicas, "sharded": self.sharded})
 
     def _report(self) -> None:
         """Print one line on each name that could not be read, once for each of its kinds."""

@@ -72,7 +72,7 @@ def test_gradients_within_a_reentrant_checkpoint_have_a_line(
 def test_a_sparse_tensor_has_the_statistics_of_the_dense_one(
     host: bool, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(statistics, "on_host", lambda tensor: host)
+    monkeypatch.setattr(statistics, "fused", lambda tensor: not host)
     dense = torch.tensor([[0.0, -2.0, 0.0], [3.0, 0.0, 0.5]])
     sparse = {
         "coo": dense.to_sparse,

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from numerics.monitor.invariants import invariants
 from numerics.monitor.tables import read_table, table_files
 
 ROOT = Path(__file__).parents[3]
@@ -131,5 +132,6 @@ def test_each_rank_writes_its_gradients_before_and_after_the_reduction(tmp_path:
                         assert list(row.values) == pytest.approx(wanted, rel=1e-4, abs=1e-6), (kind, row)
                         seen += 1
             assert seen == len(exact)
+            assert invariants(folder) == []
     unreduced = {rank: by_hand(False)["grad_unreduced", rank, "0.weight", 0] for rank in range(RANKS)}
     assert not torch.allclose(unreduced[0], unreduced[1], rtol=0.05)
