@@ -14,11 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gpt2.model import recompute
+
 # least input columns at which oneDNN's product was no slower than MKL's
 MIN_WIDTH, MIN_HEAD_WIDTH = 256, 64
-MOST_SAVED = (
-    2**20
-)  # bytes of a GELU's output that is saved: recomputing it would take 5 % of a small model's step
 CPU_KERNEL_DEVICES = {"cpu"}  # device types that use this module; a prediction for a GPU empties it
 
 
@@ -76,7 +75,7 @@ class _GeluLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_MC: Tensor, bias_M: Tensor) -> Tensor:
         hidden = F.gelu(x, approximate="tanh")
-        ctx.save_for_backward(x, weight_MC, *([hidden] if x.nbytes <= MOST_SAVED else []))
+        ctx.save_for_backward(x, weight_MC, *([hidden] if x.nbytes <= recompute.MOST_SAVED else []))
         return F.linear(hidden, weight_MC, bias_M)
 
     @staticmethod

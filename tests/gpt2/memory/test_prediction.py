@@ -13,7 +13,7 @@ from gpt2.memory.allocation_tracker import KINDS, AllocationTracker
 from gpt2.memory.measure import measure
 from gpt2.memory.prediction import predict, track
 from gpt2.memory.workload import StepWorkload
-from gpt2.model import cpu_linear
+from gpt2.model import recompute
 
 OPTIMIZER = OptimizerConfig(6e-4, 0.1, 0.02, 0.1, 0.9, 0.95, 1e-8, 1.0)
 MODEL = ModelConfig("test", 2, 2, 32, 16, 0.0, vocabulary=300, padded_vocabulary=384)
@@ -69,7 +69,7 @@ def test_a_compiled_backward_holds_all_weight_gradients_and_the_accumulated_ones
     """Without Inductor, a compiled step has the eager allocations, so the prediction equals the measured bytes."""
     compile = torch.compile
     monkeypatch.setattr(torch, "compile", lambda function: compile(function, backend="aot_eager"))
-    monkeypatch.setattr(cpu_linear, "MOST_SAVED", 0)  # as aot_eager
+    monkeypatch.setattr(recompute, "MOST_SAVED", 0)  # as aot_eager
     made = work(1, accumulation, width=256, layers=2, block_size=16)
     eager = predict(made).timeline.by_phase()["backward"]
     compiled = dataclasses.replace(made, compile=True)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gpt2.model import recompute
 from gpt2.model.recompute import checkpoint_through_linear
 
 ROWS, WIDE, OUT = 6, 8, 4
@@ -27,7 +28,8 @@ class Counted(TorchDispatchMode):
 
 
 @pytest.fixture(autouse=True)
-def seeded() -> Iterator[None]:
+def seeded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(recompute, "MOST_SAVED", 0)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         yield
@@ -81,6 +83,15 @@ def test_the_activation_is_not_saved_and_the_matrix_product_runs_once() -> None:
     assert alive == [False]
     assert counted.calls["addmm"] == 1
     assert counted.calls["gelu"] == 2
+
+
+def test_a_small_activation_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recompute, "MOST_SAVED", 4 * ROWS * WIDE)
+    with Counted() as counted:
+        outcome(
+            lambda x, *layer: checkpoint_through_linear(F.gelu, lambda hidden: F.linear(hidden, *layer), x)
+        )
+    assert counted.calls["gelu"] == 1
 
 
 def test_without_gradients_the_activation_runs_once() -> None:
