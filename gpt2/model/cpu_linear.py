@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpt2.model import recompute
+from gpt2.model.recompute import is_small
 
 # least input columns at which oneDNN's product was no slower than MKL's
 MIN_WIDTH, MIN_HEAD_WIDTH = 256, 64
@@ -75,7 +75,7 @@ class _GeluLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_MC: Tensor, bias_M: Tensor) -> Tensor:
         hidden = F.gelu(x, approximate="tanh")
-        ctx.save_for_backward(x, weight_MC, *([hidden] if x.nbytes <= recompute.MOST_SAVED else []))
+        ctx.save_for_backward(x, weight_MC, *([hidden] if is_small(x) else []))
         return F.linear(hidden, weight_MC, bias_M)
 
     @staticmethod

@@ -18,6 +18,11 @@ MOST_SAVED = (
 )  # bytes of an activation that is saved: recomputing it would slow a small model's step by 5 %
 
 
+def is_small(*tensors: Tensor) -> bool:
+    """Whether each tensor is saved for backward instead of recomputed."""
+    return all(tensor.nbytes <= MOST_SAVED for tensor in tensors)
+
+
 def checkpoint_through_linear(
     function: Callable[..., Tensor],
     linear: Callable[[Tensor], Tensor],
@@ -38,6 +43,6 @@ def checkpoint_through_linear(
 
     if torch.is_grad_enabled() and torch.compiler.is_compiling():
         return linear(checkpointed(function))
-    if not torch.is_grad_enabled() or all(tensor.nbytes <= MOST_SAVED for tensor in arguments):
+    if not torch.is_grad_enabled() or is_small(*arguments):
         return linear(function(*arguments))
     return checkpointed(lambda *parts: linear(function(*parts)))
