@@ -16,17 +16,12 @@ from decimal import Decimal
 from pathlib import Path
 
 from gpt2.system.errors import UserError, one_line
-from gpt2.system.read_files import DamagedFileError, read_text
+from numerics.text_files import json_lines
 
 HUB_NAME = "openai/gsm8k"
-SIZE_LIMIT = 2**30  # bytes of a file of problems
 INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'
 ANSWER = re.compile(r"####\s*([-+]?[0-9][0-9,]*(?:\.[0-9]+)?)\s*$")
 NUMBER = re.compile(r"(?:(?<![0-9])[-+]\$?)?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)")
-
-
-class ProblemError(UserError, ValueError):
-    """The problems cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -59,29 +54,13 @@ def standard_error(accuracy: float, problems: int) -> float:
 
 
 def read_problems(file: str, split: str) -> list[Problem]:
-    """Read a .jsonl file; "" reads the split (train, test) of GSM8K from the hub. ProblemError: the first fault."""
+    """Read a .jsonl file; "" reads the split (train, test) of GSM8K from the hub. UserError: the first fault."""
     if not file:
         return _from_hub(split)
-    try:
-        lines = read_text(Path(file).expanduser(), SIZE_LIMIT).splitlines()
-    except FileNotFoundError:
-        raise ProblemError(
-            f"{file} does not exist; fix: CONFIG_GRPO_{split.upper()}_FILE= a .jsonl file"
-        ) from None
-    except DamagedFileError as error:
-        raise ProblemError(f"{error}; fix: CONFIG_GRPO_{split.upper()}_FILE= a .jsonl file") from None
-    found = []
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                content = json.loads(line)
-            except ValueError as error:
-                raise ProblemError(
-                    f"{file}:{number} is not JSON ({one_line(error)}); fix: correct the line"
-                ) from None
-            found.append(_problem(content, f"{file}:{number}"))
+    lines = json_lines(Path(file).expanduser(), fix=f"CONFIG_GRPO_{split.upper()}_FILE= a .jsonl file")
+    found = [_problem(content, where) for where, content in lines]
     if not found:
-        raise ProblemError(f"{file} has no problems; fix: one JSON object with question and answer a line")
+        raise UserError(f"{file} has no problems; fix: one JSON object with question and answer a line")
     return found
 
 
@@ -91,7 +70,7 @@ def _from_hub(split: str) -> list[Problem]:
     try:
         rows = load_dataset(HUB_NAME, "main", split=split)
     except Exception as error:  # whatever a network and a cache raise
-        raise ProblemError(
+        raise UserError(
             f"{HUB_NAME} cannot be loaded ({type(error).__name__}: {one_line(error)[:120]}); fix: connect to the hub, "
             f"or CONFIG_GRPO_{split.upper()}_FILE= a .jsonl file"
         ) from None
@@ -101,11 +80,11 @@ def _from_hub(split: str) -> list[Problem]:
 def _problem(content: object, where: str) -> Problem:
     values = [content.get(name) for name in ("question", "answer")] if isinstance(content, dict) else [None]
     if not all(isinstance(value, str) and value for value in values):
-        raise ProblemError(f"{where} has no question and answer; fix: give both as text")
+        raise UserError(f"{where} has no question and answer; fix: give both as text")
     question, solution = map(str, values)
     match = ANSWER.search(solution)
     if not match:
-        raise ProblemError(f'{where}: the answer does not end with "#### number"; fix: correct it')
+        raise UserError(f'{where}: the answer does not end with "#### number"; fix: correct it')
     return Problem(question, match[1].replace(",", ""))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpt2.data import dataset
+from gpt2.data import dataset, tokenizer
 from gpt2.data.eval_texts import check_texts
 from gpt2.eval import hellaswag, hellaswag_download
 from gpt2.system.errors import run_command
@@ -17,6 +17,8 @@ def main() -> int:
     dataset.check_length(manifest, config.model.block_size)
     tokens = " + ".join(f"{manifest.splits[split].tokens:,} {split}" for split in dataset.SPLITS)
     print(f"data: {directory}: {tokens} tokens of {counted(manifest.documents, 'document')}")
+    if manifest.marks:
+        print(f"data: {tokenizer.describe_marks(tokenizer.load(config.data.tokenizer), manifest.marks)}")
     if config.evaluation.hellaswag:
         source = hellaswag_download.obtain(config.evaluation, config.data.directory, report=print)
         if isinstance(source, str):

@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -256,7 +257,7 @@ def _build(config: DataConfig, directory: Path, identity: dict[str, Any], report
         report(f"data: preparing {config.dataset} in {directory}")
         report_empty_files(config, report)
         writers = {split: ShardWriter(temporary, split) for split in SPLITS}
-        count = _write_all(config, writers, report)
+        count, marks = _write_all(config, writers, report)
         splits = {split: writer.close() for split, writer in writers.items()}
         permille = identity["validation_permille"]
         rule = f"SHA-256 of the text, {permille} of 1000 to validation"
@@ -264,7 +265,7 @@ def _build(config: DataConfig, directory: Path, identity: dict[str, Any], report
             splits, rule = split_tail(temporary, splits, permille)
             report(f"data: {count} documents are too few to split by hash: {rule}")
         eot = tokenizers.load(config.tokenizer).eot
-        Manifest(identity, identity["tokenizer"], count, eot, splits, rule).write(temporary)
+        Manifest(identity, identity["tokenizer"], count, eot, splits, rule, marks).write(temporary)
         if directory.exists():
             report(f"data: the damaged corpus is moved to {quarantine(directory)}")
         temporary.rename(directory)
@@ -272,9 +273,12 @@ def _build(config: DataConfig, directory: Path, identity: dict[str, Any], report
         remove_files(temporary, written_files(temporary))
 
 
-def _write_all(config: DataConfig, writers: dict[str, ShardWriter], report: Report) -> int:
-    """Tokenize every document into its split, in the source's order. Returns the number of documents."""
+def _write_all(
+    config: DataConfig, writers: dict[str, ShardWriter], report: Report
+) -> tuple[int, Counter[str]]:
+    """Tokenize every document into its split, in the source's order. Returns the number of documents and the marks."""
     count = total = 0
+    marks: Counter[str] = Counter()
     permille, workers = validation_permille(config.dataset), config.workers or len(allowed_cpus())
     began = time.monotonic()
     with LiveLine(PLAIN_SECONDS, report) as line:
@@ -282,6 +286,7 @@ def _write_all(config: DataConfig, writers: dict[str, ShardWriter], report: Repo
             for split, tokens in zip(SPLITS, part[:2], strict=True):
                 writers[split].write(tokens)
             count += part[2]
+            marks += part[3]
             total = sum(writer.tokens for writer in writers.values())
             seconds = time.monotonic() - began
             share = min(1.0, total / config.max_tokens) if config.max_tokens else None
@@ -290,7 +295,7 @@ def _write_all(config: DataConfig, writers: dict[str, ShardWriter], report: Repo
             if config.max_tokens and total >= config.max_tokens:
                 break
     report(f"data: {format_rate(total, time.monotonic() - began, ' of ' + counted(count, 'document'))}")
-    return count
+    return count, marks
 
 
 def format_rate(tokens: int, seconds: float, of: str = "") -> str:

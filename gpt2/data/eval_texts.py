@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,7 @@ OFFLINE = f'fix without a network: {SYMBOL}="{WIKITEXT}=wiki.test.raw" with a co
 class EvalText:
     """A text as tokens, one int64 array for each document.
 
-    text_sha256: of the documents. tokens_sha256: of the arrays.
+    text_sha256: of the documents. tokens_sha256: of the arrays. marks: as in a corpus's manifest.
     """
 
     name: str
@@ -43,6 +44,7 @@ class EvalText:
     bytes: int
     text_sha256: str
     tokens_sha256: str
+    marks: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def tokens(self) -> int:
@@ -58,6 +60,10 @@ def check_texts(config: Config, report: Callable[[str], None]) -> None:
             f"eval set {one.name}: {counted(len(text.documents), 'document')}, {counted(text.words, 'word')}, "
             f"{text.bytes:,} bytes, {text.tokens:,} tokens"
         )
+        if text.marks:
+            report(
+                f"eval set {one.name}: {tokenizer.describe_marks(tokenizer.load(config.data.tokenizer), text.marks)}"
+            )
 
 
 def read_text(one: EvalSet, data: DataConfig, block_size: int, report: Callable[[str], None]) -> EvalText:
@@ -85,9 +91,10 @@ def read_text(one: EvalSet, data: DataConfig, block_size: int, report: Callable[
         one.name,
         documents,
         words=sum(len(re.split(r"\s+", text)) for text in originals),
-        bytes=sum(len(text.encode(errors="replace")) for text in originals),
+        bytes=sum(len(text.encode()) for text in originals),
         text_sha256=hashlib.sha256(json.dumps(originals).encode()).hexdigest(),
         tokens_sha256=digest.hexdigest(),
+        marks=Counter(mark for text in texts for mark in tokenizer.MARK.findall(text)),
     )
 
 

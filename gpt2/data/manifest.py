@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,7 +46,10 @@ class Split:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The content of a prepared corpus. source: the identity of its text; end_of_text: token id."""
+    """The content of a prepared corpus. source: the identity of its text; end_of_text: token id.
+
+    marks: how often the text has letters such as <|endoftext|>, which are ordinary tokens.
+    """
 
     source: Mapping[str, Any]
     tokenizer: str
@@ -54,6 +57,7 @@ class Manifest:
     end_of_text: Count
     splits: Mapping[str, Split]  # "train" and "validation"
     split_rule: str
+    marks: Mapping[str, Count] = field(default_factory=dict)
     schema: Literal[1] = 1
 
     def __post_init__(self) -> None:

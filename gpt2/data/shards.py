@@ -6,6 +6,7 @@ import hashlib
 import multiprocessing
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
@@ -17,6 +18,7 @@ from gpt2.data import tokenizer
 from gpt2.data.manifest import Shard, Split
 from gpt2.data.sources import DataError
 from gpt2.system.signals import end_with_parent
+from numerics.text_files import whole_characters
 
 SHARD_TOKENS = 100_000_000  # 200 MB a shard
 BATCH_CHARACTERS = 1_000_000  # of text in one worker task
@@ -39,21 +41,22 @@ def batches(texts: Iterator[str]) -> Iterator[list[str]]:
         yield batch
 
 
-Encoded = tuple[bytes, bytes, int]  # training tokens, validation tokens, documents
+Encoded = tuple[bytes, bytes, int, Counter[str]]  # training and validation tokens, documents, special marks
 
 
 def encode(texts: list[str], permille: int, name: str) -> Encoded:
     """Tokenize documents, an EOT after each, into little-endian uint16 bytes of each split. name: of the tokenizer."""
     encoding = tokenizer.load(name)
     splits: tuple[list[bytes], list[bytes]] = ([], [])
+    marks: Counter[str] = Counter()
     for text in texts:
-        raw = text.encode("utf-8", errors="replace")
-        digest = hashlib.sha256(raw).digest()
+        digest = hashlib.sha256(whole_characters(text).encode()).digest()
         to_validation = int.from_bytes(digest[:8], "big") % 1000 < permille
-        tokens = encoding.encode(raw.decode("utf-8"))
+        marks.update(tokenizer.MARK.findall(text))
+        tokens = encoding.encode(text)
         tokens.append(encoding.eot)
         splits[to_validation].append(np.array(tokens, dtype="<u2").tobytes())
-    return b"".join(splits[0]), b"".join(splits[1]), len(texts)
+    return b"".join(splits[0]), b"".join(splits[1]), len(texts), marks
 
 
 def encode_batches(batches: Iterator[list[str]], permille: int, name: str, workers: int) -> Iterator[Encoded]:

@@ -8,13 +8,12 @@ from __future__ import annotations
 import glob
 import hashlib
 import importlib.util
-import json
 import os
 import re
 import socket
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,13 @@ from urllib.parse import urlsplit
 from gpt2.config.config import DataConfig
 from gpt2.config.eval_sets import EvalSet
 from gpt2.system.errors import UserError
+from numerics.text_files import clean, is_empty, json_lines, read_text, text_parts
 
 SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
+READING = 2  # the rule of numerics.text_files; another number prepares local files again
 FEW_FILES = 20  # fewer texts are cut at paragraphs, since a split by whole documents would be too coarse
 PIECE_CHARACTERS = 20_000
+LONGEST_PIECE = 4 * PIECE_CHARACTERS  # of a text without paragraphs
 PROBE_SECONDS = 5.0
 STRINGS = re.compile(r"(dictionary<values=)?(large_)?string")  # types of a parquet column
 SURROGATE = re.compile("[\ud800-\udfff]")  # a byte of a file name that is not UTF-8
@@ -75,7 +77,7 @@ def source_identity(config: DataConfig) -> dict[str, Any]:
         for path in local_files(config.files):
             stat = path.stat()
             files.append([os.fspath(path), stat.st_size, stat.st_mtime_ns])
-        return {"dataset": "files", "files": files}
+        return {"dataset": "files", "files": files, "reading": READING}
     source = HUB[config.dataset]
     return {"dataset": config.dataset, "path": source.path, "name": source.name}
 
@@ -115,12 +117,12 @@ def local_files(
 ) -> list[Path]:
     """List the files that match the globs, sorted. DataError for a glob without files or an unknown suffix.
 
+    A file that several names or links lead to counts once, under its first name.
     symbol: the setting that has the globs, for messages.
     """
     found: set[Path] = set()
     for pattern in patterns:
-        matched = [Path(name) for name in glob.glob(os.path.expanduser(pattern), recursive=True)]
-        files = [path for path in matched if path.is_file()]
+        files = [path for path in _matches(os.path.expanduser(pattern)) if path.is_file()]
         if not files:
             raise DataError(
                 f"{symbol}: {pattern!r} matches no file; fix: use globs such as texts/**/*.txt; "
@@ -134,7 +136,26 @@ def local_files(
             )
         if SURROGATE.search(os.fspath(path)):  # the manifest is UTF-8
             raise DataError(f"{symbol}: the name {os.fspath(path)!r} is not UTF-8 text; fix: rename the file")
-    return sorted(found)
+    names = {path.resolve(): path for path in sorted(found, reverse=True)}  # the first name is entered last
+    return sorted(names.values())
+
+
+def _matches(pattern: str) -> Iterator[Path]:
+    """Yield what a glob matches. ** enters every folder once, so that a loop of links ends."""
+    parts = Path(pattern).parts
+    if "**" not in parts:
+        yield from map(Path, glob.glob(pattern))
+        return
+    place = parts.index("**")
+    entered: set[str] = set()
+    for base in sorted(glob.glob(os.path.join(*parts[:place])) if place else ["."]):
+        for folder, folders, _ in os.walk(base, followlinks=True):
+            if os.path.realpath(folder) in entered:
+                folders.clear()
+                continue
+            entered.add(os.path.realpath(folder))
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            yield from _matches(os.path.join(glob.escape(folder), *(parts[place + 1 :] or "*")))
 
 
 def check_eval_files(sets: Sequence[EvalSet]) -> None:
@@ -148,7 +169,7 @@ def eval_files(one: EvalSet) -> list[Path]:
     """Return the files of a set of CONFIG_EVAL_SETS, sorted. DataError as in `check_eval_files`."""
     where = f"CONFIG_EVAL_SETS: {one.name}"
     files = local_files((one.pattern,), where, (*SUFFIXES, ".raw", ".tokens"))
-    if not any(path.stat().st_size for path in files):
+    if all(map(is_empty, files)):
         raise DataError(
             f"{where}: {os.fspath(files[0])!r} is empty; fix: name a file with text, or leave the set out"
         )
@@ -158,7 +179,7 @@ def eval_files(one: EvalSet) -> list[Path]:
 def report_empty_files(config: DataConfig, report: Callable[[str], None]) -> None:
     """Report the empty local files. DataError where all are empty."""
     files = local_files(config.files) if config.dataset == "files" else []
-    empty = [repr(os.fspath(path)) for path in files if not path.stat().st_size]
+    empty = [repr(os.fspath(path)) for path in files if is_empty(path)]
     if not empty:
         return
     names = ", ".join(empty[:5]) + (f" and {len(empty) - 5} more" if len(empty) > 5 else "")
@@ -171,7 +192,7 @@ def _file_documents(files: list[Path]) -> Iterator[str]:
     few = len(files) < FEW_FILES and all(path.suffix in (".txt", ".md") for path in files)
     for path in files:
         if few:
-            yield from split_at_paragraphs(_read_text(path))
+            yield from split_at_paragraphs(text_parts(path))
         else:
             yield from read_documents(path)
 
@@ -183,47 +204,44 @@ def read_documents(path: Path) -> Iterator[str]:
     elif path.suffix == ".parquet":
         yield from _parquet_documents(path)
     else:
-        yield _read_text(path)
+        yield read_text(path)
 
 
-def split_at_paragraphs(text: str) -> Iterator[str]:
-    """Cut a text at paragraph ends into pieces of about PIECE_CHARACTERS. Joined they equal the text."""
-    start = 0
-    while start < len(text):
-        end = text.find("\n\n", start + PIECE_CHARACTERS)
-        end = len(text) if end < 0 else end + 2
-        if end - start > 4 * PIECE_CHARACTERS:  # no paragraphs: cut at a line, or anywhere
-            line = text.find("\n", start + PIECE_CHARACTERS, start + 4 * PIECE_CHARACTERS)
-            end = line + 1 if line >= 0 else start + 4 * PIECE_CHARACTERS
-        yield text[start:end]
-        start = end
+def split_at_paragraphs(parts: Iterable[str]) -> Iterator[str]:
+    """Cut a text at paragraph ends into pieces of about PIECE_CHARACTERS. Joined they equal the joined parts."""
+    rest = ""
+    for part in parts:
+        start, rest = 0, rest + part
+        while len(rest) - start > LONGEST_PIECE:  # the end of the piece does not depend on later parts
+            end = _piece_end(rest, start)
+            yield rest[start:end]
+            start = end
+        rest = rest[start:]
+    while rest:
+        end = _piece_end(rest, 0)
+        yield rest[:end]
+        rest = rest[end:]
 
 
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{os.fspath(path)!r} is not UTF-8 text at byte {error.start}; fix: convert the file, or leave it out"
-        ) from None
+def _piece_end(text: str, start: int) -> int:
+    """Return the end of the first paragraph after PIECE_CHARACTERS, else of a line, else of the longest piece."""
+    longest = start + LONGEST_PIECE
+    end = text.find("\n\n", start + PIECE_CHARACTERS, longest)
+    if end >= 0:
+        return end + 2
+    if len(text) <= longest:
+        return len(text)
+    return text.find("\n", start + PIECE_CHARACTERS, longest) + 1 or longest
 
 
 def _jsonl_documents(path: Path) -> Iterator[str]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                value = json.loads(line)
-                text = value["text"] if "text" in value else value["content"]
-            except (ValueError, KeyError, TypeError, RecursionError):
-                text = None
-            if not isinstance(text, str):
-                raise DataError(
-                    f'{os.fspath(path)!r} line {number} is not a JSON object with a "text" or "content" string; '
-                    "fix: correct or remove the line"
-                )
-            yield text
+    for where, value in json_lines(path):
+        text = value.get("text", value.get("content")) if isinstance(value, dict) else None
+        if not isinstance(text, str):
+            raise DataError(
+                f'{where} is not a JSON object with a "text" or "content" string; fix: correct or remove the line'
+            )
+        yield text
 
 
 def _parquet_documents(path: Path) -> Iterator[str]:
@@ -238,7 +256,7 @@ def _parquet_documents(path: Path) -> Iterator[str]:
         kinds = {field.name: str(field.type) for field in file.schema_arrow}
         columns = [name for name in ("text", "content") if STRINGS.match(kinds.get(name, ""))]
         for batch in file.iter_batches(batch_size=1000, columns=columns[:1]) if columns else ():
-            yield from (text for text in batch.column(0).to_pylist() if text)
+            yield from (clean(text) for text in batch.column(0).to_pylist() if text)
     except Exception as error:  # pyarrow raises several kinds for a damaged file
         raise DataError(
             f"{os.fspath(path)!r} is not a parquet file, or damaged: {error}; fix: replace it, or leave it out"

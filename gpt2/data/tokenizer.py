@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from gpt2.config.vocabulary import BYTES, GPT2
 from gpt2.system.errors import UserError
+from numerics.text_files import whole_characters
 
 if TYPE_CHECKING:
     import tiktoken
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 VOCABULARY_FILE = Path(__file__).with_name("vocab.bpe")
 SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
 END_OF_TEXT = "<|endoftext|>"
+MARK = re.compile(r"<\|\w{1,40}\|>")  # letters that are a special token elsewhere, as END_OF_TEXT
 # The published pattern of GPT-2's pre-tokenizer, in tiktoken's form.
 PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 
@@ -97,10 +100,7 @@ class ByteTokenizer:
     fingerprint = hashlib.sha256(b"the 256 bytes of UTF-8, then an end of text").hexdigest()
 
     def encode(self, text: str) -> list[int]:
-        try:
-            return list(text.encode())
-        except UnicodeEncodeError:  # surrogates, as in tiktoken: pairs are joined, others replaced
-            return list(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode())
+        return list(whole_characters(text).encode())
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         return bytes(token for token in ids if token != self.eot)
@@ -125,6 +125,19 @@ def decode(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
     for token in ids:
         parts.append([]) if token == tokenizer.eot else parts[-1].append(token)
     return END_OF_TEXT.join(tokenizer.decode_bytes(part).decode(errors="replace") for part in parts)
+
+
+def describe_marks(tokenizer: Tokenizer, marks: Mapping[str, int]) -> str:
+    """Return a sentence about the special marks in a text, mark -> occurrences."""
+    listed = [
+        f"{mark} {count:,} times ({len(tokenizer.encode(mark))} tokens each)"
+        for mark, count in sorted(marks.items(), key=lambda item: -item[1])
+    ]
+    others = f" and {len(listed) - 5:,} other marks" if len(listed) > 5 else ""
+    return (
+        f"the text has {', '.join(listed[:5])}{others}: ordinary text, and no end of a document; "
+        "fix if it should be one: a .jsonl file with a document a line"
+    )
 
 
 def printable_bytes() -> dict[str, int]:

@@ -27,7 +27,7 @@ from gpt2.data.tokenizer import Tokenizer
 from gpt2.eval.token_rows import row_losses
 from gpt2.model.transformer import GPT2
 from gpt2.system.errors import UserError
-from gpt2.system.read_files import DamagedFileError, parse_json, read_bytes
+from numerics.text_files import json_lines
 
 ENDINGS = 4
 LINE_LIMIT = 2**16  # bytes of an item
@@ -76,17 +76,11 @@ def load_items(path: Path, limit: int) -> list[Item]:
 
     The subset is spread over the file because the order is not random: in the original, 3,243 items from video
     captions precede 6,799 from WikiHow. It depends on n and limit only. A limit of 0 or above n: all items.
-    HellaSwagError names the file and the line that is not an item.
+    UserError names the file and the line that is not an item.
     """
     if limit < 0:
         raise ValueError(f"limit {limit}; fix: 0 for all items, or a positive number")
-    try:
-        lines = read_bytes(path).split(b"\n")
-    except FileNotFoundError as error:
-        raise HellaSwagError(f"{path} cannot be read: it does not exist") from error
-    except DamagedFileError as error:
-        raise HellaSwagError(f"{error}") from error
-    items = [_parse(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+    items = [_item(value, where) for where, value in json_lines(path, LINE_LIMIT)]
     if not items:
         raise HellaSwagError(f"{path} has no items; fix: one JSON object per line")
     if limit == 0 or limit >= len(items):
@@ -94,13 +88,7 @@ def load_items(path: Path, limit: int) -> list[Item]:
     return [items[i * len(items) // limit] for i in range(limit)]
 
 
-def _parse(line: bytes, where: str) -> Item:
-    try:
-        if len(line) > LINE_LIMIT:
-            raise DamagedFileError(f"{where} has {len(line):,} bytes; an item has at most {LINE_LIMIT:,}")
-        raw = parse_json(line, where)
-    except DamagedFileError as error:
-        raise HellaSwagError(f"{error}") from error
+def _item(raw: Any, where: str) -> Item:
     if not isinstance(raw, dict):
         raise HellaSwagError(f"{where}: {type(raw).__name__} instead of a JSON object")
 

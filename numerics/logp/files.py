@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import zipfile
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from numerics.errors import NumericsError
 from numerics.logp.diff import THRESHOLD, LogpDiff, as_matrix, logp_diff
+from numerics.text_files import json_lines, read_json
 
 LOGP_NAMES = ("log_probs", "log_prob", "logprobs", "logp", "rollout_log_probs", "rollout_log_prob", "old_log_probs",
               "old_log_prob")  # fmt: skip
@@ -60,13 +60,12 @@ def read_logp(path: str | os.PathLike[str]) -> LogpFile:
             case ".npz" | ".npy":
                 return _numpy(path)
             case ".json":
-                content = json.loads(path.read_text(encoding="utf-8"))
+                content = read_json(path)
                 if isinstance(content, list) and any(isinstance(entry, dict) for entry in content):
                     return _sequences(path, content)
                 return _ragged(path, *_rows(path, content))
             case ".jsonl":
-                lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-                return _sequences(path, [json.loads(line) for line in lines])
+                return _sequences(path, [content for _, content in json_lines(path)])
     except OSError as error:
         raise NumericsError(
             f"{path} cannot be read: {error.strerror or error}; fix: check its path"

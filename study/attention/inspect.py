@@ -23,9 +23,9 @@ from gpt2.config.dotconfig import read_symbols
 from gpt2.data import dataset, tokenizer
 from gpt2.model.transformer import GPT2, learned_scalars, restore_step
 from gpt2.system.errors import UserError
-from gpt2.system.read_files import DamagedFileError, open_regular
 from gpt2.train.resume import check_fits
 from gpt2.train.step import build_model
+from numerics.text_files import text_parts
 from ra import attention_maps, names
 from ra.arms import parse_arm
 from ra.hooks import custom_folder
@@ -55,7 +55,6 @@ SENTENCE = (
     "tickets there for thirty years locked the door of her office, put the key into the pocket of her coat, and walked "
     "home along the river, as she had done every night since the day when the station was opened."
 )
-MOST_BYTES = 2**20  # of the text's start: more than the tokens of any block size
 READABLE = 48  # maximum tokens for a map with a label for each token
 REPORT_PIXELS = 64  # a side of a map in a report
 
@@ -185,12 +184,7 @@ def choose_text(runs: Sequence[TrainedRun], file: Path | None) -> tuple[list[int
     encoding = tokenizer.load(tokenizers.pop())
     if file is not None:
         source = f"the start of {file.name}"
-        try:
-            with open_regular(file) as opened:
-                start = opened.read(MOST_BYTES).decode("utf-8", errors="replace")
-        except (FileNotFoundError, DamagedFileError) as error:
-            raise UserError(f"TEXT={file} cannot be read: {error}; fix: TEXT=a text file") from error
-        ids = encoding.encode(start)
+        ids = encoding.encode(next(text_parts(file, fix="TEXT=a text file"), ""))
         if len(ids) < 2:
             raise UserError(
                 f"TEXT={file} has {len(ids)} tokens, and attention needs 2; fix: TEXT=a longer file"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2.system.errors import UserError, one_line
+from numerics.text_files import json_lines, read_json, text_parts
 
 TEMPLATES = ("doc_to_text", "doc_to_target", "doc_to_choice")
 CONDITIONAL = ("{%", "is defined", "default", " if ", " or ")  # an item of such a template may lack a field
@@ -98,35 +99,8 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
         if count:  # every row has every column
             yield str(path), dict.fromkeys(names)
         return
-    content = path.read_bytes()
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise UserError(
-            f"line {line} of {path} is not UTF-8; fix: copy the file again, or convert it to UTF-8"
-        ) from error
-    if path.suffix == ".json":
-        try:
-            whole = json.loads(text)
-        except json.JSONDecodeError as error:
-            if text.lstrip()[:1] == "[":  # one list, not an object a line
-                raise _broken(path, error.lineno, error) from error
-        else:
-            rows = whole if isinstance(whole, list) else [whole]
-            yield from ((f"item {number} of {path}", row) for number, row in enumerate(rows, 1))
-            return
-    for number, one in enumerate(text.split("\n"), 1):
-        if one.strip():
-            try:
-                row = json.loads(one)
-            except json.JSONDecodeError as error:
-                raise _broken(path, number, error) from error
-            yield f"line {number} of {path}", row
-
-
-def _broken(path: Path, line: int, error: json.JSONDecodeError) -> UserError:
-    return UserError(
-        f"line {line} of {path} is not JSON: {error.msg} at character {error.colno}; fix: correct the line, or copy "
-        "the file again"
-    )
+    if path.suffix == ".json" and next(text_parts(path), "").lstrip().startswith("["):  # one list
+        rows = enumerate(read_json(path), 1)
+        yield from ((f"{path}, item {number},", row) for number, row in rows)
+    else:
+        yield from json_lines(path)

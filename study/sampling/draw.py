@@ -11,6 +11,7 @@ from torch import Tensor
 from gpt2.data import tokenizer
 from gpt2.model.sampling import Cache, CacheError, Drawing, Sample, sample
 from gpt2.system.errors import UserError
+from numerics.text_files import clean
 from study.attention.inspect import TrainedRun, load_run
 from study.sampling.data import RunSamples, SampledText, SamplingSettings
 
@@ -29,7 +30,7 @@ def sample_runs(run_dirs: Sequence[Path], settings: SamplingSettings) -> list[Ru
 
 def _sample_run(run: TrainedRun, settings: SamplingSettings, device: torch.device) -> RunSamples:
     encoding = tokenizer.load(run.config.data.tokenizer)
-    prompt = encoding.encode(settings.prompt) or [encoding.eot]
+    prompt = encoding.encode(clean(settings.prompt)) or [encoding.eot]
     room = run.model.block_size - len(prompt)
     if room < 1:
         raise UserError(

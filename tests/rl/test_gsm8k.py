@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl.gsm8k import Problem, ProblemError, digest, last_number, read_problems, reward, standard_error
+from rl.gsm8k import Problem, UserError, digest, last_number, read_problems, reward, standard_error
 from tests.published import published
 
 
@@ -75,14 +75,14 @@ def test_every_published_solution_earns_the_reward(split: str, count: int) -> No
 def test_a_file_without_problems_is_one_line(content: str, says: str, tmp_path: Path) -> None:
     path = tmp_path / "problems.jsonl"
     path.write_text(content)
-    with pytest.raises(ProblemError, match="fix: ") as raised:
+    with pytest.raises(UserError, match="fix: ") as raised:
         read_problems(str(path), "train")
     assert says in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
 def test_a_missing_file_names_its_symbol(tmp_path: Path) -> None:
-    with pytest.raises(ProblemError, match=r"does not exist; fix: CONFIG_GRPO_TEST_FILE="):
+    with pytest.raises(UserError, match=r"does not exist; fix: CONFIG_GRPO_TEST_FILE="):
         read_problems(str(tmp_path / "none.jsonl"), "test")
 
 

@@ -14,6 +14,7 @@ from gpt2.config.eval_sets import EvalSet
 from gpt2.data import eval_texts, sources, wikitext
 from gpt2.data.eval_texts import read_text
 from gpt2.data.sources import DataError
+from gpt2.system.errors import UserError
 from tests.published import published
 
 RAW = (
@@ -75,7 +76,7 @@ def test_a_digest_changes_with_the_text_and_the_borders_of_documents_and_not_wit
             "short.txt",
             "the text of news has 5 tokens, less than one sequence of CONFIG_GPT2_BLOCK_SIZE=8; fix: more",
         ),
-        ("latin.txt", "latin.txt' is not UTF-8 text at byte 0; fix: convert the file"),
+        ("latin.txt", "latin.txt is not UTF-8 text at byte 0; fix: convert the file"),
     ],
 )
 def test_a_text_that_cannot_be_used_is_refused_with_the_fix(
@@ -88,7 +89,7 @@ def test_a_text_that_cannot_be_used_is_refused_with_the_fix(
         ("latin.txt", b"\xe9" * 99),
     ):
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(UserError, match=message):
         read(tmp_path, "news", pattern)
     if pattern not in ("short.txt", "latin.txt"):  # found without reading
         with pytest.raises(DataError, match=message):

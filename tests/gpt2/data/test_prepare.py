@@ -39,9 +39,10 @@ def test_a_corpus_does_not_depend_on_the_number_of_workers(
 
 
 def test_an_end_of_text_marker_in_a_document_is_ordinary_text() -> None:
-    train, validation, _ = shards.encode(["a <|endoftext|> b"], 0, "gpt2")
+    train, validation, _, marks = shards.encode(["a <|endoftext|> b"], 0, "gpt2")
     tokens = np.frombuffer(train + validation, dtype="<u2").tolist()
     assert tokens.count(tokenizer.load("gpt2").eot) == 1
+    assert marks == {"<|endoftext|>": 1}
     assert tokens[-1] == tokenizer.load("gpt2").eot
 
 

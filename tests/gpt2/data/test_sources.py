@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gpt2.data import shards, sources
 from gpt2.data.dataset import DataError, prepare
+from gpt2.system.errors import UserError
 from tests.gpt2.data.corpora import ignore, prepared, source
 
 
@@ -31,8 +32,8 @@ def test_documents_are_read_from_markdown_jsonl_and_parquet(tmp_path: Path) -> N
     [
         ("a.csv", b"x", "unknown kind"),
         ("a.txt", b"caf\xe9", "not UTF-8 text at byte 3"),
-        ("a.jsonl", b'{"text": "ok"}\n{"text": 3}\n', "line 2 is not a JSON object"),
-        ("a.jsonl", b"nonsense\n", "line 1 is not a JSON object"),
+        ("a.jsonl", b'{"text": "ok"}\n{"text": 3}\n', r"jsonl:2 is not a JSON object"),
+        ("a.jsonl", b"nonsense\n", r"jsonl:1 is not JSON"),
         ("a.parquet", b"nonsense", "not a parquet file"),
     ],
 )
@@ -40,7 +41,7 @@ def test_an_unreadable_file_is_named_with_its_line(
     tmp_path: Path, name: str, content: bytes, message: str
 ) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=message) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         list(sources.documents(source(tmp_path, tmp_path / name)))
     assert name in str(caught.value)
 
@@ -83,7 +84,7 @@ def test_a_file_name_that_is_not_utf_8_is_an_error_before_the_corpus_is_written(
 
 def test_a_file_name_with_a_newline_stays_on_one_line_of_the_message(tmp_path: Path) -> None:
     (tmp_path / "a\nb.txt").write_bytes(b"\xff")
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(UserError) as caught:
         list(sources.documents(source(tmp_path, tmp_path / "*.txt")))
     assert "\n" not in str(caught.value)
 
@@ -97,9 +98,11 @@ def test_a_glob_without_files_is_an_error(tmp_path: Path) -> None:
 @given(st.lists(st.sampled_from(["word " * 900, "\n", "\n\n", "x" * 30_000]), max_size=30))
 def test_the_pieces_of_a_long_text_join_to_the_text(parts: list[str]) -> None:
     text = "".join(parts)
-    pieces = list(sources.split_at_paragraphs(text))
+    pieces = list(sources.split_at_paragraphs([text]))
     assert "".join(pieces) == text
-    assert all(len(piece) <= 4 * sources.PIECE_CHARACTERS + 2 for piece in pieces)
+    assert all(len(piece) <= sources.LONGEST_PIECE for piece in pieces)
+    assert list(sources.split_at_paragraphs(parts)) == pieces
+    assert list(sources.split_at_paragraphs(text[n : n + 7919] for n in range(0, len(text), 7919))) == pieces
 
 
 def test_an_empty_file_is_named(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def test_few_small_files_give_training_and_validation_text_without_losing_a_toke
         (folder / f"{number:02d}.txt").write_text(f"Text {number}. " + "All work and some play. " * 80)
     config = source(tmp_path / "d", folder / "*.txt")
     texts = list(sources.documents(config))
-    train, validation, _ = shards.encode(texts, 50, "gpt2")
+    train, validation, *_ = shards.encode(texts, 50, "gpt2")
     assert not validation
     messages: list[str] = []
     corpus = prepared(config, messages.append)
@@ -78,7 +78,7 @@ def test_the_split_of_a_document_does_not_depend_on_its_position() -> None:
     texts = [f"text {n}" for n in range(400)]
 
     def decoded(texts: list[str]) -> list[list[str]]:
-        *splits, count = shards.encode(texts, 50, "gpt2")
+        *splits, count, _ = shards.encode(texts, 50, "gpt2")
         assert count == 400
         tokens = [np.frombuffer(split, dtype="<u2").tolist() for split in splits]
         return [

@@ -44,9 +44,9 @@ def test_bytes_restore_any_bytes(raw: bytes) -> None:
 @given(texts=st.lists(ANY))
 def test_documents_are_separated_by_an_end_of_text_also_empty_ones(name: str, texts: list[str]) -> None:
     each = tokenizer.load(name)
-    train, validation, count = shards.encode(texts, 0, name)
+    train, validation, count, _ = shards.encode(texts, 0, name)
     ids = np.frombuffer(train, "<u2").tolist()
-    expected = [text.encode("utf-8", "replace").decode() for text in texts]
+    expected = [joined(text) for text in texts]
     assert (validation, count, ids.count(each.eot)) == (b"", len(texts), len(texts))
     assert decode(each, ids) == "".join(text + tokenizer.END_OF_TEXT for text in expected)
     assert each.decode_bytes(ids) == "".join(expected).encode()

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from gpt2.config.config import EvaluationConfig
 from gpt2.eval import hellaswag, hellaswag_download
 from gpt2.eval.hellaswag import HellaSwagError
+from gpt2.system.errors import UserError
 from tests.hellaswag_items import FIXTURE, real_items
 
 
@@ -57,16 +58,15 @@ GOOD = json.loads(FIXTURE.read_text(encoding="utf-8").splitlines()[0])
         (json.dumps(GOOD | {"endings": ["a", "b", "[x]", "d"]}), '"endings"[2] has no text'),
         (json.dumps(GOOD | {"ctx_a": None}), '"ctx_a" is null; fix: a text'),
         ("[1, 2]", "list instead of a JSON object"),
-        ('{"ind": 3, "activity', "not valid JSON"),
-        ("[" * 100_000, "100,000 bytes; an item has at most 65,536"),
-        ("[" * 30_000, "nested more than 32 levels deep"),
-        (json.dumps(GOOD | {"ctx_a": "\ud800"}), "surrogates not allowed"),
+        ('{"ind": 3, "activity', "is not JSON"),
+        ("[" * 100_000, "has more than 65,536 bytes"),
+        ("[" * 30_000, "nested too deep"),
     ],
 )
 def test_a_malformed_line_is_named(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "items.jsonl"
     path.write_text(json.dumps(GOOD) + "\n" + line + "\n", encoding="utf-8")
-    with pytest.raises(HellaSwagError, match=re.escape(f"{path}:2") + ".*" + re.escape(message)) as caught:
+    with pytest.raises(UserError, match=re.escape(f"{path}:2") + ".*" + re.escape(message)) as caught:
         hellaswag.load_items(path, 1)
     assert "\n" not in str(caught.value)
 
@@ -74,12 +74,12 @@ def test_a_malformed_line_is_named(tmp_path: Path, line: str, message: str) -> N
 def test_a_binary_an_empty_and_a_missing_file_are_errors(tmp_path: Path) -> None:
     path = tmp_path / "items.jsonl"
     path.write_bytes(b'{"ctx_a": "\xff\xfe"}\n')
-    with pytest.raises(HellaSwagError, match=r"items\.jsonl:1 cannot be read: not "):
+    with pytest.raises(UserError, match=r"items\.jsonl:1 is not UTF-8"):
         hellaswag.load_items(path, 0)
     path.write_bytes(b"\n")
     with pytest.raises(HellaSwagError, match="has no items"):
         hellaswag.load_items(path, 0)
-    with pytest.raises(HellaSwagError, match="cannot be read"):
+    with pytest.raises(UserError, match="does not exist"):
         hellaswag.load_items(tmp_path / "none.jsonl", 0)
 
 

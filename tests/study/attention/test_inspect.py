@@ -178,8 +178,8 @@ def test_an_error_is_one_line_with_the_problem(tmp_path: Path, config_file: Path
         (lambda: inspect.load_run(tmp_path / "nowhere"), "is not a folder"),
         (lambda: inspect.load_run(empty), "has no checkpoint"),
         (lambda: inspect.load_run(other), "does not fit the model"),
-        (lambda: inspect.choose_text([run], tmp_path / "nowhere"), "cannot be read"),
-        (lambda: inspect.choose_text([run], fifo), "not a regular file; fix: TEXT="),
+        (lambda: inspect.choose_text([run], tmp_path / "nowhere"), "does not exist"),
+        (lambda: inspect.choose_text([run], fifo), "is not a file; fix: TEXT="),
         (lambda: inspect.choose_text([run], text_of("", tmp_path)), "has 0 tokens"),
         (
             lambda: inspect.select_indices([9], 4, "layer", [0]),

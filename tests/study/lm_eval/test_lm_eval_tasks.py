@@ -99,31 +99,31 @@ PIQA = '{"goal": "a", "sol1": "b", "sol2": "c", "label": 0}\n'
         (
             "piqa.jsonl",
             PIQA + '{"goal": "x",\n',
-            r"line 2 of .*piqa.jsonl is not JSON: .*; fix: correct the line",
+            r"piqa.jsonl:2 is not JSON .*; fix: correct",
         ),
-        ("piqa.json", '[\n{"goal": }]', r"line 2 of .*piqa.json is not JSON: .* at character 10; fix"),
-        ("piqa.jsonl", PIQA + "[1]\n", r"line 2 of .*piqa.jsonl is \[1\], not an item; fix"),
+        ("piqa.json", '[\n{"goal": }]', r"piqa.json is not JSON .*line 2 column 10"),
+        ("piqa.jsonl", PIQA + "[1]\n", r"piqa.jsonl:2 is \[1\], not an item; fix"),
         (
             "piqa.jsonl",
             '{"goal": "a"}\n',
-            r"line 1 of .* has no label and no sol1 and no sol2, .*\(it has goal\); fix",
+            r"piqa.jsonl:1 has no label and no sol1 and no sol2, .*\(it has goal\); fix",
         ),
         (
             "piqa.jsonl",
             PIQA + PIQA.replace("sol2", "s2"),
-            r"line 2 of .*piqa.jsonl has no sol2, which piqa needs",
+            r"piqa.jsonl:2 has no sol2, which piqa needs",
         ),
         (
             "piqa.json",
             f"[{PIQA}, {{}}]",
-            r"item 2 of .*piqa.json has no .*\(it has no field\); fix: add goal",
+            r"piqa.json, item 2, has no .*\(it has no field\); fix: add goal",
         ),
         (
             "hellaswag.jsonl",
             '{"ctx": "a"}\n',
-            r"line 1 of .*hellaswag.jsonl has no ctx_a, which hellaswag needs",
+            r"hellaswag.jsonl:1 has no ctx_a, which hellaswag needs",
         ),
-        ("winogrande.jsonl", '{"sentence": "a _"}\n', r"line 1 of .*winogrande.jsonl has no answer, which"),
+        ("winogrande.jsonl", '{"sentence": "a _"}\n', r"winogrande.jsonl:1 has no answer, which"),
         (
             "piqa.parquet",
             "PAR1",
@@ -141,7 +141,7 @@ def test_empty_broken_and_incomplete_files_are_refused_by_file_line_and_field(
 
 def test_a_line_that_is_not_utf8_is_named(tmp_path: Path, small_manager: Any) -> None:
     (tmp_path / "piqa.jsonl").write_bytes(PIQA.encode() + PIQA.replace("b", "\xe4").encode("latin-1"))
-    with pytest.raises(UserError, match=r"line 2 of .*piqa.jsonl is not UTF-8; fix"):
+    with pytest.raises(UserError, match=r"piqa.jsonl:2 is not UTF-8"):
         load_tasks(["piqa"], tmp_path, small_manager)
 
 
