@@ -272,10 +272,10 @@ class Monitor(StepMonitor):
     def _report_missing(self, kinds: Sequence[str], optimizer: Any) -> None:
         """Print one line on each kind without a tensor in the first monitored step."""
         for kind in kinds:
-            if kind in ("grad_before", "data") or (kind == "mg_direction" and self.current == 0):
-                continue  # none in a sound step, of no input, of no moment before it
+            if kind in ("grad_before", "data"):
+                continue  # none in a sound step, or of a model without inputs
             fact = "no tensor of the targets has it"
-            if kind in (*MOMENTS, "mg_direction"):
+            if kind in MOMENTS:
                 fact = f"{type(optimizer).__name__} keeps no such state"
             elif kind == "attention":
                 fact = "no module of the targets called scaled_dot_product_attention"

@@ -19,7 +19,6 @@ SWITCHES = {  # of config.json -> group of targets
     "param_distribution": "param",
     "mv_distribution": "adam",
     "ur_distribution": "update",
-    "mg_direction": "mg_direction",
     "attention_distribution": "attention",  # not msProbe's
 }
 DEFAULTS: dict[str, Any] = {
@@ -34,6 +33,7 @@ REFUSED = {
     "append_output": "start_iteration of set_monitor continues the tables of a resumed run",
     "stack_info": "call stacks are not recorded",
     "monitor_mbs_grad": "gradients of single micro-batches are not recorded",
+    "mg_direction": "signs of gradients are not compared with those of moments",
     "recording_l2_features": "attention_distribution has entropy and largest logit",
 }
 IGNORED = ("eps", "squash_name", "sa_order")  # of msProbe; nothing here depends on them

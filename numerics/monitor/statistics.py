@@ -357,16 +357,6 @@ def fused(tensor: Tensor) -> bool:
 # -- pairs of tensors
 
 
-def sign_agreements(gradients: Sequence[Tensor], moments: Sequence[Tensor]) -> Tensor:
-    """Return (mean of sign(gradient) x sign(moment) + 1) / 2 of each pair, (n,) float32. The sign of nan is 0.
-
-    Real and imaginary parts count as two elements.
-    """
-    signs = list(torch._foreach_sign([real(gradient) for gradient in gradients]))
-    torch._foreach_mul_(signs, torch._foreach_sign([real(moment) for moment in moments]))
-    return (torch.stack([one.mean(dtype=torch.float32) for one in signs]) + 1) / 2
-
-
 def update_ratios(before: Sequence[Tensor], after: Sequence[Tensor]) -> Tensor:
     """Return |after - before| / |before| of each pair, (n,); 0 without a change. May overwrite `before`.
 

@@ -28,7 +28,7 @@ from torch.nn.parameter import is_lazy
 from numerics.dump_files import write_json, writing
 from numerics.monitor.activations import ActivationWatch
 from numerics.monitor.settings import MonitorConfig
-from numerics.monitor.statistics import Pending, sign_agreements, update_ratios
+from numerics.monitor.statistics import Pending, update_ratios
 from numerics.monitor.tables import FIX, KINDS, LAYOUT, MOMENTS, STATISTICS, TableWriter
 from numerics.monitor.targets import MonitorTarget, model_names, parse_targets
 
@@ -169,33 +169,26 @@ class StepMonitor:
                     pairs.append((name, local(parameter).clone(), parameter))
                 except Exception as error:
                     self.pending.fail(("update_ratio", name), error)
-            self._directions()
         self._rates()
         yield
         with torch.no_grad():
-            self._compare(
-                "update_ratio", update_ratios, [(name, old, local(new)) for name, old, new in pairs]
-            )
+            self._compare([(name, old, local(new)) for name, old, new in pairs])
         self.weights()
 
-    def _compare(
-        self,
-        kind: str,
-        function: Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor],
-        pairs: Sequence[tuple[str, Tensor, Tensor]],
-    ) -> None:
-        """Add a number for each pair of tensors. Where the list cannot be computed, each pair is tried alone."""
+    def _compare(self, pairs: Sequence[tuple[str, Tensor, Tensor]]) -> None:
+        """Add the update ratio of each pair of weights. Where the list cannot be computed, each pair is tried alone."""
         if not pairs:
             return
-        names, first, second = zip(*pairs, strict=True)
+        names, before, after = zip(*pairs, strict=True)
         try:
-            self.pending.add_values([(kind, name) for name in names], function(first, second)[:, None])
+            ratios = update_ratios(before, after)[:, None]
+            self.pending.add_values([("update_ratio", name) for name in names], ratios)
         except Exception as error:
             if len(pairs) == 1:
-                self.pending.fail((kind, names[0]), error)
+                self.pending.fail(("update_ratio", names[0]), error)
                 return
             for pair in pairs:
-                self._compare(kind, function, [pair])
+                self._compare([pair])
 
     def _rates(self) -> None:
         """Read the rate of each group, that of the schedule, and the steps of the scheduler so far."""
@@ -204,22 +197,9 @@ class StepMonitor:
         count = getattr(self.scheduler, "_step_count", math.nan)
         for number, (group, wanted) in enumerate(zip(groups, expected, strict=True)):
             if self.wants("learning_rate", f"group{number}"):
-                values = [[float(group["lr"]), wanted, count]]
+                values = [[float(group.get("lr", math.nan)), wanted, count]]
                 key = "learning_rate", f"group{number}"
                 self.pending.add_values([key], torch.tensor(values, dtype=torch.float64))
-
-    def _directions(self) -> None:
-        """Compare the signs of the gradients with those of Adam's first moments before the update."""
-        state = self.optimizer.state if self.optimizer else {}
-        found = [
-            (name, gradient, state.get(parameter, {}).get("exp_avg"))
-            for name, parameter in self.parameters
-            if self.wants("mg_direction", name) and (gradient := self.gradient(parameter)) is not None
-        ]
-        found = [
-            (name, local(gradient), local(moment)) for name, gradient, moment in found if moment is not None
-        ]
-        self._compare("mg_direction", sign_agreements, found)
 
     def weights(self) -> None:
         """Read the weights and Adam's moments as they are now."""

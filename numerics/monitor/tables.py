@@ -6,7 +6,7 @@ Kinds and columns are msProbe's, as far as it has them (MindStudio-Probe, monito
 writer). Every file begins with a header. One row is one tensor in one step:
 
     vpp_stage,name,step,norm,mean,min,max,std,zeros,nan,inf      every kind but those below
-    vpp_stage,name,step,ratio                                    update_ratio, mg_direction
+    vpp_stage,name,step,ratio                                    update_ratio
     vpp_stage,name,step,entropy,logit_max                        attention
     vpp_stage,name,step,rate,expected,scheduled                  learning_rate
 
@@ -22,13 +22,11 @@ writer). Every file begins with a header. One row is one tensor in one step:
     param           <parameter>                                  weights after the update
     exp_avg, exp_avg_sq   <parameter>                            Adam's moments after the update
     update_ratio    <parameter>                                  norm of the update / norm of the weights before
-    mg_direction    <parameter>                                  how far the signs of gradient and exp_avg agree
     attention       <module>.sdpa.<i>                            call i of scaled_dot_product_attention in the module
 
 vpp_stage is 0: models of one pipeline stage. step counts from 1 in this trainer, as `iteration` in metrics.jsonl does.
 norm is the Euclidean norm, std is of the population, zeros is the fraction of elements that equal 0, nan and inf are
-counts. mg_direction is (mean of sign(gradient) x sign(exp_avg) + 1) / 2 before the update, as msProbe's: 1 where all
-signs agree, 0.5 of independent ones; the first step has none. The update ratio of weights that are zero, as of new
+counts. The update ratio of weights that are zero, as of new
 biases, is inf. mean, min, max, std and norm are nan where an element is nan. entropy is the mean over heads and
 queries, in nats; logit_max is the largest scaled score that the mask admits. Only ranks with a difference write
 grad_unreduced: a run of one rank has no reduction.
@@ -59,13 +57,11 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "attention": ("entropy", "logit_max"),
     "actv_grad": STATISTICS,
     **dict.fromkeys(GRADIENTS, STATISTICS),
-    "mg_direction": ("ratio",),
     "learning_rate": ("rate", "expected", "scheduled"),
     "update_ratio": ("ratio",),
     **dict.fromkeys(MOMENTS, STATISTICS),
     "param": STATISTICS,
 }
-ALL = tuple(kind for kind in KINDS if kind != "mg_direction")  # of the target "all"
 # msProbe's names of columns and of the first column -> these
 ALIASES = {"module_name": "name", "param_name": "name", "nans": "nan"}
 COLUMNS = {*KEYS, *(column for columns in KINDS.values() for column in columns)}

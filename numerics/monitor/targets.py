@@ -22,14 +22,14 @@ from typing import Any
 
 from numerics.dump_files import read_json, replacing, write_json, writing
 from numerics.errors import NumericsError
-from numerics.monitor.tables import ALL, GRADIENTS, KINDS, MOMENTS
+from numerics.monitor.tables import GRADIENTS, KINDS, MOMENTS
 
 GROUPS: dict[str, tuple[str, ...]] = {
     # with what a step is checked by (numerics.monitor.invariants)
     "grad": ("grad_before", "data", *GRADIENTS[:2], "learning_rate"),
     "adam": MOMENTS,
     "update": ("update_ratio",),
-    "all": ALL,
+    "all": tuple(KINDS),
 }
 # trigger (numerics.monitor.triggers) -> its limit by default
 TRIGGERS: Mapping[str, float] = {"nan": 0.0, "spike": 8.0, "grad_norm": 8.0}

@@ -31,7 +31,7 @@ TESTED: Mapping[str, Mapping[str, Quantity]] = {
     "attention": {"entropy": TENSOR, "logit_max": LOGIT},
     "update_ratio": {"ratio": TENSOR},
     "learning_rate": {"rate": NORM},
-    **{kind: {} for kind in ("data", "grad_before", "mg_direction")},
+    **{kind: {} for kind in ("data", "grad_before")},
 }
 RISING = ("loss", "gradient norm", "update_ratio", "learning_rate")  # training lowers them
 BACKWARD = ("actv_grad", "grad_unreduced", "grad_reduced", "grad_clipped")  # computed from the last layer on

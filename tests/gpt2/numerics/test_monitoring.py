@@ -15,7 +15,7 @@ from gpt2.config.monitor import MonitorSettings
 from gpt2.numerics.monitoring import RunMonitor, keep_checkpoint
 from gpt2.train.step import NotFiniteError, Stepper
 from gpt2.train.trainer import TrainingRun
-from numerics.monitor.tables import ALL, KINDS, STATISTICS, read_table, table_files
+from numerics.monitor.tables import KINDS, STATISTICS, read_table, table_files
 from numerics.monitor.targets import change_control
 from numerics.monitor.triggers import read_triggers
 from tests import small_runs
@@ -52,7 +52,7 @@ def test_no_bit_changes_and_a_resume_writes_no_step_twice(
     start(tmp_path / "watched", watched, name).train()
     expected = outcome(tmp_path / "plain")
     assert same(outcome(tmp_path / "watched"), expected)
-    assert set(table_files(tmp_path / "watched/monitor/rank0")) == set(ALL) - {
+    assert set(table_files(tmp_path / "watched/monitor/rank0")) == set(KINDS) - {
         "grad_unreduced",
         "grad_before",
         "data",
@@ -74,7 +74,7 @@ def test_a_fixed_run_has_the_tables_of_the_run_without_fixes(tmp_path: Path, tex
     start(tmp_path / "fixed", fixed).train()
     start(tmp_path / "unwatched", dataclasses.replace(fixed, monitor=MonitorSettings())).train()
     assert same(outcome(tmp_path / "fixed"), outcome(tmp_path / "unwatched"))
-    for kind in set(ALL) - {"grad_unreduced", "grad_before", "data"}:
+    for kind in set(KINDS) - {"grad_unreduced", "grad_before", "data"}:
         found, before = (
             sorted(rows(tmp_path / name, kind), key=lambda row: (row.step, row.name))
             for name in ("fixed", "plain")

@@ -13,7 +13,7 @@ from gpt2.model.init import initialise
 from gpt2.model.transformer import GPT2, ModelParts
 from numerics import Monitor, MonitorConfig
 from numerics.errors import NumericsError
-from numerics.monitor.tables import ALL, read_table
+from numerics.monitor.tables import KINDS, read_table
 from ra.attention import LearnedAttention
 
 IDS = torch.randint(50, (4, 9), generator=torch.Generator().manual_seed(0))
@@ -74,7 +74,7 @@ def test_no_bit_of_the_training_changes(make: Any, tmp_path: Path) -> None:
     train(*watched, monitor)
     for one, other in zip(plain[0].parameters(), watched[0].parameters(), strict=True):
         assert torch.equal(one, other)
-    assert set(ALL) - {"grad_unreduced", "grad_before", "data"} == {
+    assert set(KINDS) - {"grad_unreduced", "grad_before", "data"} == {
         path.name.rsplit("_", 1)[0] for path in (tmp_path / "rank0").iterdir()
     }
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in watched[0].modules())

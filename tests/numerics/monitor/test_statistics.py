@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from numerics.monitor.statistics import CPU_CHUNK, Moments, Pending, sign_agreements, update_ratios
+from numerics.monitor.statistics import CPU_CHUNK, Moments, Pending, update_ratios
 from numerics.monitor.tables import STATISTICS
 
 
@@ -107,10 +107,3 @@ def test_update_ratios() -> None:
     before = [torch.tensor([3.0, 4.0]), torch.zeros(2), torch.zeros(2)]
     after = [torch.tensor([3.0, 9.0]), torch.zeros(2), torch.ones(2)]
     assert update_ratios([value.clone() for value in before], after).tolist() == [1.0, 0.0, math.inf]
-
-
-def test_sign_agreements_are_msprobes() -> None:
-    gradients = [torch.tensor([1.0, -2.0, 0.0, math.nan]), torch.tensor([[3.0, -1.0]]).bfloat16()]
-    moments = [torch.tensor([5.0, 0.1, 1.0, 1.0]), torch.tensor([[1e-8, -1e-9]])]
-    assert sign_agreements(gradients, moments).tolist() == [(0.0 / 4 + 1) / 2, 1.0]
-    assert gradients[0][0] == 1.0

