@@ -24,7 +24,7 @@ FLOORS: list[set[str]] = [
     {"bench"},
     {"scripts"},
 ]
-MOST_FILES = 12  # of a folder, without __init__.py
+MOST_FILES = 30  # of a folder, without __init__.py
 LEAVES = {
     "model/transformer.py": {"gpt2.model"},
     "model/loss.py": {"gpt2.model.cpu_linear"},
@@ -147,7 +147,7 @@ def test_no_circle_among_folders() -> None:
     assert circle(folders(edges(files), files)) == []
 
 
-def test_a_folder_has_at_most_twelve_files() -> None:
+def test_a_folder_has_at_most_thirty_files() -> None:
     assert crowded(sources()) == {}
 
 
@@ -160,7 +160,7 @@ def test_an_upward_import_a_circle_and_a_crowded_folder_are_detected() -> None:
     loop = {"a.x.one": {"a.y.two"}, "a.y.two": set(), "a.y.three": {"a.x.four"}, "a.x.four": set()}
     assert circle(loop) == []
     assert circle(folders(loop, dict.fromkeys(loop, ""))) == ["a.x", "a.y", "a.x"]
-    assert crowded([f"a.file{number}" for number in range(13)]) == {"a": 13}
+    assert crowded([f"a.file{number}" for number in range(31)]) == {"a": 31}
     with pytest.raises(AssertionError, match="relative"):
         imported("from . import sideways")
 
