@@ -1,7 +1,7 @@
 """GSM8K (Cobbe et al. 2021, arXiv:2110.14168): problems, prompt, reward. Needs neither torch nor TRL.
 
-The published answer is the number behind "####". A response is right if its last number equals it. Thousands
-separators and a currency sign are ignored, and numbers are compared as numbers: 1,200.00 equals 1200.
+The published answer is the number behind "####". A response is right if its answer (rl.written_numbers) equals it, as a
+number: 1,200.00 equals 1200.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 
 from gpt2.system.errors import UserError, one_line
 from numerics.text_files import json_lines
+from rl import written_numbers
 
 HUB_NAME = "openai/gsm8k"
 INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'
 ANSWER = re.compile(r"####\s*([-+]?[0-9][0-9,]*(?:\.[0-9]+)?)\s*$")
-NUMBER = re.compile(r"(?:(?<![0-9])[-+]\$?)?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)")
 
 
 @dataclass(frozen=True)
@@ -36,16 +37,9 @@ class Problem:
         return f"{self.question} {INSTRUCTION}"
 
 
-def last_number(text: str) -> str | None:
-    """Return the last number of a text without separators; None for a text without one."""
-    found = NUMBER.findall(text)
-    return found[-1].replace(",", "").replace("$", "") if found else None
-
-
 def reward(response: str, answer: str) -> float:
-    """Return 1 if the last number of the response equals the answer, else 0."""
-    number = last_number(response)
-    return float(number is not None and Decimal(number) == Decimal(answer))
+    """Return 1 if the number that the response gives equals the answer, else 0."""
+    return float(written_numbers.answer(response) == Fraction(Decimal(answer)))
 
 
 def standard_error(accuracy: float, problems: int) -> float:

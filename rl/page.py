@@ -29,7 +29,7 @@ from study.report.sentences import capped, p_text, seeds_text
 CAPTION = "Accuracy during training: mean over seeds, with its standard error over test problems."
 METHOD = (
     "Accuracy: share of test problems whose response, by greedy decoding without noise, ends with the published number "
-    "(its last number). ± is the standard error over test problems.",
+    "(docs/grpo.md). ± is the standard error over test problems.",
     "An arm is compared with the baseline at the same seed, which has the same order of problems: a paired t test over "
     "seeds. The tests share 5 % by Holm's method. Under three seeds there is no answer.",
     "Equivalent: two one-sided 5 % tests place the difference within the margin.",

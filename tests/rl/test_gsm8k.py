@@ -7,31 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl.gsm8k import Problem, UserError, digest, last_number, read_problems, reward, standard_error
+from rl.gsm8k import Problem, UserError, digest, read_problems, reward, standard_error
 from tests.published import published
-
-
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("48/2 = <<48/2=24>>24 clips.\n#### 72", "72"),
-        ("She has 18 left.", "18"),
-        ("It costs $1,200.50.", "1200.50"),
-        ("x = -5", "-5"),
-        ("a loss of -$1,200", "-1200"),
-        ("$-5", "-5"),
-        ("10-$5", "5"),
-        ("between 5-10", "10"),
-        ("about .5", ".5"),
-        ("5 %", "5"),
-        ("so 12, then", "12"),
-        ("no number", None),
-        ("", None),
-        ("٣", None),
-    ],
-)
-def test_the_last_number_of_a_text(text: str, number: str | None) -> None:
-    assert last_number(text) == number
 
 
 @pytest.mark.parametrize(
@@ -46,7 +23,7 @@ def test_numbers_are_compared_as_numbers(response: str, answer: str, right: floa
 @given(st.text())
 def test_any_response_has_a_reward(text: str) -> None:
     assert reward(text, "7") in (0.0, 1.0)
-    assert reward(f"{text} 7", "7") == 1.0
+    assert reward(f"{text} #### 7", "7") == 1.0
 
 
 @pytest.mark.parametrize(("split", "count"), [("train", 7473), ("test", 1319)])
