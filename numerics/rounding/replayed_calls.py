@@ -33,6 +33,7 @@ LAYERS = (
     "pooling",
     "sparse",
 )
+NOT_UNIQUE = ("qr", "eigh", "eig", "svd")  # their vectors have no unique signs
 ABSENT = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")  # None where not recorded
 LARGEST = 1 << 24  # elements; larger calls are not replayed
 
@@ -73,8 +74,9 @@ def replay(call: RecordedCall) -> list[Error]:
     if call.settings is not None:
         args = [dict(call.parameters), *args]
         before = sum(map(is_number, call.parameters.values()))
-    passed = [*[None] * before, *call.passed]
-    passed += [None] * (sum(map(is_number, call.inputs.values())) + before - len(passed))
+    inputs = [tensor for tensor in call.inputs.values() if is_number(tensor)]
+    passed = [*[None] * before, *without_shared(inputs, call.passed)]
+    passed += [None] * (len(inputs) + before - len(passed))
     wanted = [gradient is not None for gradient in passed]
     try:
         return within_rounding(
@@ -90,6 +92,19 @@ def replay(call: RecordedCall) -> list[Error]:
         raise NotReplayableError(f"{described(error)} in float64") from error
 
 
+def without_shared(inputs: Sequence[Tensor], passed: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Return recorded gradients without those of equal inputs: a tensor that is passed twice has one sum of two."""
+
+    def is_shared(place: int) -> bool:
+        mine = inputs[place]
+        others = (tensor for other, tensor in enumerate(inputs) if other != place)
+        return any(tensor.shape == mine.shape and torch.equal(tensor, mine) for tensor in others)
+
+    return [
+        None if gradient is None or is_shared(place) else gradient for place, gradient in enumerate(passed)
+    ]
+
+
 def recorded_function(
     label: str, settings: Mapping[str, Any] | None = None, parameters: Mapping[str, Tensor] | None = None
 ) -> Callable[..., Any]:
@@ -97,11 +112,25 @@ def recorded_function(
     group, _, name = label.rpartition(".")
     if settings is not None:
         return layer_function(label, settings)
+    if label in STAND_INS:
+        return STAND_INS[label]
+    if name in NOT_UNIQUE:
+        raise NotReplayableError("vectors without a unique sign")
     function = getattr(MODULES.get(group), name, None)
     if not callable(function):
         raise NotReplayableError("no function of torch")
     found: Callable[..., Any] = function
     return found
+
+
+def linear_pointwise(x: Tensor, weight: Tensor, bias: Tensor | None, after: str, *settings: Any) -> Tensor:
+    """Compute oneDNN's linear layer, which takes no float64."""
+    if after != "none":
+        raise NotReplayableError(f"no definition of {after} after a linear layer")
+    return torch.nn.functional.linear(x, weight, bias)
+
+
+STAND_INS: dict[str, Callable[..., Any]] = {"Torch.mkldnn._linear_pointwise": linear_pointwise}
 
 
 def layer_function(kind: str, settings: Mapping[str, Any]) -> Callable[..., Any]:

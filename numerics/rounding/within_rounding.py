@@ -2,7 +2,8 @@
 
 A call has inputs x, received gradients g, and results and gradients y. u is half the machine epsilon of its coarsest
 dtype. y* is the call in float64 on x and g, with attention by its definition. It is computed four more times with each
-x and g changed to x (1 + u z), z normal; spread_i is the root mean square (rms) of the changes of element i.
+x and g changed to x (1 + u z), z normal, and so is what backward keeps of the forward. spread_i is the root mean square
+(rms) of the changes of element i.
 
     unit_i = sqrt((u |y*_i|)^2 + spread_i^2) + smallest number of the dtype,    e = |y - y*|
     error  = max(rms(e) / rms(unit), max_i e_i / (unit_i + rms(unit)) / sqrt(2 ln elements))
@@ -26,11 +27,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
@@ -91,27 +94,40 @@ class FunctionCall:
         """Return the floating inputs."""
         return [tensor for tensor in tensors_in([list(self.args), dict(self.kwargs)]) if is_number(tensor)]
 
-    def run(self, change: Change, dtype: torch.dtype | None = None) -> CallOutput:
-        """Run forward and backward on changed copies of the tensors. dtype: in place of floating dtypes given."""
+    def run(self, change: Change, dtype: torch.dtype | None = None, stored: bool = False) -> CallOutput:
+        """Run forward and backward on changed copies of the tensors.
+
+        dtype: in place of floating dtypes given. stored: whether what backward keeps of the forward is changed, too.
+        """
         leaves: list[Tensor] = []
+        memory: set[int] = set()  # of the arguments
 
         def prepare(tensor: Tensor) -> Tensor:
             changed = change(tensor.detach())
             leaf = changed.clone() if changed.data_ptr() == tensor.data_ptr() else changed
-            if not is_number(tensor):
-                return leaf
-            needed = self.received is not None and (self.wanted is None or bool(self.wanted[len(leaves)]))
-            leaves.append(leaf.requires_grad_(needed))
-            return leaf.clone() if needed else leaf  # a leaf that needs a gradient cannot be overwritten
+            if is_number(tensor):
+                place = len(leaves)
+                needed = self.received is not None and (self.wanted is None or bool(self.wanted[place]))
+                leaves.append(leaf.requires_grad_(needed))
+                leaf = leaf.clone() if needed else leaf  # a leaf that needs a gradient cannot be overwritten
+            memory.add(leaf.untyped_storage().data_ptr())
+            return leaf
+
+        def keep(tensor: Tensor) -> Tensor:
+            is_argument = tensor.untyped_storage().data_ptr() in memory
+            return change(tensor) if stored and is_number(tensor) and not is_argument else tensor
 
         args, kwargs = (converted(part, prepare, dtype) for part in (list(self.args), dict(self.kwargs)))
-        with torch.enable_grad():
+        with (
+            torch.enable_grad(),
+            saved_tensors_hooks(keep, lambda tensor: tensor) if stored else nullcontext(),
+        ):
             output = self.function(*args, **kwargs)
             results = tensors_in(list(output) if isinstance(output, tuple) else output)
             pairs = [
                 (result, change(gradient).to(result))
                 for result, gradient in zip(results, self.received or (), strict=False)
-                if gradient is not None and result.requires_grad
+                if gradient is not None and result.requires_grad and gradient.shape == result.shape
             ]
             needed = [leaf for leaf in leaves if leaf.requires_grad]
             passed: Iterator[Tensor | None] = iter(())
@@ -164,17 +180,14 @@ class Float64Reference:
         overflows = any(not x.isfinite().all() and bool(y.isfinite().all()) for x, y in pairs)
         # Gradients that are computed from a result that its dtype cannot hold are not judged.
         return [
-            self._error(part, tensor)
+            self.error(part, tensor)
             for part, tensor in done.parts
-            if not (overflows and part.startswith("gradient"))
+            if part in dict(self.exact.parts) and not (overflows and part.startswith("gradient"))
         ]
 
-    def _error(self, part: str, tensor: Tensor) -> Error:
-        exact = dict(self.exact.parts).get(part)
-        if exact is None:  # float64 has no gradient here, which is one of zeros
-            wrong = bool(tensor.any())
-            why = "no gradient in float64" if wrong else ""
-            return Error(part, math.inf if wrong else 0.0, self.bound, tensor.dtype, why)
+    def error(self, part: str, tensor: Tensor) -> Error:
+        """Measure one result or gradient."""
+        exact = dict(self.exact.parts)[part]
         units, why = measured(tensor, exact, _samples(self.draws, part), self.u, self.bound)
         if units > self.bound and tensor.shape == exact.shape:
             if not self._confirming:
@@ -232,7 +245,6 @@ def in_float64(call: FunctionCall, dtype: torch.dtype, draws: int = DRAWS) -> Fl
     """
     u = torch.finfo(dtype).eps / 2
     generator = torch.Generator().manual_seed(0)
-
     eps = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
 
     def draw(size: float = 0.0) -> CallOutput:
@@ -243,7 +255,7 @@ def in_float64(call: FunctionCall, dtype: torch.dtype, draws: int = DRAWS) -> Fl
             return wide * (1 + size * u * torch.randn(wide.shape, generator=generator, dtype=torch.float64))
 
         with sdpa_kernel(SDPBackend.MATH), DefaultEps(eps):
-            return call.run(changed, torch.float64)
+            return call.run(changed, torch.float64, stored=size > 0)
 
     exact = twice(draw)
     if exact is None:
@@ -255,11 +267,9 @@ def in_float64(call: FunctionCall, dtype: torch.dtype, draws: int = DRAWS) -> Fl
 
 def terms(sizes: Sequence[int]) -> float:
     """Return n, the longest sum that a call with tensors of these sizes can have."""
-    smallest, *others = sorted(size for size in sizes if size) or [1]
-    *_, second, largest = (
-        [smallest, smallest, *others] if len(others) > 1 else [0, max(others, default=smallest)]
-    )
-    return max(largest / smallest, math.sqrt(second * largest / smallest))
+    known = sorted(size for size in sizes if size) or [1]
+    second = known[-2] if len(known) > 2 else 0
+    return max(known[-1] / known[0], math.sqrt(second * known[-1] / known[0]))
 
 
 def twice(run: Callable[[], CallOutput]) -> CallOutput | None:

@@ -75,6 +75,9 @@ HARD: dict[str, tuple[Callable[..., Any], list[Any]]] = {
     "overflow in float16": (torch.exp, [draw(64).half() * 10]),
     "underflow in float16": (torch.exp, [draw(64).half().abs() * -10]),
     "infinities": (F.softmax, [draw(8, 8).masked_fill(torch.ones(8, 8).triu(1).bool(), -math.inf), -1]),
+    "saturated softmax": (F.softmax, [torch.tensor([[0.0, 14.0, 0.5], [1.0, 1.1, 15.0]]), -1]),
+    "saturated sigmoid": (torch.sigmoid, [torch.tensor([14.0, 16.0, 15.0])]),
+    "saturated tanh": (torch.tanh, [torch.tensor([7.0, 8.0, 7.5])]),
     "no elements": (torch.exp, [draw(0, 3)]),
 }
 
@@ -181,6 +184,14 @@ def test_a_recorded_function_is_replayed_forward_and_backward() -> None:
     assert wrong(errors) == []
     wrong_gradient = replay(linear_row(passed=[None, draw(3, 8)]))
     assert [error.part for error in wrong(wrong_gradient)] == ["gradient 1"]
+
+
+def test_the_one_gradient_of_a_tensor_that_is_passed_twice_is_not_judged() -> None:
+    x, g = draw(4, 8), draw(4, 8, seed=1)
+    twice = linear_row(
+        label="Torch.mul", inputs={"0": x, "1": x}, results=[x * x], received=[g], passed=[2 * g * x, None]
+    )
+    assert [error.part for error in replay(twice)] == ["result 0"]
 
 
 def test_a_recorded_layer_is_replayed() -> None:
