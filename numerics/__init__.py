@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from numerics.monitor.monitor import Monitor
     from numerics.monitor.settings import MonitorConfig
     from numerics.monitor.trainer_mon import TrainerMon
-    from numerics.oracle.beside import check_optimizer
-    from numerics.oracle.check import check_operation
     from numerics.record.debugger import PrecisionDebugger
     from numerics.record.record_settings import RecorderConfig
     from numerics.record.recorder import Recorder
     from numerics.repeat.step import repeat_step
+    from numerics.rounding.operation_checks import check_operation
+    from numerics.rounding.optimizer_checks import check_optimizer
     from numerics.search.fix_words import fix
     from numerics.seed import seed_all
     from numerics.setup.config_checker import ConfigChecker
@@ -32,8 +32,8 @@ MODULES = {
     "PrecisionDebugger": "record.debugger",
     "Recorder": "record.recorder",
     "RecorderConfig": "record.record_settings",
-    "check_operation": "oracle.check",
-    "check_optimizer": "oracle.beside",
+    "check_operation": "rounding.operation_checks",
+    "check_optimizer": "rounding.optimizer_checks",
     "fix": "search.fix_words",
     "TrainerMon": "monitor.trainer_mon",
     "logp_diff": "logp.diff",

@@ -222,7 +222,9 @@ def within_rounding(
     RANDOM where the call is random. Whatever the function raises is passed on.
     """
     call = FunctionCall(function, args, dict(kwargs or {}), received, wanted)
-    done = CallOutput(results, passed) if results is not None else twice(lambda: call.run(lambda x: x))
+    done = (
+        CallOutput(results, passed) if results is not None else without_draws(lambda: call.run(lambda x: x))
+    )
     if done is None:
         return [Error("results", 0.0, math.inf, None, RANDOM)]
     should = FunctionCall(reference or function, args, call.kwargs, received, wanted)
@@ -274,13 +276,20 @@ def terms(sizes: Sequence[int]) -> float:
 
 def twice(run: Callable[[], CallOutput]) -> CallOutput | None:
     """Return the result of a run; None where it draws random numbers, or a second run differs by more than rounding."""
-    before = generator_states()
-    first = run()
-    if any(not torch.equal(x, y) for x, y in zip(before, generator_states(), strict=True)):
+    first = without_draws(run)
+    if first is None:
         return None
     second = dict(run().parts)
     same = all(part in second and _is_close(tensor, second[part]) for part, tensor in first.parts)
     return first if same else None
+
+
+def without_draws(run: Callable[[], CallOutput]) -> CallOutput | None:
+    """Return the result of a run; None where it draws from a generator of torch."""
+    before = generator_states()
+    done = run()
+    same = all(torch.equal(x, y) for x, y in zip(before, generator_states(), strict=True))
+    return done if same else None
 
 
 def generator_states() -> list[Tensor]:

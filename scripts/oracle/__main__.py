@@ -31,7 +31,7 @@ def main() -> int:
 def check_record(record: Path, given: argparse.Namespace) -> int:
     """Check the operations of a recorded step on the device of this machine."""
     from numerics.oracle.command import check_all, show
-    from numerics.oracle.record import operations
+    from numerics.oracle.recorded_operations import operations
 
     out = given.out or record.with_name(f"{record.name}-oracle")
     show(check_all(operations(record), f"record {record}", other=given.other), out)
@@ -50,7 +50,7 @@ def check_config(given: argparse.Namespace) -> int:
     import torch
 
     from numerics.oracle.command import check_all, show
-    from numerics.oracle.gpt2_shapes import Shapes, gpt2_operations
+    from scripts.oracle.gpt2_operations import Shapes, gpt2_operations
 
     model = config.model
     shapes = Shapes(model.width, model.heads, model.block_size, model.padded_vocabulary)

@@ -14,9 +14,8 @@ from torch import Tensor
 from numerics import repeat_step
 from numerics.compare.run import compare_records
 from numerics.monitor.invariants import invariants
-from numerics.oracle.check import Oracle
-from numerics.oracle.record import operations
-from numerics.oracle.results import Skipped
+from numerics.oracle.recorded_operations import operations
+from numerics.rounding.operation_checks import Oracle, Skipped
 
 # Causes of a divergence -> the class of evidence.
 EVIDENCE = {

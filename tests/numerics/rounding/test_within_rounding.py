@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -100,7 +101,6 @@ def test_hard_calls_are_within_rounding(name: str) -> None:
         F.gumbel_softmax,
         lambda x: torch.rand_like(x) > x,
         lambda x: x.clone().uniform_(),
-        lambda x: x + torch.from_numpy(__import__("numpy").random.default_rng().normal(size=x.shape)),
     ],
 )
 def test_random_calls_are_not_judged(function: Callable[..., Any]) -> None:
@@ -109,6 +109,14 @@ def test_random_calls_are_not_judged(function: Callable[..., Any]) -> None:
     assert (error.why, error.within) == (RANDOM, True)
     for mine, right in ((function, torch.exp), (torch.exp, function)):
         assert [one.why for one in within_rounding(mine, [x], reference=right)] == [RANDOM]
+
+
+def test_noise_that_no_generator_of_torch_draws_is_random_in_float64_and_wrong_on_a_device() -> None:
+    def noisy(x: Tensor) -> Tensor:
+        return x + torch.from_numpy(np.random.default_rng().normal(size=x.shape))
+
+    assert [error.why for error in within_rounding(noisy, [draw(8)])] == [RANDOM]
+    assert wrong(within_rounding(noisy, [draw(8)], reference=lambda x: x))
 
 
 def test_integers_are_compared_where_the_draws_agree() -> None:

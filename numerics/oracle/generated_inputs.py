@@ -18,7 +18,7 @@ from numerics.compare.table.step_record import Call, Value
 from numerics.rounding.replayed_calls import NotReplayableError
 
 # Of these, the first argument and the results have the same rows; other arguments belong to all rows.
-FIRST = "linear mkldnn._linear_pointwise gelu relu silu tanh sigmoid exp log layer_norm rms_norm embedding".split()  # noqa: SIM905
+FIRST = "linear linear_pointwise gelu relu silu tanh sigmoid exp log layer_norm rms_norm embedding".split()  # noqa: SIM905
 # Of these, every tensor with as many rows as the first has these rows.
 ALL = "scaled_dot_product_attention softmax log_softmax add sub mul truediv cross_entropy".split()  # noqa: SIM905
 

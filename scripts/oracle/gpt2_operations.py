@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from numerics.oracle.check import random_gradients
-from numerics.oracle.operation import GENERATED, Operation
+from numerics.rounding.operation_checks import GENERATED, Operation, random_gradients
+from numerics.rounding.within_rounding import FunctionCall
 
 MOST = 1 << 22  # elements of the largest tensor; fewer sequences and tokens are taken where there were more
 
@@ -62,8 +62,6 @@ def gpt2_operations(shapes: Shapes, dtype: torch.dtype) -> Iterator[Operation]:
         ("norm_of_gradient", torch.linalg.vector_norm, [normal(4 * C, C, scale=1e-3)], {}),
     ]
     for name, function, args, kwargs in listed:
-        label = {"linear": "linear", "gelu": "gelu"}.get(name.partition("_")[0], name)
-        operation = Operation(name, label, function, args, kwargs, values=GENERATED)
-        yield Operation(
-            name, label, function, args, kwargs, None, random_gradients(operation), None, GENERATED
-        )
+        received = random_gradients([function(*args, **kwargs)])
+        call = FunctionCall(function, args, kwargs, received)
+        yield Operation(name, name.partition("_")[0], call, values=GENERATED)

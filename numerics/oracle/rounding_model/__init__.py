@@ -1,1 +1,0 @@
-"""How far rounding moves the results of a correct kernel, and the measure of an error."""
