@@ -4,7 +4,8 @@ compare -tp TARGET -gp GOLDEN -o OUT: compare two records (section 4.5). diagnos
 2.3). check-config: pack and compare the checklist of two machines (sections 2.1 and 4.8). logp-diff A B: compare
 log-probabilities of rollout and training (section 2.3.3.5). oracle RECORD: each operation of a step against float64 on
 the CPU (section 2.4.1).
-view -tp RECORD -o PAGE: the tree of one record (section 4.4). trend A [B]: trends of monitored tensors (section 4.7).
+view -tp RECORD -o PAGE: the tree of one record (section 4.4). monitor RUN: what is wrong in the tables of a monitor
+(section 4.6). trend A [B]: trends of monitored tensors (section 4.7).
 repeat FILE.py:FUNCTION: is a step reproducible (section 2.3.2). stress: golden computations over and over, to find a
 faulty device (section 2.3.2.3).
 """
@@ -22,6 +23,7 @@ from pathlib import Path
 from numerics.diagnose.command import DESCRIPTION, add_arguments, run_diagnose
 from numerics.errors import NumericsError, UserError
 from numerics.logp.command import add_commands as add_logp
+from numerics.monitor.invariants import add_command as add_monitor
 from numerics.oracle.command import add_commands as add_oracle
 from numerics.repeat.command import add_commands as add_repeat
 from numerics.runs.stress_command import add_commands as add_stress
@@ -65,6 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     diagnosing.set_defaults(run=run_diagnose)
     add_checklist(commands)
     add_logp(commands)
+    add_monitor(commands)
     add_trend(commands)
     add_oracle(commands)
     add_repeat(commands)

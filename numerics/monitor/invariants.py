@@ -14,20 +14,23 @@ full precision      no moments or weights of 8 significant bits, as of bfloat16,
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
-import json
 import math
 import re
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from numerics.dump_files import read_json
+from numerics.errors import NumericsError
 from numerics.monitor.series import Floats, TensorSeries, common, read_series
 from numerics.monitor.tables import KINDS, LAYOUT, MOMENTS, rank_folders
-from numerics.rows import TableRow
+from numerics.rows import TableRow, text_table
 
 UPDATE_FACTOR, LOGIT_FACTOR = 100.0, 10.0
 LEAST_LOGIT = 10.0  # below it no softmax is saturated
@@ -66,7 +69,7 @@ class RankTables:
         found: dict[tuple[int, ...], set[str]] = {}
         for rank in self.ranks:
             path = self.folders[rank] / LAYOUT
-            layout = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+            layout = read_json(path, "remove it") if path.exists() else {}
             replicas = tuple(one for one in layout.get("replicas") or self.ranks if one in self.ranks)
             found.setdefault(replicas, set()).update(layout.get("sharded", ()))
         return [(list(ranks), sharded) for ranks, sharded in found.items()]
@@ -87,6 +90,23 @@ def invariants(folder: Path) -> list[TableRow]:
     order = list(KINDS)
     found.sort(key=lambda one: (one[0], order.index(one[1].call.partition(" ")[0])))
     return [row for _, row in found]
+
+
+def add_command(commands: Any) -> None:
+    """Add the subcommand."""
+    help = "what is wrong in the tables of a monitor"
+    parser = commands.add_parser("monitor", description=__doc__, help=help)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("folder", type=Path, help="folder of a run, or of ranks")
+    parser.set_defaults(run=run_monitor)
+
+
+def run_monitor(given: argparse.Namespace) -> int:
+    folder = given.folder / "monitor" if (given.folder / "monitor").is_dir() else given.folder
+    if not rank_folders(folder):
+        raise NumericsError(f"{folder} has no tables of a monitor; fix: name a folder with rank0")
+    print("\n".join(text_table(invariants(folder)) or ["nothing is wrong"]))
+    return 0
 
 
 def _found(table: TensorSeries, name: str, step: int, value: float | str, expected: float | str) -> Found:

@@ -118,7 +118,9 @@ class StepMonitor:
         return any(self.wants(kind) for kind in FORWARD)
 
     def new_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Add the parameters that the model has gained or unfrozen, and return them."""
+        """Add the parameters that the model has gained or unfrozen, and return them. Replaced ones are left out."""
+        present = {id(parameter) for parameter in self.model.parameters()}
+        self.parameters = [one for one in self.parameters if id(one[1]) in present]
         known = {id(parameter) for _, parameter in self.parameters}
         names = model_names(self.model)
         found = []
