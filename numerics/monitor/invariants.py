@@ -236,14 +236,17 @@ def _unchanged(tables: RankTables, rank: int) -> Iterator[Found]:
 
 
 def _large_updates(table: TensorSeries | None) -> Iterator[Found]:
-    """Yield each parameter with updates over UPDATE_FACTOR times those of every other one of its role."""
+    """Yield each parameter with updates over UPDATE_FACTOR times those of every other one of its role.
+
+    One that was zero, as new biases are, has updates of any size.
+    """
     if table is None:
         return
     ratios = np.where(table.present, table.values["ratio"], np.nan)
     roles = [re.sub(r"\d+", "*", name) for name in table.names]
     for row, name in enumerate(table.names):
         alike = [other for other, role in enumerate(roles) if role == roles[row] and other != row]
-        if not alike:
+        if not alike or np.isinf(ratios[row]).any():
             continue
         highest = np.nan_to_num(ratios[alike], nan=0.0, posinf=np.inf).max(axis=0)
         large = np.flatnonzero((ratios[row] > UPDATE_FACTOR * highest) & (highest > 0))

@@ -206,7 +206,7 @@ def _departures(values: Floats, base: Floats) -> Iterator[tuple[int, int, float]
 def not_finite(table: TensorSeries) -> NDArray[np.bool_]:
     """Return where a tensor is not finite. Inf in every step is left out: it is a mask.
 
-    So is Inf in the first steps of an update ratio: the weights before were zero, as new biases are.
+    So is Inf in the first updates that change a tensor: its weights were zero, as new biases are.
     """
     nan, inf = (np.zeros(table.present.shape, dtype=bool) for _ in range(2))
     for word, values in table.values.items():
@@ -219,7 +219,8 @@ def not_finite(table: TensorSeries) -> NDArray[np.bool_]:
                 nan |= np.isnan(values)
     inf &= table.present
     if table.kind == "update_ratio":
-        inf &= np.logical_or.accumulate(table.present & ~inf, axis=1)
+        moved = table.present & ~inf & (table.values["ratio"] != 0)
+        inf &= np.logical_or.accumulate(moved, axis=1)
     always = np.all(inf | ~table.present, axis=1, keepdims=True)
     return np.asarray((nan & table.present) | (inf & ~always))
 

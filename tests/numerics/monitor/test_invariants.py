@@ -142,6 +142,10 @@ def test_a_tensor_unlike_its_like_is_named(tmp_path: Path) -> None:
         return (0.5 if step > 1 else 1e-3,)
 
     ratios = {"blocks.0.w": (1e-3,), "blocks.1.w": ratio, "blocks.2.w": (2e-3,), "bias": (9.0,)}
+    ratios |= {
+        "0.b": (1e-3,),
+        "1.b": lambda step: (float("inf") if step < 2 else 1 / step,),
+    }  # begins at zero
     write(tmp_path / "a", "update_ratio", 0, ratios)
     (row,) = invariants(tmp_path / "a")
     assert (row.call, row.place, row.evidence) == ("update_ratio blocks.1.w", "step 2", "update")
