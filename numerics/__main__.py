@@ -20,7 +20,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from numerics.diagnose.command import DESCRIPTION, add_arguments, run_diagnose
+from numerics.diagnose.diagnosis import DESCRIPTION, add_arguments, run_diagnose
 from numerics.errors import NumericsError, UserError
 from numerics.logp.command import add_commands as add_logp
 from numerics.monitor.invariants import add_command as add_monitor

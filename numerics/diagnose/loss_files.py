@@ -28,16 +28,9 @@ FIX = "give a CSV, JSON lines, or one loss a line, as UTF-8 text"
 STEP = ("step", "global_step", "train_step", "iteration", "iter", "current_step", "steps", "iterations", "it")
 LOSS = ("loss", "train_loss", "training_loss", "lm_loss", "train_lm_loss", "total_loss", "value")
 NORM = ("grad_norm", "gradient_norm", "train_grad_norm", "gnorm", "total_norm", "global_norm")
-EVALUATION = (
-    "val",
-    "valid",
-    "validation",
-    "eval",
-    "test",
-    "acc",
-    "accuracy",
-    "hellaswag",
-)  # a word of the name
+EVALUATION = (  # a word of the name
+    "val", "valid", "validation", "eval", "test", "acc", "accuracy", "hellaswag", "reward", "rewards", "logp",
+)  # fmt: skip
 NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
 LOGGED = {
     "step": re.compile(r"\b(?:global_step|step|iteration|iter|it)s?\b\W{0,12}(\d+)", re.IGNORECASE),
@@ -186,8 +179,8 @@ def _column(names: Iterable[str], known: tuple[str, ...]) -> str | None:
 
 def _is_evaluation(name: str) -> bool:
     words = _plain(name).split("_")
-    errors = {"stderr", "samples", "runtime", "second", "tokens", "steps", "step", "epoch"} & set(words)
-    return not errors and any(word in EVALUATION for word in words)
+    others = {"samples", "runtime", "second", "tokens", "steps", "step", "epoch"} & set(words)
+    return not others and any(word in EVALUATION for word in words)
 
 
 def _json_objects(file: Path) -> Iterator[dict[str, Any] | None]:

@@ -54,7 +54,10 @@ class CurvePair:
         return np.array([self.sides[side].losses[step] for step in self.steps.tolist()])
 
     def differences(self, what: str = LOSS) -> dict[int, float]:
-        """Return step -> |first - second| / |first|, where both are finite."""
+        """Return step -> |first - second| / |first|, where both are finite.
+
+        Of losses around zero the divisor is at least their median size.
+        """
         return {place.step: place.relative for place in self.places if place.what == what and _finite(place)}
 
     @functools.cached_property
@@ -62,8 +65,11 @@ class CurvePair:
         """Every common value in the order of computation: the loss of a step, then its gradient norm."""
         found = []
         norms = [side.gradient_norms for side in self.sides]
+        losses = [loss for loss in self.first.losses.values() if math.isfinite(loss)]
+        has_both_signs = losses and min(losses) < 0 < max(losses)  # of a policy gradient
+        floor = float(np.median(np.abs(losses))) if has_both_signs else 0.0
         for step in self.steps.tolist():
-            found.append(_place(step, LOSS, self.first.losses[step], self.second.losses[step]))
+            found.append(_place(step, LOSS, self.first.losses[step], self.second.losses[step], floor))
             if step in norms[0] and step in norms[1]:
                 found.append(_place(step, NORM, norms[0][step], norms[1][step]))
         return found
@@ -90,7 +96,8 @@ class CurvePair:
         for place in self.places:
             gap = max(1, place.step - last)
             growth = math.exp(min(700.0, gap * math.log(GROWTH[place.what])))
-            digits = 1.01 * quantum[place.what] / max(abs(place.first), 1e-300)
+            size = abs(place.first) if math.isfinite(place.first) else math.inf
+            digits = 1.01 * quantum[place.what] / max(size, 1e-300)
             yield place, growth * (self.epsilon + largest) + digits
             if math.isfinite(place.relative):
                 largest = max(largest, place.relative)
@@ -162,12 +169,13 @@ def _overlap(first: LossCurve, second: LossCurve, steps: NDArray[np.int64]) -> l
     return [f"{len(steps)} common steps, {steps[0]} to {steps[-1]}, of {counts} logged ones"]
 
 
-def _place(step: int, what: str, one: float, other: float) -> DifferingValue:
+def _place(step: int, what: str, one: float, other: float, floor: float = 0.0) -> DifferingValue:
     if one == other or (math.isnan(one) and math.isnan(other)):
         return DifferingValue(step, what, one, other, 0.0)
     if not (math.isfinite(one) and math.isfinite(other)):
         return DifferingValue(step, what, one, other, math.inf)
-    return DifferingValue(step, what, one, other, min(abs(one - other) / max(abs(one), 1e-300), LARGEST))
+    size = max(abs(one), floor, 1e-300)
+    return DifferingValue(step, what, one, other, min(abs(one - other) / size, LARGEST))
 
 
 def _finite(place: DifferingValue) -> bool:

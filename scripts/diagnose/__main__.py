@@ -6,19 +6,29 @@ python -m scripts.diagnose RUN_DIR RUN_DIR [--out FOLDER]. A file of losses of a
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from configuration.arguments import command_arguments
 from gpt2.system.errors import UserError, run_command
-from numerics.diagnose.flow import Situation, walk
+from numerics.diagnose.diagnosis import report
 from numerics.diagnose.pair import pair_curves
-from numerics.diagnose.rules import diagnose
-from numerics.diagnose.write import terminal_lines, write_diagnosis
+from numerics.diagnose.symptoms import (
+    DRIFT,
+    NOT_REPRODUCIBLE,
+    OVERFLOW,
+    SPIKES,
+    Diagnosis,
+    diagnose,
+    step_to_record,
+)
 from numerics.errors import NumericsError
 from numerics.monitor.tables import rank_folders
+from numerics.rows import TableRow
+from numerics.setup.checklist_rows import FATAL, SUSPECT, ChecklistRow, worst_first
 from numerics.trend.trend import trend
 from numerics.trend.trend_page import record_command
 from scripts.diagnose.runs import (
@@ -31,6 +41,8 @@ from scripts.diagnose.runs import (
 )
 
 MOST_ROWS = 3  # of the table of trends
+# Groups of the checklist. Where a fatal row of them differs, records of one step have other inputs or weights.
+BLOCKING = ("study", "data", "model", "batch", "schedule", "hyper-parameters")
 
 
 def main() -> int:
@@ -48,38 +60,48 @@ def diagnose_runs(runs: Sequence[RunSide], out: Path | None) -> int:
     checks, reason = run_checks(runs)
     diagnosis = diagnose(pair, same_settings(checks), run_scores(runs))
     diagnosis.notes.extend(status_notes(runs))
-    situation = Situation(
-        (runs[0].side(0), runs[1].side(1)),
-        compare_command,
-        checks,
-        reason,
-        f"diff {shlex.quote(str(runs[0].path / 'config'))} {shlex.quote(str(runs[1].path / 'config'))}",
-        first=1,
-        monitored=monitored(runs),
+    if checks is None:
+        diagnosis.notes.append(f"no checklist: {reason}")
+    more = [checklist_row(check) for check in worst_first(checks or []) if check.status in (FATAL, SUSPECT)]
+    if any(name in (SPIKES, OVERFLOW, DRIFT) for name in [finding.symptom for finding in diagnosis.findings]):
+        more += monitor_rows(runs, diagnosis.notes)
+    commands = next_commands(
+        runs, diagnosis, [check.group for check in checks or [] if check.status == FATAL]
     )
-    flow = walk(diagnosis, situation)
-    written = write_diagnosis(diagnosis, flow, situation, folder)
-    print(*terminal_lines(diagnosis, flow, written), sep="\n")
+    print(*report(diagnosis, more, commands, folder), sep="\n")
     return 0
 
 
-def monitored(runs: Sequence[RunSide]) -> Callable[[], Sequence[str]] | None:
-    """Return a function that lists the first anomalies of the second run, or of the only one with monitor files."""
+def checklist_row(check: ChecklistRow) -> TableRow:
+    golden, target = check.values
+    return TableRow(check.group, check.subject, check.status, target, golden, math.nan, math.nan, "setting")
+
+
+def next_commands(runs: Sequence[RunSide], diagnosis: Diagnosis, fatal: Sequence[str]) -> list[str]:
+    """Return the commands that find the cause. fatal: groups of the checklist that make records incomparable."""
+    if set(fatal) & set(BLOCKING):
+        paths = " ".join(shlex.quote(str(run.path / "config")) for run in runs)
+        return [f"make the fatal settings equal and train again: diff {paths}"]
+    step = step_to_record(diagnosis)
+    if step is None:
+        return []
+    task = "hash" if diagnosis.symptom == NOT_REPRODUCIBLE else "statistics"
+    golden, target = (shlex.quote(str(run.record_folder(step))) for run in runs)
+    return [*(run.record_command(step, task) for run in runs), f"make compare-records A={target} B={golden}"]
+
+
+def monitor_rows(runs: Sequence[RunSide], notes: list[str]) -> list[TableRow]:
+    """Return the first anomalies of the second run, or of the only one with monitor files."""
     watched = [run for run in runs if run.record is not None and rank_folders(run.path / "monitor")]
     if not watched:
-        return None
-
-    def first_rows() -> Sequence[str]:
-        try:
-            rows = trend(watched[-1].path, watched[0].path if len(watched) > 1 else None)
-        except NumericsError as error:
-            return [f"the monitor files cannot be used: {error}"]
-        alone = [] if len(watched) > 1 else [f"only {watched[0].label} has monitor files"]
-        listed = [f"{row.call} {row.side}, {row.place}: {row.target}, expected {row.golden}" for row in rows]
-        names = " ".join(str(run.path) for run in watched)
-        return [*alone, *(listed[:MOST_ROWS] or ["no anomaly"]), f"make trend RUNS={shlex.quote(names)}"]
-
-    return first_rows
+        return []
+    if len(watched) == 1:
+        notes.append(f"only {watched[0].label} has monitor files")
+    try:
+        return trend(watched[-1].path, watched[0].path if len(watched) > 1 else None)[:MOST_ROWS]
+    except NumericsError as error:
+        notes.append(f"the monitor files cannot be used: {error}")
+        return []
 
 
 def record_step(run: Path, step: int) -> str:
@@ -115,10 +137,6 @@ def refuse_results(folder: Path) -> None:
         or (folder.exists() and not folder.is_dir())
     ):
         raise UserError(f"OUT={folder} is a study, a run or a file; fix: name another folder for the results")
-
-
-def compare_command(target: Path, golden: Path) -> str:
-    return f"make compare-records {shlex.quote(f'A={target}')} {shlex.quote(f'B={golden}')}"
 
 
 if __name__ == "__main__":

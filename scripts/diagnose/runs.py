@@ -14,11 +14,9 @@ from gpt2.artifacts import run_record
 from gpt2.artifacts.run_record import RunRecord
 from gpt2.config.dotconfig import ConfigError
 from gpt2.system.errors import UserError
-from numerics.diagnose.command import file_side
-from numerics.diagnose.flow import Side
 from numerics.diagnose.loss_files import LossCurve, read_curve, same_file
 from numerics.diagnose.pair import EPSILON
-from numerics.diagnose.rules import Score
+from numerics.diagnose.symptoms import Score
 from numerics.setup.checklist_rows import EQUAL, ChecklistRow
 from scripts.record.__main__ import default_folder
 from study.compare import checklist_rows
@@ -84,20 +82,18 @@ class RunSide:
             [name for name in REQUIRED if getattr(self.record, name) is None] if self.record else ["run.json"]
         )
 
-    def side(self, number: int) -> Side:
-        """Return the commands and folders of its records."""
-        name = f"machine {number + 1}"
+    def record_command(self, step: int, task: str) -> str:
+        """Return the command that records a step, on the machine of the run."""
         if self.record is None:
-            base = 0 if 0 in self.curve.losses else 1
-            return file_side(Path("records") / ("first", "second")[number], name, base)
-        device = f", {self.record.target.device}" if self.record.target else ""
-        folder = default_folder(self.path)
+            return f"record step {step} of {self.path} with numerics.PrecisionDebugger"
+        words = [f"RUN={self.path}", f"STEP={step}", *([f"TASK={task}"] if task != "statistics" else [])]
+        return f"make record {' '.join(map(shlex.quote, words))}"
 
-        def record(step: int, task: str) -> str:
-            words = [f"RUN={self.path}", f"STEP={step}", *([f"TASK={task}"] if task != "statistics" else [])]
-            return f"make record {' '.join(map(shlex.quote, words))}"
-
-        return Side(f"{name} ({self.label}{device})", record, lambda step: folder / f"step{step}")
+    def record_folder(self, step: int) -> Path:
+        """Return the folder of that record."""
+        return (
+            self.path.with_suffix(".records") if self.record is None else default_folder(self.path)
+        ) / f"step{step}"
 
 
 def read_runs(paths: Sequence[Path]) -> list[RunSide]:

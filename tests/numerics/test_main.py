@@ -35,7 +35,6 @@ READING = [
     ["view", "-tp", "PATH"],
     ["diagnose", "PATH", "b.csv"],
     ["diagnose", "a.csv", "PATH"],
-    ["diagnose", "a.csv", "b.csv", "--records", "PATH", "record"],
     ["check-config", "pack", "PATH"],
     ["check-config", "pack", "--data", "PATH"],
     ["check-config", "compare", "PATH", "PATH"],
@@ -120,7 +119,6 @@ def test_a_folder_that_cannot_be_searched_is_one_line(
     [
         ["compare", "-tp", "record", "-gp", "record"],
         ["view", "-tp", "record"],
-        ["diagnose", "a.csv", "b.csv", "--records", "record", "record"],
     ],
     ids=" ".join,
 )

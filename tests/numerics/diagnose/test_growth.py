@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from numerics.diagnose.loss_files import LossCurve
 from numerics.diagnose.pair import GROWTH, LOSS, pair_curves
-from numerics.diagnose.rules import diagnose
+from numerics.diagnose.symptoms import diagnose
 from tests.numerics.compare.small_models import ours
 
 STEPS = 60
@@ -52,6 +52,6 @@ def test_correct_kernels_stay_within_half_of_the_bounds(rate: float, one_thread:
         pair = pair_curves(golden, other)
         unequal += pair.first_unequal() is not None
         assert all(place.relative <= explained / 2 for place, explained in pair.explained())
-        assert diagnose(pair).symptom.name == "none"
+        assert diagnose(pair).symptom == "none"
     assert unequal
     assert GROWTH[LOSS] == 16

@@ -14,7 +14,7 @@ from torch import nn
 from numerics.__main__ import main
 from numerics.diagnose.loss_files import LossCurve
 from numerics.diagnose.pair import pair_curves
-from numerics.diagnose.rules import diagnose
+from numerics.diagnose.symptoms import diagnose
 from numerics.errors import NumericsError
 from numerics.monitor.triggers import Triggers
 from numerics.rows import TableRow

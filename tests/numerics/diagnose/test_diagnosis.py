@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from numerics.__main__ import main
-from tests.numerics.compare.small_models import STATISTICS, ours, record
 from tests.numerics.diagnose.curves import benchmark, rounded, write
 
 ONE = benchmark(60)
@@ -30,33 +29,15 @@ def test_a_symptom_is_written_and_the_next_commands_are_printed(
 ) -> None:
     found = run(tmp_path, rounded(ONE) * 1.03)
     assert (found["symptom"], found["step"], found["common_steps"]) == ("first-step difference", 1, 60)
-    assert [step["state"] for step in found["flow"]] == ["done", "later", "done", "next", "later"]
     printed = capsys.readouterr().out.splitlines()
-    assert printed[0] == "Why do two runs differ? first-step difference"
+    assert printed[0] == "symptom: first-step difference, 60 common steps"
     commands = [line for line in printed if line.startswith("next")]
     assert len(commands) == 3
     config = json.loads(commands[0][commands[0].index("{") :])
     assert config["step"] == [0]  # the recorder counts from 0
     page = (tmp_path / "out/diagnose.html").read_text()
     assert "first-step difference" in page
-    assert all(f'"{name}":' in page for name in ("losses", "difference"))
-
-
-def test_the_records_of_the_step_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model: Any = ours()
-    model.blocks[1].norm2.eps = 1e-3
-    for name in ("golden", "faulty"):
-        (tmp_path / name).mkdir()
-    folders = [
-        record(tmp_path / "golden", ours(), **STATISTICS),
-        record(tmp_path / "faulty", model, **STATISTICS),
-    ]
-    assert all(folder.name == "step0" for folder in folders)
-    found = run(tmp_path, rounded(ONE) * 1.03, "--records", *(str(folder.parent) for folder in folders))
-    assert "blocks.1.norm2" in found["comparison"]["first_divergence"]["name"]
-    assert [step["state"] for step in found["flow"]] == ["done", "later", "done", "done", "done"]
-    assert (tmp_path / "out/records/compare.html").exists()
-    assert "blocks.1.norm2" in capsys.readouterr().out
+    assert '"losses":' in page
 
 
 def test_options(tmp_path: Path) -> None:
@@ -67,7 +48,7 @@ def test_options(tmp_path: Path) -> None:
     assert run(tmp_path, other)["symptom"] == "none"
     found = run(tmp_path, other, "--same")
     assert (found["symptom"], found["record_step"]) == ("not reproducible", 31)
-    assert "md5" in found["next"][0]["text"]
+    assert "md5" in found["next"][0]
     assert run(tmp_path, ONE * 1.003)["first_beyond_rounding"]["step"] == 1
     assert run(tmp_path, ONE * 1.003, "--dtype", "bfloat16")["first_beyond_rounding"] is None
     assert run(tmp_path, ONE[10:], "--offset", "10")["common_steps"] == 50
@@ -108,14 +89,9 @@ def test_bad_input_is_one_line(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_damaged_record_and_a_folder_of_results_that_is_a_file_are_one_line(
+def test_a_folder_of_results_that_is_a_file_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths = [str(losses(tmp_path / "a", ONE)), str(losses(tmp_path / "b", ONE * 2))]
-    for name in ("ra", "rb"):
-        (tmp_path / name / "step0/rank0").mkdir(parents=True)
-        write(tmp_path / name / "step0/rank0/dump.json", "{")
-    records = ["--records", str(tmp_path / "ra"), str(tmp_path / "rb")]
-    assert main(["diagnose", *paths, "-o", str(tmp_path / "out"), *records]) == 1
     assert main(["diagnose", *paths, "-o", paths[0]]) == 1
-    assert len(capsys.readouterr().err.splitlines()) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1

@@ -11,11 +11,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gpt2.train.loss_spikes import SpikeDetector
-from numerics.diagnose import rules
 from numerics.diagnose.loss_files import LossCurve
 from numerics.diagnose.pair import LOSS, NORM, pair_curves
-from numerics.diagnose.rules import SYMPTOMS, Score, diagnose, more_frequent
 from numerics.diagnose.spikes import LIMIT, find_spikes
+from numerics.diagnose.symptoms import NONE, ODDS, SYMPTOMS, Score, diagnose, evaluations, more_frequent
 from numerics.errors import NumericsError
 from tests.numerics.diagnose.curves import benchmark, curve, rounded
 
@@ -28,8 +27,8 @@ FEWER = settings(max_examples=40)
 
 def symptom(one: LossCurve, other: LossCurve, **options: bool) -> str:
     """The symptom; the order of the runs must not change it."""
-    found = diagnose(pair_curves(one, other), **options).symptom.name
-    assert diagnose(pair_curves(other, one), **options).symptom.name == found
+    found = diagnose(pair_curves(one, other), **options).symptom
+    assert diagnose(pair_curves(other, one), **options).symptom == found
     return found
 
 
@@ -66,7 +65,7 @@ def test_a_difference_in_the_first_several_steps() -> None:
     other = rounded(one)
     other[1:] *= 1.02
     found = diagnose(pair_curves(curve(one), curve(other)))
-    assert found.symptom.name == "first-step difference"
+    assert found.symptom == "first-step difference"
     assert found.finding.step == 2
     assert found.beyond
     assert (found.beyond.step, found.beyond.what) == (2, LOSS)
@@ -89,7 +88,7 @@ def test_a_jump_is_the_first_step_beyond_rounding_and_a_slow_drift_has_none() ->
     other = rounded(one)
     other[150:] *= 1.05
     found = diagnose(pair_curves(curve(one), curve(other)))
-    assert (found.symptom.name, found.finding.step) == ("drift", 151)
+    assert (found.symptom, found.finding.step) == ("drift", 151)
     assert found.beyond
     assert found.beyond.step == 151
     assert found.unequal
@@ -117,7 +116,7 @@ def test_one_spike_alone_is_a_note() -> None:
     other = rounded(one)
     other[200] *= 3
     found = diagnose(pair_curves(curve(one), curve(other)))
-    assert found.symptom.name == "none"
+    assert found.symptom == "beyond rounding"
     assert any("step 201" in note for note in found.notes)
 
 
@@ -128,7 +127,7 @@ def test_spikes_of_the_gradient_norm_count() -> None:
     a, b = curve(one), curve(rounded(one))
     a.gradient_norms, b.gradient_norms = curve(norms).losses, curve(more).losses
     found = diagnose(pair_curves(a, b))
-    assert (found.symptom.name, found.finding.what, found.finding.step) == ("spikes", NORM, 101)
+    assert (found.symptom, found.finding.what, found.finding.step) == ("spikes", NORM, 101)
 
 
 @FEWER
@@ -163,15 +162,15 @@ def test_a_value_that_is_not_finite_in_one_run_only(
     steps = sorted(logged(curve(one), every).losses)
     if steps[0] < place + 1 < steps[-1] and not until_end:  # the other run has values before and after
         found = diagnose(pair_curves(logged(curve(one), every), curve(other)))
-        assert found.symptom.name == "overflow or NaN"
+        assert found.symptom == "overflow or NaN"
 
 
 def test_values_that_are_not_finite_in_both_are_compared() -> None:
     one = benchmark(300)
     for places, others, expected in (
         ([50], [50], "none"),
-        ([50], [90], "none"),
-        ([50], [50, 90], "none"),
+        ([50], [90], "beyond rounding"),
+        ([50], [50, 90], "beyond rounding"),
         ([50], [50, 90, 100, 110], "overflow or NaN"),
         ([50, 299], [50], "overflow or NaN"),
     ):
@@ -180,7 +179,7 @@ def test_values_that_are_not_finite_in_both_are_compared() -> None:
         assert symptom(curve(a), curve(b)) == expected, (places, others)
     never = curve([math.nan] * 5)
     found = diagnose(pair_curves(never, curve([math.nan] * 5, name="other")))
-    assert found.symptom.name == "none"
+    assert found.symptom == "none"
     assert any("not finite" in note for note in found.notes)
 
 
@@ -189,7 +188,7 @@ def test_the_earlier_end_in_nan_is_the_symptom() -> None:
     a, b = one.copy(), rounded(one)
     a[290:], b[280:] = math.nan, math.nan
     found = diagnose(pair_curves(curve(a), curve(b)))
-    assert (found.symptom.name, found.finding.step, found.finding.side) == ("overflow or NaN", 281, 1)
+    assert (found.symptom, found.finding.step, found.finding.side) == ("overflow or NaN", 281, 1)
 
 
 @FEWER
@@ -232,7 +231,7 @@ def test_constant_series(value: float, length: int) -> None:
     assert symptom(curve([value] * length), curve([value] * length)) == "none"
     other = [value * 1.5 + 2] * length
     found = diagnose(pair_curves(curve([value] * length), curve(other)))
-    assert found.symptom.name == "first-step difference"
+    assert found.symptom == "first-step difference"
 
 
 def test_no_common_step_is_an_error() -> None:
@@ -246,7 +245,7 @@ def test_more_frequent_is_the_binomial_test(count: int, other: int) -> None:
     from scipy.stats import binomtest
 
     expected = binomtest(count, count + other, alternative="greater").pvalue if count + other else 1.0
-    assert more_frequent(count, other) == (expected <= 1 / rules.ODDS)
+    assert more_frequent(count, other) == (expected <= 1 / ODDS)
     assert more_frequent(1000 + 60, 1000) == (binomtest(1060, 2060, alternative="greater").pvalue <= 1 / 8)
 
 
@@ -260,9 +259,9 @@ def test_downstream_only() -> None:
         (Score("acc", 0.30, 0.302), "none"),
         (Score("acc", 0.30, math.nan), "downstream only"),
     ):
-        assert diagnose(pair, scores=[score]).symptom.name == expected
+        assert diagnose(pair, scores=[score]).symptom == expected
     far = pair_curves(curve(one), curve(one * 1.1))
-    assert diagnose(far, scores=[Score("acc", 0.3, 0.2)]).symptom.name == "first-step difference"
+    assert diagnose(far, scores=[Score("acc", 0.3, 0.2)]).symptom == "first-step difference"
 
 
 def test_rounded_digits_are_not_beyond_rounding() -> None:
@@ -277,5 +276,44 @@ def test_every_symptom_is_in_the_documentation() -> None:
     from pathlib import Path
 
     page = (Path(__file__).parents[3] / "docs/numerics.md").read_text(encoding="utf-8")
-    for one in SYMPTOMS.values():
-        assert f"| {one.name} | {one.rule} | {one.section} |" in page
+    for name, (rule, section) in SYMPTOMS.items():
+        assert f"| {name} | {rule} | {section} |" in page
+
+
+@FEWER
+@given(LENGTHS, SEEDS, st.sampled_from([1.0, 1.004, 1.05]))
+def test_a_difference_beyond_rounding_is_never_under_the_symptom_none(
+    length: int, seed: int, factor: float
+) -> None:
+    one = benchmark(length, seed=seed)
+    found = diagnose(pair_curves(curve(one), curve(rounded(one) * factor)))
+    assert (found.symptom == NONE) == (found.beyond is None and factor == 1.0)
+    assert found.rows() or found.unequal is None
+
+
+def test_losses_around_zero_are_compared_with_their_size() -> None:
+    draws = np.random.default_rng(0).standard_normal(200)
+    one, other = 1e-2 * draws, 1e-2 * draws * (1 + 1e-7)
+    one[50] = other[50] = 1e-12
+    other[50] += 1e-10
+    assert symptom(curve(one), curve(other)) == "none"
+
+
+@pytest.mark.parametrize(("level", "expected"), [(0.3, True), (0.77, False)])
+def test_a_reward_or_logp_diff_that_parts_is_named(level: float, expected: bool) -> None:
+    draws = np.random.default_rng(1)
+    a, b = curve(benchmark(200)), curve(benchmark(200))
+    a.evaluations["reward"] = curve(0.77 + 0.05 * draws.standard_normal(200)).losses
+    b.evaluations["reward"] = curve(np.linspace(0.77, level, 200) + 0.05 * draws.standard_normal(200)).losses
+    found = diagnose(pair_curves(a, b))
+    assert (found.symptom == "downstream only") is expected
+    assert found.finding.what.startswith("reward" if expected else "loss")
+
+
+def test_the_standard_error_of_a_column_is_read() -> None:
+    a, b = curve(benchmark(3)), curve(benchmark(3))
+    for side, value in ((a, 0.30), (b, 0.25)):
+        side.evaluations = {"acc,none": {3: value}, "acc_stderr,none": {3: 0.03}}
+    [score] = evaluations(pair_curves(a, b))
+    assert score.error == pytest.approx(0.03 * 2**0.5)
+    assert not score.differs
