@@ -138,13 +138,16 @@ def encode_pair(tokenizer: Tokenizer, query: str, ending: str, joint: str = " ")
     """Return (tokens of query and ending together, number of the ending's tokens).
 
     What joins the two belongs to the ending's first token; so do trailing spaces of the query. An empty query is an end
-    of text.
+    of text. An ending that joins the query in one token is encoded alone: nothing to score would be certain.
     """
     context = query.rstrip()
     tokens = tokenizer.encode(query + joint + ending)
     if not context:
         return [tokenizer.eot, *tokens], len(tokens)
-    return tokens, len(tokens) - len(tokenizer.encode(context))
+    before = tokenizer.encode(context)
+    if len(tokens) <= len(before):
+        tokens = before + tokenizer.encode(query[len(context) :] + joint + ending)
+    return tokens, len(tokens) - len(before)
 
 
 def score(

@@ -1,8 +1,9 @@
 """A trained model as a model of lm-evaluation-harness (Gao et al., github.com/EleutherAI/lm-evaluation-harness).
 
 The class answers the three kinds of request: `loglikelihood`, `loglikelihood_rolling` and `generate_until`. Its numbers
-are those of the harness's class HFLM on the exported model, within float32 rounding. Where HFLM fails, because a
-continuation alone exceeds the block size, the row is truncated from the left, as gpt2.eval.hellaswag does.
+are those of the harness's class HFLM on the exported model, within float32 rounding. HFLM fails where a continuation
+alone exceeds the block size, and where it joins the context in one token ("Ans" and "wer"). Here the first is truncated
+from the left, and the second is encoded alone, as gpt2.eval.hellaswag does.
 
 Shapes: B rows, T tokens, C channels, N scored tokens, V vocabulary.
 """
@@ -86,9 +87,24 @@ class ScoredModel(TemplateLM):  # type: ignore[misc]
     # --- log-likelihoods
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
-        """Return (nats, whether greedy decoding gives the continuation) of each (context, continuation)."""
+        """Return (nats, whether greedy decoding gives the continuation) of each (context, continuation).
+
+        UserError names an item whose continuation is empty: there is nothing to score, and HFLM stops, too.
+        """
+        for request in requests:
+            context, continuation = request.args
+            if not continuation and context == context.rstrip():  # spaces at the end are scored
+                raise UserError(
+                    f"item {request.doc_id} of {request.task_name} has an empty continuation after {context[-40:]!r}; "
+                    "fix: correct the item, or leave the task out of TASKS"
+                )
         found: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
         return found
+
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """Return the ids of both, divided as in HFLM; a continuation without a token of that is encoded alone."""
+        given, scored = super()._encode_pair(context, continuation)
+        return given, scored or self.tok_encode(context[len(context.rstrip()) :] + continuation)
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = True) -> list[float]:
         """Return the log-likelihood of each text in nats, over windows of the block size."""

@@ -187,6 +187,15 @@ def test_trailing_spaces_of_a_query_move_to_the_ending(encoding) -> None:
     assert tokenizer.decode(encoding, tokens[-scored:]) == "  Three"
 
 
+def test_an_ending_that_joins_the_query_in_one_token_is_encoded_alone() -> None:
+    each = tokenizer.load("gpt2")
+    for query, ending in (("Ans", "wer"), ("-" * 32, "-" * 32), ("#", "##")):
+        tokens, scored = hellaswag.encode_pair(each, query, ending, joint="")
+        assert scored > 0
+        assert tokenizer.decode(each, tokens[-scored:]) == ending
+        assert tokenizer.decode(each, tokens) == query + ending
+
+
 # --- an oracle, an adversary, a model that is broken
 
 

@@ -180,6 +180,43 @@ def test_texts_that_cannot_be_written_are_refused(pair: Any, settings: dict[str,
         pair[0].generate_until(requests("generate_until", [("The", settings)]))
 
 
+def tiny(name: str) -> ScoredModel:
+    """A model of two layers with random weights and the tokenizer of that name."""
+    encoding = tokenizer.load(name)
+    model = GPT2(
+        layers=2,
+        heads=2,
+        width=16,
+        block_size=48,
+        vocabulary=encoding.eot + 1,
+        padded_vocabulary=encoding.eot + 1,
+    )
+    initialise(model, 0)
+    return ScoredModel(model, encoding, "cpu", contextlib.nullcontext)
+
+
+@pytest.mark.parametrize(("context", "continuation"), [("Ans", "wer"), ("-" * 32, "-" * 32), ("hel", "lo")])
+def test_a_continuation_that_joins_the_context_is_scored_alone(context: str, continuation: str) -> None:
+    ours = tiny("gpt2")
+    given, scored = ours._encode_pair(context, continuation)
+    assert scored
+    assert tokenizer.decode(ours.encoding, given + scored) == context + continuation
+    ((nats, greedy),) = ours.loglikelihood(requests("loglikelihood", [(context, continuation)]))
+    ids = torch.tensor([given + scored])
+    with torch.no_grad():
+        logs = ours.model(ids)[0].log_softmax(-1)[len(given) - 1 : -1]
+    assert nats == pytest.approx(float(logs.gather(1, torch.tensor([scored]).T).sum()), rel=1e-5)
+    assert nats < -1
+    assert greedy == (logs.argmax(-1).tolist() == scored)
+
+
+@pytest.mark.parametrize("context", ["The answer:", ""])
+def test_an_item_with_an_empty_continuation_is_refused_by_its_name(context: str) -> None:
+    item = Instance("loglikelihood", {}, (context, ""), 0, ("piqa", 7, 1))
+    with pytest.raises(UserError, match=r"item 7 of piqa has an empty continuation.*; fix: "):
+        tiny("bytes").loglikelihood([item])
+
+
 class RunningMean(nn.Module):
     """An attention without queries and keys, which cannot be cached."""
 
