@@ -120,10 +120,9 @@ def run_main() -> int:
 
 
 def run_compare(given: argparse.Namespace) -> int:
-    from numerics.compare.run import compare_records
-    from numerics.compare.summary import next_command, summary
-    from numerics.compare.table.matching import read_map
-    from numerics.compare.write import write_comparison
+    from numerics.compare.compare_records import compare_records
+    from numerics.compare.comparison_page import next_command, summary, write_comparison
+    from numerics.compare.matched_calls import read_map
     from numerics.view.page import write_comparison_view
 
     if not given.target_path or not given.golden_path:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from numerics.compare.table.measure import load
-from numerics.compare.table.step_record import Call, Value
+from numerics.compare.step_record import Call, Value
+from numerics.compare.tensor_difference import load
 from numerics.rounding.replayed_calls import NotReplayableError
 
 # Of these, the first argument and the results have the same rows; other arguments belong to all rows.

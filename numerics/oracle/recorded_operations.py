@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from numerics.compare.records import find_records, read_record
-from numerics.compare.table.step_record import Call, StepRecord, Value
+from numerics.compare.read_record import find_records, read_record
+from numerics.compare.step_record import Call, StepRecord, Value
 from numerics.oracle.generated_inputs import FirstRows, first_rows, tensor_of
 from numerics.record.recorded_step import backward_name
 from numerics.rounding.operation_checks import GENERATED, RECORDED, Operation, Skipped

@@ -232,10 +232,13 @@ class Recorder:
         """Record the buffers that a call has written: they are results, which the next step computes with."""
         row = self._record.data.get(call.name, {}) if call.recorded else {}
         if "output" in row:
+            norm = (
+                isinstance(module, nn.modules.batchnorm._NormBase) and module.training
+            )  # keeps the versions
             written = {
                 name: value
                 for name, value in module.named_buffers(recurse=False)
-                if value._version != versions.get(name)
+                if norm or value._version != versions.get(name)
             }
             if written:
                 row["buffers"] = self._described(call.name, "buffers", written)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from numerics.compare.table.step_record import Call, Value
+from numerics.compare.step_record import Call, Value
 
 CRITICAL, HIGH, MEDIUM = "critical", "high", "medium"
 LEVELS = (CRITICAL, HIGH, MEDIUM)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from numerics.compare.run import Comparison
-from numerics.compare.summary import summary
-from numerics.compare.table.matching import NameMap
+from numerics.compare.compare_records import Comparison
+from numerics.compare.comparison_page import summary
+from numerics.compare.matched_calls import NameMap
 from numerics.dump_files import writing
 from numerics.view.tree import comparison_tree, record_tree
 from pages.components import render_blocks

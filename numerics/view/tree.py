@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from numerics.compare.records import find_records, read_record
-from numerics.compare.run import Comparison, StepComparison
-from numerics.compare.table.matching import CallPair, NameMap
-from numerics.compare.table.rows import CallRow, Cell
-from numerics.compare.table.step_record import Call, StepRecord, Value
+from numerics.compare.compare_records import Comparison, StepComparison
+from numerics.compare.compared_rows import CallRow, Cell
+from numerics.compare.matched_calls import CallPair, NameMap
+from numerics.compare.read_record import find_records, read_record
+from numerics.compare.step_record import Call, StepRecord, Value
 from numerics.view.overflow import overflow_level
 
 SIDES = {"input": "inputs", "parameter": "parameters", "output": "outputs", "gradient": "gradients"}
@@ -65,7 +65,7 @@ class _Tree:
         return {
             "place": self.place,
             "first": first,
-            "why": found.why if found else "",
+            "why": found.evidence if found else "",
             "nodes": [self._node(self.rows[number], depth) for number, depth in order],
             "stacks": [list(lines) for lines in self.stacks],
         }

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from numerics.compare.run import Comparison, compare_records
+from numerics.compare.compare_records import Comparison, compare_records
 from tests.numerics.corpus import models
 from tests.numerics.corpus.cases import CHECKSUMS, MODES, VALUES
 

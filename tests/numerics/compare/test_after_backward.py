@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from numerics import Recorder, RecorderConfig
-from numerics.compare.run import Comparison, compare_records
+from numerics.compare.compare_records import Comparison, compare_records
 
 MODES = {
     "checksums": {"level": "mix", "summary_mode": "md5"},
@@ -69,7 +69,7 @@ def test_an_update_is_judged_where_only_functions_are_recorded(tmp_path: Path) -
     assert right.verdict in ("rounding", "equal"), right.first
     wrong = compared(tmp_path / "wrong", lambda: build(1.0), "functions", lambda: build(1.1))
     assert wrong.first is not None
-    assert (wrong.first[0].place, wrong.first[1].cause) == ("step1/rank0", "optimizer")
+    assert (wrong.first.step, wrong.first.evidence) == ("step1/rank0", "update")
 
 
 def test_memory_that_a_function_overwrites_is_no_difference(tmp_path: Path) -> None:

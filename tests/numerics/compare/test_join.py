@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from numerics.__main__ import main
-from numerics.compare.join.micro_batches import join_micro_batches
-from numerics.compare.records import read_record
-from numerics.compare.table.measure import load
+from numerics.compare.joined_calls import join_micro_batches
+from numerics.compare.read_record import read_record
+from numerics.compare.tensor_difference import load
 from tests.numerics.compare.small_models import STATISTICS, TENSORS, compared, ours, record
 from tests.numerics.corpus.models import IDS, MicroBatches, transformers_gpt2
 
@@ -65,7 +65,7 @@ def test_micro_batches_are_joined_where_functions_alone_were_recorded(
     next(module for name, module in wrong.named_modules() if name.endswith(("1.norm2", "1.ln_2"))).eps = 1e-3  # type: ignore[assignment]
     first = compared(recorded(wrong, parts[0]), golden).first
     assert first
-    assert first[1].name == "Functional.layer_norm.3.forward"
+    assert first.call == "Functional.layer_norm.3.forward"
     assert compared(recorded(make(), parts[0], 0.2), golden).verdict == "diverges"
 
 

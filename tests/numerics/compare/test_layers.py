@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from numerics.compare.records import read_record
-from numerics.compare.replay import replayed_error
+from numerics.compare.read_record import read_record
+from numerics.compare.replayed_rows import replayed_error
 from tests.numerics.compare.small_models import record
 
 LAYERS: list[tuple[Callable[[], nn.Module], tuple[int, ...]]] = [

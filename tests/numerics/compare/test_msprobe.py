@@ -57,7 +57,7 @@ def test_the_same_step_agrees_and_the_other_gelu_is_named(
         assert compared(records[f"{target} {kind}"], records[f"{golden} {kind}"]).verdict != "diverges"
     found = compared(records[f"{target} tanh"], records[f"{golden} none"]).first
     assert found
-    assert found[1].name == "Module.act.GELU.forward.0 > Functional.gelu.0.forward"
+    assert found.call == "Module.act.GELU.forward.0 > Functional.gelu.0.forward"
 
 
 def test_a_record_has_the_names_the_order_and_the_parents_of_msprobe(records: dict[str, Path]) -> None:

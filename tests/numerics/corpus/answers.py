@@ -12,31 +12,17 @@ import torch
 from torch import Tensor
 
 from numerics import repeat_step
-from numerics.compare.run import compare_records
+from numerics.compare.compare_records import compare_records
 from numerics.monitor.invariants import invariants
 from numerics.oracle.recorded_operations import operations
 from numerics.rounding.operation_checks import Oracle, Skipped
-
-# Causes of a divergence -> the class of evidence.
-EVIDENCE = {
-    "computation": "computed",
-    "parameter": "parameter",
-    "settings": "setting",
-    "between": "changed",
-    "overwritten": "changed",
-    "data": "data",
-    "missing": "one side",
-    "gradient": "data",
-    "reduction": "update",
-    "optimizer": "update",
-}
 
 
 @dataclass(frozen=True)
 class Answer:
     """The answer of a comparison."""
 
-    verdict: str  # equal, rounding or diverges
+    verdict: str  # equal, rounding or diverges; with ", incomplete"
     module: str = ""  # dotted path of the module that the first row is in
     evidence: str = ""
     direction: str = ""
@@ -49,10 +35,9 @@ def compared(target: Path, golden: Path, names: Mapping[str, Any] | None = None)
     """Compare two records. names: {target: golden}, of modules."""
     found = compare_records(target, golden, names=names)
     if found.first is None:
-        return Answer(found.verdict, call=found.first_unequal or "")
-    step, first = found.first
-    place = f"{first.name}, {step.place}"
-    return Answer(found.verdict, first.module, EVIDENCE[first.cause], first.direction, place)
+        return Answer(found.verdict_text, call=found.first_unequal or "")
+    first = found.first
+    return Answer(found.verdict, first.module, first.evidence, first.direction, f"{first.call}, {first.step}")
 
 
 def wrong_operations(record: Path, device: Callable[[], AbstractContextManager[Any]]) -> set[tuple[str, str]]:

@@ -86,7 +86,7 @@ class Case:
     evidence: str = (
         ""  # classes of numerics/rows.py, one of which must be named, as "data|setting"; empty: any
     )
-    verdict: str = "diverges"  # or "refused|diverges", or one of a clean pair: "equal" or "rounding"
+    verdict: str = "diverges"  # several with "|", or one of a clean pair: "equal" or "rounding"
     direction: str = "forward"  # empty: any
     kinds: tuple[str, ...] = BOTH  # of models
     hidden: tuple[str, ...] = ()  # modes that do not show it
@@ -100,7 +100,7 @@ class Case:
         modules = [path_of(part, kind) for part in self.modules.split("|")]
         return (
             answer.verdict in self.verdict.split("|")
-            and (self.direction in ("", answer.direction) or answer.verdict == "refused")
+            and (self.direction in ("", answer.direction) or answer.verdict != "diverges")
             and (not self.evidence or answer.evidence in self.evidence.split("|"))
             and (not self.modules or answer.module in modules)
             and self.call in answer.call

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from numerics import Recorder, RecorderConfig
 from numerics.__main__ import main
-from numerics.compare.table.step_record import Value
+from numerics.compare.step_record import Value
 from numerics.oracle.command import OracleReport, check_all, summary
 from numerics.oracle.generated_inputs import generated
 from numerics.oracle.recorded_operations import LOST, operations

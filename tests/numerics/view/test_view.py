@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from numerics.__main__ import main
-from numerics.compare.run import compare_records
-from numerics.compare.table.matching import read_map
+from numerics.compare.compare_records import compare_records
+from numerics.compare.matched_calls import read_map
 from numerics.view.tree import comparison_tree, record_tree
 from tests.numerics.view.records import HOSTILE, tensor, write, write_record
 

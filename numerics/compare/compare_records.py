@@ -5,22 +5,19 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from numerics.compare.causes.divergence import Divergence
-from numerics.compare.causes.missing import changed_selection
-from numerics.compare.causes.updates import Earlier, gradient_error
-from numerics.compare.join.merged_layers import join_merged_layers
-from numerics.compare.join.micro_batches import join_micro_batches
-from numerics.compare.judge import Judgement, judge
-from numerics.compare.records import find_records, read_record
-from numerics.compare.table.matching import NameMap, match_calls, recorded_by_both
-from numerics.compare.table.rows import CallRow, measure_rows
-from numerics.compare.table.step_record import StepRecord
+from numerics.compare.compared_rows import CallRow, measure_rows
+from numerics.compare.first_divergence import Divergence, Judgement, changed_selection, judge
+from numerics.compare.joined_calls import join_merged_layers, join_micro_batches
+from numerics.compare.judged_updates import Earlier, gradient_error
+from numerics.compare.matched_calls import NameMap, match_calls, recorded_by_both, unwrap
+from numerics.compare.read_record import find_records, read_record
+from numerics.compare.step_record import StepRecord
 from numerics.errors import NumericsError
+from numerics.rows import TableRow
 
-MOST_LISTED = 3  # tensors in a sentence
 OTHER_RECORDER = (
     "one record is msProbe's: gradients that a function's backward returns, and arguments that the other side "
     "has at another place, are not compared"
@@ -49,8 +46,27 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
+        """Return "equal", "rounding" or "diverges"."""
         found = {step.judgement.verdict for step in self.steps}
         return next(verdict for verdict in ("diverges", "rounding", "equal") if verdict in found)
+
+    @property
+    def verdict_text(self) -> str:
+        """Return the verdict; with "incomplete" where it is not "diverges" and not all was recorded or compared."""
+        return self.verdict + (", incomplete" if self.incomplete and self.verdict != "diverges" else "")
+
+    @property
+    def incomplete(self) -> list[str]:
+        """Return what was not recorded, what could not be compared, and what could not be judged."""
+        found = [
+            f"{side}: {text}"
+            for step in self.steps
+            for side, record in (("target", step.target), ("golden", step.golden))
+            for text in record.incomplete
+        ]
+        fix = 'its effect is hidden by rounding; fix: record both sides with "task": "tensor"'
+        undecided = [f"{text}: {fix}" for step in self.steps for text in step.judgement.undecided]
+        return list(dict.fromkeys([*found, *self.uncompared, *undecided]))
 
     @property
     def uncompared(self) -> list[str]:
@@ -68,43 +84,25 @@ class Comparison:
         return list(found)
 
     @property
-    def undecided(self) -> list[str]:
-        """Return the arguments that differ where rounding of the inputs may hide their effect."""
-        return [text for step in self.steps for text in step.judgement.undecided]
-
-    @property
-    def reservation(self) -> str:
-        """Say what could not be compared or judged; "" where all was."""
-        said = []
-        if self.uncompared:
-            said.append(f"{len(self.uncompared)} tensors could not be compared: {_some(self.uncompared)}")
-        if self.undecided and self.verdict != "diverges":
-            said.append(
-                f"{len(self.undecided)} arguments differ where the inputs differ by rounding: {_some(self.undecided)}: "
-                'without values their effect cannot be judged; fix: record both sides with "task": "tensor"'
-            )
-        return "; ".join(said)
-
-    @property
-    def verdict_text(self) -> str:
-        """Return the verdict, with a reservation where it is "equal" or "rounding" and not all was compared."""
-        limited = self.verdict != "diverges" and (self.uncompared or self.undecided)
-        return self.verdict + (" in what could be compared" if limited else "")
-
-    @property
-    def first(self) -> tuple[StepComparison, Divergence] | None:
-        """Return the earliest step that diverges, of its lowest rank."""
-        return next(
-            ((step, step.judgement.divergence) for step in self.steps if step.judgement.divergence), None
-        )
+    def first(self) -> Divergence | None:
+        """Return the first divergence: of the earliest step, and there of the rank where it comes first."""
+        found = [(step.place, step.judgement.divergence) for step in self.steps if step.judgement.divergence]
+        number = min((_place(place)[0] for place, _ in found), default=0)
+        ranks = [(place, one) for place, one in found if _place(place)[0] == number]
+        place, first = min(ranks, key=lambda rank: rank[1].order, default=("", None))
+        return replace(first, step=place) if first else None
 
     @property
     def first_unequal(self) -> str | None:
         """Return the name of the first call with an unequal result, be it by rounding."""
-        return next(
-            (step.judgement.first_difference.name for step in self.steps if step.judgement.first_difference),
-            None,
-        )
+        firsts = (step.judgement.first_difference for step in self.steps)
+        return next((row.name for row in firsts if row), None)
+
+    @property
+    def rows(self) -> list[TableRow]:
+        """Return the first divergence, then all other differences of settings and parameters."""
+        first = [self.first] if self.first else []
+        return [*first, *(row for step in self.steps for row in step.judgement.findings)]
 
 
 def compare_records(
@@ -131,6 +129,8 @@ def compare_records(
         ]
         limits = _envelope(read_record(others[other]), there) if other in others else {}
         known |= {(0, name) for name in _names(here)} | {(1, name) for name in _names(there)}
+        if not names:
+            here, there = unwrap(here, there), unwrap(there, here)
         here, there, joined = join_micro_batches(here, there)
         here, there, merged, left = join_merged_layers(here, there, names or {})
         notes += [*joined, *merged]
@@ -155,10 +155,6 @@ def compare_records(
         steps.append(StepComparison(place, here, there, rows, judgement))
     _check_map(names or {}, known)
     return Comparison(target, golden, steps, list(dict.fromkeys(notes)))
-
-
-def _some(texts: list[str]) -> str:
-    return "; ".join([*texts[:MOST_LISTED], *(["..."] if len(texts) > MOST_LISTED else [])])
 
 
 def _step_of(folder: Path) -> str | None:

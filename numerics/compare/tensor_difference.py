@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from numerics.compare.table.step_record import Value
+from numerics.compare.step_record import Value
 from numerics.errors import NumericsError
 
 METRICS = ("cosine", "max_absolute", "max_relative", "mean_relative", "one_thousandth", "five_thousandth")
@@ -69,6 +69,8 @@ def compare_values(target: Value | None, golden: Value | None, floor: float = 0.
     same_type = target.dtype == golden.dtype
     if same_type and target.checksum and target.checksum == golden.checksum:
         return EQUAL
+    if same_type and target.any_order and target.any_order == golden.any_order:
+        return TensorDifference(False, math.inf, "the same values in another order")
     bad = _bad_numbers(target, golden)
     pair = load_pair(target, golden)
     joined = bool(target.parts or golden.parts) and pair is None and same_type
@@ -113,17 +115,6 @@ def load(value: Value) -> Tensor:
             f"{value.file} has shape {list(tensor.shape)}, dump.json says {list(value.shape)}; fix: record again"
         )
     return tensor.detach()
-
-
-def is_overwritten(target: Value | None, golden: Value | None) -> bool | None:
-    """Return whether one run of elements differs, shorter than the tensor; None where the values are unknown."""
-    if target is None or golden is None or target.shape != golden.shape or target.dtype != golden.dtype:
-        return None
-    if (pair := load_pair(target, golden)) is None:
-        return None
-    differs = (pair[0] != pair[1]).reshape(-1).nonzero()[:, 0]
-    length = int(differs[-1] - differs[0]) + 1 if len(differs) else 0
-    return 0 < length < golden.count and 2 * len(differs) > length
 
 
 def _bad_numbers(target: Value, golden: Value) -> str:

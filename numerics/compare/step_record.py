@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -109,6 +109,7 @@ class Call:
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False)
     gradients: dict[str, Value] = field(default_factory=dict)
     late: bool = False
+    buffers: dict[str, Value] = field(default_factory=dict)  # that the call has written
 
     @property
     def writes_parameter(self) -> bool:
@@ -118,7 +119,7 @@ class Call:
 
     @property
     def values(self) -> Iterator[Value]:
-        for values in (self.inputs, self.parameters, self.outputs, self.gradients):
+        for values in (self.inputs, self.parameters, self.outputs, self.gradients, self.buffers):
             yield from values.values()
 
     @property
@@ -148,6 +149,11 @@ class StepRecord:
     by_msprobe: bool = False
     selection: Mapping[str, Any] = field(default_factory=dict)
     complete: bool = True
+    incomplete: Sequence[str] = ()  # what is not recorded
+    exception: tuple[str, str] | None = None  # the call that raised, and what
+    renamed: Mapping[str, str] = field(
+        default_factory=dict
+    )  # joined calls: the name that a call had -> its name
 
     def within(self, name: str) -> str | None:
         """Return the innermost recorded call around a call."""

@@ -6,39 +6,50 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from numerics.compare.causes.causes import Causes
-from numerics.compare.causes.divergence import Divergence, cell_words
-from numerics.compare.table.measure import compare_values, epsilon, load, load_pair
-from numerics.compare.table.rows import CallRow, Cell
-from numerics.compare.table.step_record import Value
+from numerics.compare.compared_rows import CallRow, Cell, is_parameter
+from numerics.compare.step_record import Value
+from numerics.compare.tensor_difference import compare_values, epsilon, load, load_pair
 
 
 @dataclass(frozen=True)
 class Earlier:
-    """The steps before. rows: of the last one. place: as in "step0/rank0". error: the largest of their gradients.
+    """The steps before."""
 
-    equal: whether all of their results are equal.
-    """
-
-    rows: Sequence[CallRow]
-    place: str
-    error: float
-    equal: bool
+    rows: Sequence[CallRow]  # of the last one
+    place: str  # as in "step0/rank0"
+    error: float  # the largest of their gradients
+    equal: bool  # whether all of their results are
 
 
-def judge_updates(
-    rows: Sequence[CallRow], earlier: Earlier, growth: float, causes: Causes
-) -> Divergence | None:
+@dataclass(frozen=True)
+class WrongUpdate:
+    """A parameter whose change since the step before is not explained."""
+
+    row: CallRow
+    cell: Cell
+    evidence: str  # "update"; "parameter" for one that is not trained
+    context: tuple[str, ...] = ()
+
+
+def wrong_updates(
+    rows: Sequence[CallRow], earlier: Earlier, growth: float, has_modules: bool
+) -> WrongUpdate | None:
     """Return the first parameter whose update since the step before its gradient does not explain.
 
     The error of an update is relative to the update: |d - d'| / |d'|, with d the change of a parameter. Where every
     gradient before was equal, updates may differ by rounding. Where gradients have the relative error e, Adam divides
     elements of the size of e by themselves: a share e of the elements has an update of any sign, which is an error of
     sqrt(e) of the update. An update is wrong above sqrt(growth x e). Biases are then not judged: the gradient of a
-    key's bias is zero but for rounding.
+    key's bias is zero but for rounding. A parameter or buffer that is not trained has at most the error that it had.
     """
     before = {
         (row.name, cell.place): cell for row in earlier.rows for cell in row.cells if is_parameter(cell)
+    }
+    left = {
+        (row.name, cell.place): cell.difference.error
+        for row in earlier.rows
+        for cell in row.cells
+        if cell.side in ("parameter", "buffer")
     }
     trained = {
         (row.pair.call.path, cell.place): compare_values(cell.target, cell.golden).error
@@ -46,33 +57,31 @@ def judge_updates(
         for cell in row.cells
         if cell.side == "gradient"
     }
-    updates = [
-        (row, cell, old)
-        for row in rows
-        for cell in row.cells
-        if is_parameter(cell)
-        and ((row.pair.call.path, cell.place) in trained or _is_trained_argument(row, cell, causes))
-        and (old := before.get((row.name, cell.place))) is not None
-    ]
-    wrong = []
-    for row, cell, old in updates:
-        error = max(earlier.error, trained.get((row.pair.call.path, cell.place), 0.0))
-        bound = growth * row.epsilon if earlier.equal else math.sqrt(growth * error)
-        is_noise = _update_error(cell, old) <= bound or (not earlier.equal and _group(row, cell) == "biases")
-        if not (cell.difference.equal or is_noise):
-            wrong.append((row, cell))
+    updates, wrong = [], []
+    for row in rows:
+        for cell in row.cells:
+            old = before.get((row.name, cell.place)) if is_parameter(cell) else None
+            known = (row.pair.call.path, cell.place) in trained
+            if old is not None and (known or _is_trained_argument(row, cell, has_modules)):
+                updates.append((row, cell))
+                error = max(earlier.error, trained.get((row.pair.call.path, cell.place), 0.0))
+                bound = growth * row.epsilon if earlier.equal else math.sqrt(growth * error)
+                is_noise = _update_error(cell, old) <= bound or (
+                    not earlier.equal and _group(row, cell) == "biases"
+                )
+                if not (cell.difference.equal or is_noise):
+                    wrong.append((row, cell))
+            elif old is not None and cell.golden is not None and cell.golden.requires_grad is False:
+                error = left.get((row.name, cell.place), 0.0)
+                if cell.side == "parameter" and cell.difference.error > growth * (row.epsilon + error):
+                    return WrongUpdate(row, cell, "parameter")
     if not wrong:
         return None
-    first = wrong[0][0]
-    every = {_group(row, cell) for row, cell, _ in updates}
-    groups = {_group(row, cell) for row, cell in wrong}
-    count = f"{len(wrong)} of {len(updates)} parameters"
-    why = (
-        f"the gradients of {earlier.place} agree and {count} differ after it: the optimizer, or what changes gradients "
-        f"and weights between the steps; groups: {'all' if groups == every else ', '.join(sorted(groups))}"
-    )
-    what = [cell_words(cell) for row, cell in wrong if row is first]
-    return causes.divergence(first, "optimizer", what, first.units("parameter"), why)
+    groups = {_group(*update) for update in wrong}
+    every = {_group(*update) for update in updates}
+    named = "all" if groups == every else ", ".join(sorted(groups))
+    context = (f"{len(wrong)} of {len(updates)} parameters after {earlier.place}", f"groups: {named}")
+    return WrongUpdate(*wrong[0], "update", context)
 
 
 def hidden_errors(rows: Sequence[CallRow], earlier: Earlier) -> dict[str, float]:
@@ -101,18 +110,10 @@ def gradient_error(row: CallRow) -> float:
     return row.error("output" if is_function else "gradient")
 
 
-def is_parameter(cell: Cell) -> bool:
-    """Return whether both sides recorded a parameter here: of a module, or as an argument of a function."""
-    of_module = cell.side == "parameter" or (
-        cell.side == "input" and cell.golden is not None and cell.golden.is_parameter
-    )
-    return of_module and cell.target is not None and cell.golden is not None
-
-
-def _is_trained_argument(row: CallRow, cell: Cell, causes: Causes) -> bool:
+def _is_trained_argument(row: CallRow, cell: Cell, has_modules: bool) -> bool:
     """Return whether a cell is a trained parameter that only functions have: no module was recorded."""
     trained = cell.golden is not None and cell.golden.requires_grad is True and cell.side == "input"
-    return trained and not (causes.has_modules or row.pair.call.late)
+    return trained and not (has_modules or row.pair.call.late)
 
 
 def _group(row: CallRow, cell: Cell) -> str:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from numerics.compare.table.step_record import Call, StepRecord, Value
+from numerics.compare.step_record import Call, StepRecord, Value
 from numerics.dump_files import CONSTRUCT, DUMP, STACK, TENSORS, read_json
 from numerics.errors import NumericsError
 
@@ -77,8 +77,10 @@ def read_record(folder: Path) -> StepRecord:
     if level is not None and level not in LEVELS:
         texts.append(f'{DUMP} has "level": {json.dumps(level)}, which is none of {", ".join(LEVELS)}')
     complete = not isinstance(count, int) or len(data) >= count
+    lacking = [str(text) for text in content.get("incomplete") or []]
     if not complete:
-        texts.append(f"{DUMP} has {len(data)} of {count} rows: the record is not complete")
+        lacking.append(f"{DUMP} has {len(data)} of {count} rows: the record is not complete")
+        texts.append(lacking[-1])
     if not (folder / CONSTRUCT).exists() and level != "L1":
         texts.append(f"{CONSTRUCT} is missing: the modules around calls are unknown")
     parents = _optional(folder / CONSTRUCT)
@@ -121,8 +123,22 @@ def read_record(folder: Path) -> StepRecord:
     if not parents and level != "L1":
         selection["construct"] = "missing"
     return StepRecord(
-        folder, calls, outer, _stacks(folder), texts, "notes" not in content, selection, complete
+        folder,
+        calls,
+        outer,
+        _stacks(folder),
+        texts,
+        "notes" not in content,
+        selection,
+        complete,
+        lacking,
+        _exception(content),
     )
+
+
+def _exception(content: Mapping[str, Any]) -> tuple[str, str] | None:
+    found = content.get("exception")
+    return (str(found[0]), str(found[1])) if isinstance(found, list) and len(found) == 2 else None
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -167,6 +183,7 @@ def _call(name: str, row: Mapping[str, Any], folder: Path) -> Call | None:
         settings if isinstance(settings, dict) else {},
         _flatten(row.get("output") or [], folder, name),
         row,
+        buffers=_flatten(row.get("buffers") or {}, folder, name),
     )
 
 
@@ -264,6 +281,7 @@ def _attach(calls: dict[str, Call], path: str, values: dict[str, Value]) -> None
             settings={},
             outputs={},
             gradients=values,
+            buffers={},
         )
     elif path and not mine:
         outer, _, last = path.rpartition(".")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import SequenceMatcher
+from difflib import Match, SequenceMatcher
 from pathlib import Path
 from typing import Any
 
-from numerics.compare.table.step_record import Call, StepRecord
+from numerics.compare.step_record import Call, StepRecord, Value
 from numerics.dump_files import read_json
 from numerics.errors import NumericsError
 
@@ -48,6 +48,31 @@ def _is_name(value: Any) -> bool:
     return bool(names) and all(isinstance(name, str) for name in names)
 
 
+def unwrap(record: StepRecord, other: StepRecord) -> StepRecord:
+    """Return the record with the paths of the other one, where a module around the model adds a prefix."""
+    mine, others = (
+        {call.path: call.type for call in side.calls.values() if call.is_module} for side in (record, other)
+    )
+    if "" not in mine or "" not in others or mine[""] == others[""]:
+        return record
+    for prefix in sorted(filter(None, mine), key=len):
+        inner = {
+            path.removeprefix(prefix).lstrip(".") for path in mine if f"{path}.".startswith(f"{prefix}.")
+        }
+        if mine[prefix] == others[""] and 2 * len(inner & others.keys()) >= len(others):
+            calls = {
+                name: replace(call, path=_without(call.path, prefix)) if call.is_module else call
+                for name, call in record.calls.items()
+            }
+            return replace(record, calls=calls)
+    return record
+
+
+def _without(path: str, prefix: str) -> str:
+    is_inside = f"{path}.".startswith(f"{prefix}.")
+    return path.removeprefix(prefix).lstrip(".") if is_inside else f"around.{path}".rstrip(".")
+
+
 def match_calls(target: StepRecord, golden: StepRecord, names: dict[str, str]) -> list[CallPair]:
     """Return every call of both records once, in the order of execution; forward before backward."""
     return _Matching(target, golden, names).pairs()
@@ -84,11 +109,13 @@ class _Matching:
         self.paths = {name: other for name, other in names.items() if name not in target.calls}
         self.matched: dict[str, tuple[str, str]] = {}  # target -> golden, how
         self.taken: set[str] = set()
+        self.trees = _ModuleTree(target), _ModuleTree(golden)
 
     def pairs(self) -> list[CallPair]:
         for name, other in self.names.items():
             if name in self.target.calls and other in self.golden.calls:
                 self._add(name, other, "map")
+        self._shifted("", "")
         for backward in (False, True):
             if backward:
                 self._backward_as_forward()
@@ -118,13 +145,35 @@ class _Matching:
                 return ".".join(filter(None, (self.paths[start], *parts[length:])))
         return path
 
+    def _shifted(self, mine: str, other: str) -> None:
+        """Find modules whose index in a list differs, by their class and weights. mine, other: what holds them."""
+        here, there = self.trees
+        parts, others = here.children(mine), there.children(other)
+        alike = [(_last(one), here.kind(one)) for one in parts] == [
+            (_last(one), there.kind(one)) for one in others
+        ]
+        pairs = list(zip(parts, others, strict=True)) if alike else []
+        for of in () if alike else (_ModuleTree.weights, _ModuleTree.shapes):
+            left = [one for one in parts if one not in dict(pairs)]
+            taken = {two for _, two in pairs}
+            rest = [two for two in others if two not in taken]
+            pairs += _aligned(left, rest, [of(here, one) for one in left], [of(there, two) for two in rest])
+        for one, two in pairs:
+            if _last(one) != _last(two):
+                self.paths.setdefault(one, two)
+            self._shifted(one, two)
+
     def _modules(self, backward: bool) -> None:
-        others = {(call.path, call.number): call for call in self._free(self.golden, backward, True)}
+        calls: dict[str, list[Call]] = {}
+        others: dict[str, list[Call]] = {}
         for call in self._free(self.target, backward, True):
-            path = self._path(call.path)
-            other = others.get((path, call.number))
-            if other is not None:
-                how = "map" if path != call.path else "name" if other.name == call.name else "path"
+            calls.setdefault(call.path, []).append(call)
+        for call in self._free(self.golden, backward, True):
+            others.setdefault(call.path, []).append(call)
+        for path in sorted(calls, key=lambda path: self._path(path) == path):  # a map before paths
+            other_path = self._path(path)
+            for call, other in _of_module(calls[path], others.get(other_path, [])):
+                how = "map" if path != other_path else "name" if other.name == call.name else "path"
                 self._add(call.name, other.name, how)
         mine, theirs = self._free(self.target, backward, True), self._free(self.golden, backward, True)
         for call, other in _align(mine, theirs, (_structure, lambda call: call.type)):
@@ -184,6 +233,64 @@ class _Matching:
         return [pair for _, pair in sorted(found, key=lambda item: item[0])]
 
 
+class _ModuleTree:
+    """The modules of a record by their paths."""
+
+    def __init__(self, record: StepRecord) -> None:
+        self.first: dict[str, Call] = {}  # forward call of each path
+        for call in record.calls.values():
+            if call.is_module and not call.backward:
+                self.first.setdefault(call.path, call)
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        return {path: call.type for path, call in self.first.items()}
+
+    def children(self, path: str) -> list[str]:
+        start = f"{path}." if path else ""
+        names = (
+            other.removeprefix(start).partition(".")[0]
+            for other in self.first
+            if other and other.startswith(start)
+        )
+        return [f"{start}{name}" for name in dict.fromkeys(names)]
+
+    def kind(self, path: str) -> str:
+        return self.first[path].type if path in self.first else ""
+
+    def weights(self, path: str) -> Hashable:
+        return self.kind(path), *(
+            (at, key, value.shape, value.statistics) for at, key, value in self._within(path)
+        )
+
+    def shapes(self, path: str) -> Hashable:
+        return self.kind(path), *((at, key, value.shape) for at, key, value in self._within(path))
+
+    def _within(self, path: str) -> list[tuple[str, str, Value]]:
+        return [
+            (other.removeprefix(path), key, value)
+            for other, call in self.first.items()
+            if f"{other}.".startswith(f"{path}.")
+            for key, value in call.parameters.items()
+        ]
+
+
+def _of_module(mine: Sequence[Call], theirs: Sequence[Call]) -> list[tuple[Call, Call]]:
+    """Pair the calls of a module by their numbers; by their inputs where one side calls it more often."""
+    if len(mine) != len(theirs):
+        return _align(mine, theirs, (_received, lambda call: call.type))
+    numbers = {call.number: call for call in theirs}
+    return [(call, numbers[call.number]) for call in mine if call.number in numbers]
+
+
+def _received(call: Call) -> Hashable:
+    return tuple((value.shape, value.statistics, value.checksum) for value in call.inputs.values())
+
+
+def _last(path: str) -> str:
+    return path.rpartition(".")[2]
+
+
 def _structure(call: Call) -> Hashable:
     sizes = tuple(
         value.shape for value in (*call.inputs.values(), *call.parameters.values(), *call.outputs.values())
@@ -206,11 +313,26 @@ def _align(
     of = signatures[0]
     if [_label(call) for call in mine] == [_label(call) for call in theirs] and not mine[0].is_module:
         return list(zip(mine, theirs, strict=True))
-    blocks = SequenceMatcher(None, [of(call) for call in mine], [of(call) for call in theirs], autojunk=False)
     found: list[tuple[Call, Call]] = []
     here, there = 0, 0
-    for block in blocks.get_matching_blocks():
+    for block in _blocks([of(call) for call in mine], [of(call) for call in theirs]):
         found += _align(mine[here : block.a], theirs[there : block.b], signatures[1:])
         here, there = block.a + block.size, block.b + block.size
         found += zip(mine[block.a : here], theirs[block.b : there], strict=True)
     return found
+
+
+def _aligned(
+    mine: Sequence[str], theirs: Sequence[str], one: Sequence[Hashable], other: Sequence[Hashable]
+) -> list[tuple[str, str]]:
+    return [
+        pair
+        for block in _blocks(one, other)
+        for pair in zip(
+            mine[block.a : block.a + block.size], theirs[block.b : block.b + block.size], strict=True
+        )
+    ]
+
+
+def _blocks(one: Sequence[Hashable], other: Sequence[Hashable]) -> list[Match]:
+    return SequenceMatcher(None, one, other, autojunk=False).get_matching_blocks()

@@ -1,1 +1,0 @@
-"""Name the cause of a divergence."""

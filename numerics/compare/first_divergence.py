@@ -1,0 +1,679 @@
+"""Find the first difference between two records that rounding does not explain.
+
+The calls are followed in the order of execution, with the calls within them. A relative error is explained if it is at
+most GROWTH x (epsilon + the largest error of its sources):
+
+    result     the call's inputs, its parameters, and the results of the calls within
+    input      the result of the call that made it; where no recorded call did, what the module around has received and
+               what was computed in it before
+    gradient   the gradients that the readers of the tensor return
+
+Where both sides have values, a function or layer is run in float64 on the inputs of each side instead. The first error
+that is not explained is the divergence. All further ones may be its consequences.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from numerics.compare.compared_rows import (
+    BEYOND,
+    EQUAL,
+    ROUNDING,
+    UNMATCHED,
+    WRONG,
+    CallRow,
+    Cell,
+    PlainDifference,
+    is_parameter,
+)
+from numerics.compare.gradient_terms import Terms
+from numerics.compare.judged_updates import Earlier, hidden_errors, wrong_updates
+from numerics.compare.replayed_rows import replay_row
+from numerics.compare.step_record import Call, StepRecord, Value
+from numerics.compare.tensor_difference import compare_values
+from numerics.rounding.within_rounding import BOUND
+from numerics.rows import TableRow
+
+# The largest growth measured between correct kernels was 7.5 (14 for q, k and v as three layers).
+GROWTH = 16.0
+RANDOM = "drop rand bernoulli multinomial normal uniform exponential rrelu gumbel poisson".split()  # noqa: SIM905
+
+
+@dataclass(frozen=True)
+class Divergence(TableRow):
+    """The first divergence: its row in the table of all commands, and where it is.
+
+    call: with the module around a function, as in "Module.mlp.MLP.forward.0 > Functional.gelu.0.forward".
+    """
+
+    module: str = ""  # dotted path of the innermost module
+    step: str = ""  # as in "step0/rank0"
+    direction: str = "forward"
+    order: tuple[int, int] = (0, 0)  # of two ranks, the earlier one is the first
+    context: tuple[
+        str, ...
+    ] = ()  # calls of one side alone, modules that share a parameter, groups of parameters
+    row: CallRow | None = None
+
+
+@dataclass
+class Judgement:
+    """The answer for a step of a rank."""
+
+    verdict: str  # equal, rounding or diverges
+    divergence: Divergence | None
+    first_difference: CallRow | None  # the first call that ended with an unequal result
+    findings: list[TableRow] = field(
+        default_factory=list
+    )  # other differences, without an effect on the verdict
+    growths: list[tuple[float, str]] = field(default_factory=list)  # error / explained error, by row
+    undecided: list[str] = field(
+        default_factory=list
+    )  # arguments whose effect rounding of the inputs may hide
+
+
+def judge(
+    rows: Sequence[CallRow],
+    target: StepRecord,
+    golden: StepRecord,
+    envelope: Mapping[str, float] | None = None,
+    earlier: Earlier | None = None,
+) -> Judgement:
+    """Judge the rows, and set the grade of each.
+
+    envelope: the error of each golden row between two recordings. earlier: the steps before, if none diverged.
+    """
+    scan = _Judge(rows, target, golden, envelope or {}, earlier)
+    found = scan.find()
+    compared = [row for row in rows if row.grade != UNMATCHED]
+    unequal = [row for row in compared if row.unequal]
+    for row in compared:
+        explained = row.error("output", "gradient", "buffer") <= GROWTH * (row.epsilon + scan.largest)
+        row.grade = EQUAL if not row.unequal else ROUNDING if explained and not row.gaps else BEYOND
+        if found is not None and row is found.row:
+            row.grade = WRONG
+    verdict = "diverges" if found else "rounding" if unequal or scan.unequal_inputs else "equal"
+    first = scan.first_unequal or next(iter(unequal), None)
+    return Judgement(verdict, found, first, _findings(rows, found), scan.growths, scan.undecided)
+
+
+class _Judge:
+    def __init__(
+        self,
+        rows: Sequence[CallRow],
+        target: StepRecord,
+        golden: StepRecord,
+        envelope: Mapping[str, float],
+        earlier: Earlier | None,
+    ) -> None:
+        self.rows, self.target, self.golden = rows, target, golden
+        self.envelope, self.earlier = envelope, earlier
+        self.terms = Terms(golden)
+        self.position = {id(row): number for number, row in enumerate(rows)}
+        self.by_name = {
+            golden: {
+                call.name: row for row in rows if (call := row.pair.golden if golden else row.pair.target)
+            }
+            for golden in (False, True)
+        }
+        self.has_modules = any(row.pair.call.is_module for row in rows)
+        self.has_functions = all(
+            any(not call.is_module for call in record.calls.values()) for record in (target, golden)
+        )
+        parameters = [cell for row in rows for cell in row.cells if cell.side == "parameter"]
+        differ = sum(not cell.difference.equal for cell in parameters)
+        self.many = 2 * differ > len(parameters)  # other weights
+        self.hidden = hidden_errors(rows, earlier) if earlier else {}  # of parameters, which statistics hide
+        self.stack: list[CallRow] = []
+        self.scope: dict[
+            str, float
+        ] = {}  # errors of what a call has received, and of results within it so far
+        self.largest = 0.0  # explained error
+        self.coarsest = 0.0  # epsilon of unequal results so far
+        self.growths: list[tuple[float, str]] = []
+        self.undecided: list[str] = []
+        self.unequal_inputs = False
+        self.first_unequal: CallRow | None = None
+
+    @property
+    def trusted(self) -> bool:
+        """Return whether equal parameters are expected."""
+        return not (self.many or self.earlier)
+
+    def find(self) -> Divergence | None:
+        return (
+            self._exception()
+            or self._update()
+            or self._scan()
+            or self._gradients()
+            or self._unused()
+            or (self._one_side())
+        )
+
+    def _exception(self) -> Divergence | None:
+        texts = [record.exception for record in (self.target, self.golden)]
+        if texts[0] == texts[1]:
+            return None
+        name, reason = next(text for text in texts if text)
+        row = next((rows[name] for rows in self.by_name.values() if name in rows), None)
+        found = self._divergence(row or self.rows[0], "", "one side", order=(-1, 0))
+        sides = [text[1] if text else "" for text in texts]
+        return replace(found, call=f"{name}: {reason}", target=sides[0], golden=sides[1])
+
+    # -- in the order of execution
+
+    def _scan(self) -> Divergence | None:
+        for late in (False, True):  # what is computed of gradients, after the gradients
+            for row in self.rows:
+                if row.grade != UNMATCHED and row.pair.call.late == late and (found := self._enter(row)):
+                    return found
+            while self.stack:
+                if found := self._close(self.stack.pop()):
+                    return found
+        return None
+
+    def _enter(self, row: CallRow) -> Divergence | None:
+        """Open a call: its inputs must be explained by the results before."""
+        around = self._around(row)
+        while self.stack and self.stack[-1].name not in around:
+            if found := self._close(self.stack.pop()):
+                return found
+        self.unequal_inputs |= not (row.equal("input") or _overwrites(row))
+        if retyped := [value for value in row.retyped if value.side == "input"]:
+            return self._divergence(
+                row, "input", "changed" if row.pair.call.is_module else "setting", retyped[0]
+            )
+        cells = [cell for cell in row.cells if cell.side == "input" and cell.difference.error]
+        if cells and not (row.equal("output") and any(cell.side == "output" for cell in row.cells)):
+            wrong = [cell for cell in cells if self._is_unexplained(row, cell)]
+            if wrong and row.pair.call.late and (found := self._gradients()):
+                return found
+            if wrong:
+                return self._entered(row, wrong)
+        if not self.trusted and not self.earlier and row.error("parameter") > GROWTH * row.epsilon:
+            return self._parameters(row)
+        self.stack.append(row)
+        self.scope[row.name] = max(row.error("input", "parameter"), self._of_forward(row))
+        return None
+
+    def _is_unexplained(self, row: CallRow, cell: Cell) -> bool:
+        error, explained = cell.difference.error, self._rounding(row) + self._source(row, cell)
+        if error > GROWTH * explained:
+            error = self._of_terms(row, cell)
+        self.growths.append((error / explained if explained else math.inf, row.name))
+        return error > GROWTH * explained
+
+    def _of_terms(self, row: CallRow, cell: Cell) -> float:
+        """Return the error of a value relative to the terms that it is the sum of."""
+        scale = self.terms.scale(row.pair.golden, cell.side, cell.place)
+        return min(cell.difference.error, compare_values(cell.target, cell.golden, scale).error)
+
+    def _source(self, row: CallRow, cell: Cell) -> float:
+        """Return the error that an input had where it was made."""
+        scope = self.scope.get(self.stack[-1].name if self.stack else "", 0.0)
+        if self.earlier and is_parameter(cell) and not self.has_modules:
+            return math.inf  # of an update, which is judged apart
+        if row.pair.call.backward:
+            readers = self.terms.readers_of(row.pair.call, cell.place)
+            rows = [self.by_name[True].get(name) for name in readers]
+            errors = [max(other.error("output"), other.inner) for other in rows if other is not None]
+            return max(scope, *errors) if errors else scope
+        makers = [
+            self._makers(value, golden) for golden, value in ((False, cell.target), (True, cell.golden))
+        ]
+        if not all(makers):
+            return scope
+        return max(maker.error("output") for found in makers for maker in found)
+
+    def _makers(self, value: Value | None, golden: bool) -> list[CallRow]:
+        """Return the compared calls that made an input; of a call of one side alone, those that made its inputs."""
+        todo, visited, found = [value], set[str](), []
+        while todo:
+            name = self._maker(todo.pop(), golden)
+            row = self.by_name[golden].get(name)
+            if row is None or name in visited:
+                continue
+            visited.add(name)
+            call = row.pair.golden if golden else row.pair.target
+            if row.grade != UNMATCHED:
+                found.append(row)
+            elif call is not None:
+                todo += [other for other in call.inputs.values() if other.dtype]
+        return found
+
+    def _maker(self, value: Value | None, golden: bool) -> str:
+        record = self.golden if golden else self.target
+        return record.renamed.get(value.maker, value.maker) if value is not None else ""
+
+    def _close(self, row: CallRow) -> Divergence | None:
+        """Close a call: its results must be explained by its inputs and by the calls within."""
+        error = row.error("output", "buffer")
+        if self.first_unequal is None and not row.equal("output"):
+            self.first_unequal = row
+        if found := self._result(row, error):
+            return found
+        if not row.equal("output"):
+            self.coarsest = max(self.coarsest, row.epsilon)
+        if math.isfinite(error):
+            self.largest = max(self.largest, error)
+        outer = self.stack[-1].name if self.stack else ""
+        self.scope[outer] = max(self.scope.get(outer, 0.0), error)
+        if self.stack:
+            self.stack[-1].inner = max(self.stack[-1].inner, row.inner, error)
+        return None
+
+    def _explained(self, row: CallRow) -> float:
+        """Return the error that explains one of the call's results."""
+        sources = [row.error("input", "parameter"), row.inner]
+        sources += [known.get(row.name, 0.0) for known in (self.hidden, self.envelope)]
+        return self._rounding(row) + max(*sources, self._of_forward(row))
+
+    def _of_forward(self, row: CallRow) -> float:
+        """Return the error of what a backward computes with from its forward."""
+        forward = self.by_name[True].get(row.pair.call.forward_name) if row.pair.call.backward else None
+        return max(forward.error("input", "parameter", "output"), forward.inner) if forward else 0.0
+
+    def _rounding(self, row: CallRow) -> float:
+        """Return the rounding that a call's input may carry.
+
+        Statistics hide errors of single elements: an unequal input carries at least the rounding of the coarsest dtype
+        before it.
+        """
+        if row.equal("input", "parameter") and not row.inner and not row.pair.call.backward:
+            return row.epsilon
+        return max(row.epsilon, self.coarsest)
+
+    def _result(self, row: CallRow, error: float) -> Divergence | None:
+        if row.equal("output", "buffer"):
+            return None
+        if not row.equal("parameter") and self.trusted:
+            return self._parameters(row)
+        if retyped := [value for value in row.retyped if value.side == "output"]:
+            return self._divergence(row, "output", "setting", retyped[0])
+        explained = self._explained(row)
+        if _is_random(row) and error > GROWTH * explained:
+            return self._divergence(row, "output", "data", bound=GROWTH)
+        replay_row(row, self.by_name[True].get(row.pair.call.forward_name), not self.has_functions)
+        wrong = row.replayed is not None and max(row.replayed) > BOUND * _room(row)
+        if row.replayed is None or row.pair.call.backward or not row.equal("buffer"):
+            cells = [cell for cell in row.cells if cell.side in ("output", "buffer")]
+            if error > GROWTH * explained:
+                error = max(self._of_terms(row, cell) for cell in cells)
+            self.growths.append((error / explained if explained else math.inf, row.name))
+            wrong = error > GROWTH * explained and (wrong or row.replayed is None or not row.equal("buffer"))
+        changed = [value for value in row.settings if value.place != "class"]
+        if row.pair.call.late and row.replayed is None and not row.equal("input") and not changed:
+            wrong = wrong and _is_large_update(
+                row, math.sqrt(GROWTH * explained)
+            )  # as of an update: see wrong_updates
+        # A number that differs is a setting even where its effect is small. A flag may choose another kernel.
+        flags = {"True", "False", "None", "absent"}
+        weak = [
+            value for value in changed if value.side != "output" and not {value.target, value.golden} & flags
+        ]
+        weak = weak if row.equal("input") and not row.pair.call.backward and not row.inner else []
+        if not wrong and not weak:
+            if row.replayed is None and not (row.equal("input") or row.pair.call.is_module):
+                self.undecided += [f"{row.name}: {value}" for value in changed if value.side == "argument"]
+            return None
+        if row.replayed is not None and wrong:
+            return self._divergence(row, "output", "setting" if row.settings else "computed", bound=BOUND)
+        if row.lost:
+            return self._divergence(row, "parameter", "parameter", row.lost[0])
+        if not row.settings and _integers_without_values(row):
+            return self._divergence(row, "output", "data")
+        bound = GROWTH * explained / row.epsilon if row.epsilon else 0.0
+        if row.settings:
+            return self._divergence(row, "output", "setting", (changed or row.settings)[0], bound)
+        inside = (other for other in self.rows if other.grade == UNMATCHED and other.pair.call.is_module)
+        alone = next(
+            (other for other in inside if self._outer(other) is row and self._is_judged(other)), None
+        )
+        if (
+            alone is not None
+            and alone.pair.call.backward == row.pair.call.backward
+            and not self._caller(alone)
+        ):
+            return self._divergence(alone, "", "one side")
+        return self._divergence(row, "output", "computed", bound=bound)
+
+    # -- what the first divergence is
+
+    def _divergence(
+        self,
+        row: CallRow,
+        side: str,
+        evidence: str,
+        value: Cell | PlainDifference | None = None,
+        bound: float = math.nan,
+        order: tuple[int, int] | None = None,
+    ) -> Divergence:
+        """Return the divergence at a row. value: what differs; the largest error of the side where it is None."""
+        module = self._module(row)
+        name, call = row.name, row.pair.call
+        if module is not None and not call.is_module:
+            name = f"{module.name} > {name}"
+        cells = [cell for cell in row.cells if cell.side == side and not cell.difference.equal]
+        value = value or max(cells, key=lambda cell: cell.difference.error, default=None)
+        place, sides = ("", ""), ["", ""]
+        if value is not None:
+            place = value.side, value.place
+        if isinstance(value, Cell):
+            sides = [part.describe() if part else "absent" for part in (value.target, value.golden)]
+        elif value is not None:
+            sides = [value.target, value.golden]
+        units = row.units(side) if side else math.inf
+        return Divergence(
+            call=name,
+            side=place[0],
+            place=place[1],
+            target=sides[0],
+            golden=sides[1],
+            units=max(row.replayed) if row.replayed and side == "output" else units,
+            bound=bound,
+            evidence=evidence,
+            stack=self._stack_of(row),
+            module=module.pair.call.path if module else "",
+            direction="backward" if call.backward else "forward",
+            order=order or (0, self.position[id(row)]),
+            context=self._near(row),
+            row=row,
+        )
+
+    def _near(self, row: CallRow) -> tuple[str, ...]:
+        """Return calls of one side alone in the same module, before this one and within it."""
+        place, module = self.position[id(row)], self._outer(row)
+        found = [
+            f"{'golden' if other.pair.golden else 'target'} alone: {other.name}"
+            for other in self.rows
+            if other.grade == UNMATCHED
+            and other.pair.call.backward == row.pair.call.backward
+            and (
+                self._outer(other) is row
+                or (self._outer(other) is module and self.position[id(other)] < place)
+            )
+        ]
+        return tuple(found[-5:])
+
+    def _parameters(self, row: CallRow) -> Divergence:
+        found = self._divergence(row, "parameter", "parameter", bound=0.0)
+        path, dot, _ = found.place.rpartition(".")  # of a module within that is not called
+        return replace(found, module=".".join(filter(None, (found.module, path)))) if dot else found
+
+    def _entered(self, row: CallRow, cells: Sequence[Cell]) -> Divergence:
+        """Name the cause of inputs that no recorded result explains."""
+        cell = max(cells, key=lambda cell: cell.difference.error)
+        if not row.pair.call.backward and (owner := self._owner(row, cells)):
+            return self._parameters(owner)
+        if all(cell.golden is not None and cell.golden.is_parameter for cell in cells):
+            return self._divergence(row, "input", "parameter", cell, 0.0)
+        for golden, value in ((True, cell.golden), (False, cell.target)):
+            maker = self.by_name[golden].get(self._maker(value, golden))
+            if maker is not None and maker.grade == UNMATCHED and self._is_judged(maker):
+                return self._divergence(self._caller(maker) or maker, "", "one side")
+        module = next((outer for outer in reversed(self.stack) if outer.pair.call.is_module), None)
+        from_outside = not any(
+            self._maker(value, golden) for golden, value in ((True, cell.golden), (False, cell.target))
+        )
+        evidence = "data" if module is None and from_outside else "changed"
+        found = self._divergence(row, "input", evidence, cell, GROWTH)
+        if module is None:
+            return found
+        return replace(found, call=f"{module.name} > input of {row.name}", module=module.pair.call.path)
+
+    def _owner(self, row: CallRow, cells: Sequence[Cell]) -> CallRow | None:
+        """Return the module whose unequal parameter is one of these inputs."""
+        keys = {key(cell.target) for cell in cells}
+        owners = [
+            other
+            for other in self.rows
+            for cell in other.cells
+            if cell.side == "parameter" and not cell.difference.equal and key(cell.target) in keys
+        ]
+        return next((other for other in owners if other in self.stack), owners[0] if owners else None)
+
+    def _gradients(self) -> Divergence | None:
+        """Judge the gradients of the modules' parameters.
+
+        They are complete when backward ends: a shared parameter has a part from each of its modules.
+        """
+        rows = [row for row in self.rows if any(cell.side == "gradient" for cell in row.cells)]
+        wrong = []
+        for row in rows:
+            sharing = [other for other in rows if other is not row and _shares(other, row)]
+            error = row.error("gradient")
+            explained = max(map(self._explained, [row, *sharing]), default=0.0)
+            explained = max(explained, *(other.error("input", "output") for other in [row, *sharing]))
+            self.growths.append((error / explained if explained else 0.0, row.name))
+            if error > GROWTH * explained:
+                wrong.append(row)
+        if not wrong:
+            return None
+        order = (1, self.position[id(wrong[0])])
+        if 2 * len(wrong) > len(rows):
+            alone = next(
+                (row for row in self.rows if row.grade == UNMATCHED and row.pair.call.is_module), None
+            )
+            if alone is not None:
+                return self._divergence(alone, "", "one side", order=order)
+            dropped = next(
+                (row for row in self.rows if any(gap.side == "gradient" for gap in row.gaps)), None
+            )
+            if dropped is not None and len(rows) > 3:
+                return self._divergence(dropped, "", "one side", dropped.gaps[0], order=order)
+        changed = len(rows) > 3 and 2 * len(wrong) > len(
+            rows
+        )  # all of them: averaged, clipped, rounded or scaled
+        found = self._divergence(
+            wrong[0], "gradient", "update" if changed else "computed", None, GROWTH, order
+        )
+        shared = [f"shares it: {other.pair.call.path}" for other in wrong[1:] if _shares(other, wrong[0])]
+        count = [f"{len(wrong)} of {len(rows)} modules"] if changed else []
+        return replace(found, context=(*found.context, *shared, *count))
+
+    def _unused(self) -> Divergence | None:
+        """Name a parameter that differs without an effect on this step."""
+        changed = next((row for row in self.rows if not row.equal("parameter")), None)
+        return self._parameters(changed) if changed and self.trusted else None
+
+    def _update(self) -> Divergence | None:
+        wrong = wrong_updates(self.rows, self.earlier, GROWTH, self.has_modules) if self.earlier else None
+        if wrong is None:
+            return None
+        found = self._divergence(wrong.row, wrong.cell.side, wrong.evidence, wrong.cell, order=(-1, 0))
+        return replace(found, context=wrong.context)
+
+    # -- calls and gradients of one side alone
+
+    def _is_judged(self, row: CallRow) -> bool:
+        """Return whether both sides were recorded with the settings that record such a call."""
+        changed = changed_selection(self.target, self.golden)
+        if self.target.by_msprobe != self.golden.by_msprobe or changed - {"level", "construct"}:
+            return False
+        levels = {record.selection.get("level") for record in (self.target, self.golden)}
+        return not changed or (row.pair.call.is_module and "L1" not in levels)
+
+    def _one_side(self) -> Divergence | None:
+        """Name the first call or gradient of one side alone that counts."""
+        counted = [
+            row
+            for row in self.rows
+            if row.grade == UNMATCHED and self._is_judged(row) and not self._is_harmless(row)
+        ]
+        gaps = [row for row in self.rows if row.gaps]
+        trained = any(row.pair.call.backward for row in self.rows)
+        modules = [row for row in counted if row.pair.call.is_module]
+        forward = next((row for row in counted if not row.pair.call.backward), None)
+        frozen = next((row for row in self.rows if trained and row.flags), None)
+        cut = next((row for row in self.rows if row.detached and row.pair.call.is_module), None)
+        order = (2, 0)
+        if forward is not None:
+            return self._divergence(forward, "", "one side", order=order)
+        if frozen is not None:
+            found = self._divergence(self._backward_of(frozen), "", "one side", frozen.flags[0], order=order)
+            path, dot, _ = frozen.flags[0].place.rpartition(".")
+            inner = ".".join(filter(None, (found.module, path))) if dot else found.module
+            return replace(found, module=inner, direction="backward")
+        if not counted and not gaps:
+            return None
+        if cut is not None and (modules or gaps):
+            found = self._divergence(self._backward_of(cut), "", "one side", cut.detached[0], order=order)
+            return replace(found, direction="backward")
+        row = next(iter([*modules, *gaps, *counted]))
+        return self._divergence(row, "", "one side", next(iter(row.gaps), None), order=order)
+
+    def _backward_of(self, row: CallRow) -> CallRow:
+        """Return the backward of a forward, be it on one side alone; the forward where there is none."""
+        names = {call.name for call in (row.pair.target, row.pair.golden) if call is not None}
+        rows = (other for other in self.rows if other.pair.call.backward)
+        return next((other for other in rows if other.pair.call.forward_name in names), row)
+
+    def _is_harmless(self, row: CallRow) -> bool:
+        """Return whether the sides agree without a call: one returns its input, or the call around it agrees.
+
+        A backward without gradients of parameters is so where all parameters have their gradients on both sides.
+        """
+        call, golden = row.pair.call, row.pair.golden is not None
+        if not (self.target if golden else self.golden).complete:
+            return False
+        if call.backward:
+            forward = self.by_name[golden].get(call.forward_name)
+            if forward is not None and forward.grade == UNMATCHED:
+                return self._is_harmless(forward)
+            sides = [cell.side for other in self.rows for cell in other.cells]
+            lost = any(
+                other.gaps or (other.grade == UNMATCHED and other.pair.call.gradients) for other in self.rows
+            )
+            return forward is not None and self._outer(row) is not None and "gradient" in sides and not lost
+        results = {key(value) for value in call.outputs.values()}
+        if call.is_module and results <= {key(value) for value in call.inputs.values()}:
+            return True
+        outer = self._outer(row)
+        if outer is not None and any(cell.side == "output" for cell in outer.cells):
+            return True
+        after = [other for other in self.rows[self.position[id(row)] :] if other.cells]
+        if not call.is_module:
+            return bool(after)
+        record = self.golden if golden else self.target
+        inside = [other for other in record.calls.values() if record.within(other.name) == call.name]
+        return any(results <= {key(value) for value in other.outputs.values()} for other in inside)
+
+    def _caller(self, row: CallRow) -> CallRow | None:
+        """Return the module around a call of one side alone, of a module that both sides call: it differs."""
+        call = row.pair.call
+        both = (other.pair for other in self.rows if other.grade != UNMATCHED and other.pair.call.is_module)
+        paths = {(pair.golden if row.pair.golden else pair.target).path for pair in both}  # type: ignore[union-attr]
+        return self._outer(row) if call.is_module and call.path in paths else None
+
+    # -- what is around a call
+
+    def _around(self, row: CallRow) -> set[str]:
+        """Return the names of the golden calls around a call."""
+        found: set[str] = set()
+        outer = self.golden.within(row.name) if row.pair.golden else None
+        while outer is not None and outer not in found:
+            found.add(outer)
+            outer = self.golden.within(outer)
+        return found
+
+    def _module(self, row: CallRow) -> CallRow | None:
+        """Return the row of the innermost module that the call belongs to."""
+        found: CallRow | None = row
+        while found is not None and not found.pair.call.is_module:
+            found = self._outer_row(found)
+        return found
+
+    def _outer(self, row: CallRow) -> CallRow | None:
+        """Return the row of the innermost compared module around a call."""
+        found = self._outer_row(row)
+        while found is not None and (found.grade == UNMATCHED or not found.pair.call.is_module):
+            found = self._outer_row(found)
+        return found
+
+    def _outer_row(self, row: CallRow) -> CallRow | None:
+        golden = row.pair.golden is not None
+        outer = (self.golden if golden else self.target).within(row.name)
+        return self.by_name[golden].get(outer) if outer else None
+
+    def _stack_of(self, row: CallRow) -> tuple[str, ...]:
+        for call, record in ((row.pair.target, self.target), (row.pair.golden, self.golden)):
+            for name in (call.name, call.forward_name) if call else ():
+                if name in record.stacks:
+                    return tuple(record.stacks[name])
+        return ()
+
+
+def changed_selection(target: StepRecord, golden: StepRecord) -> set[str]:
+    """Return the settings by which the records have other calls. A record of msProbe does not say all of them."""
+    one, other = target.selection, golden.selection
+    both = one.keys() & other.keys() | ((one.keys() | other.keys()) & {"construct"})
+    return {name for name in both if one.get(name) != other.get(name)}
+
+
+def key(value: Value | None) -> Any:
+    """Return what identifies a tensor: shape and statistics."""
+    return None if value is None else (value.shape, value.statistics)
+
+
+def _shares(one: CallRow, other: CallRow) -> bool:
+    """Return whether two modules have the same gradient of a parameter."""
+    mine, others = (
+        {key(cell.golden) for cell in row.cells if cell.side == "gradient"} for row in (one, other)
+    )
+    return bool(mine & others)
+
+
+def _is_random(row: CallRow) -> bool:
+    """Return whether a function draws random numbers. Those of a dropout only where it is told so."""
+    call: Call = row.pair.call
+    name = call.path.rpartition(".")[2]
+    if call.is_module or call.backward or not any(word in name for word in RANDOM):
+        return False
+    return "drop" not in name or any(value.plain is True for value in call.inputs.values())
+
+
+def _integers_without_values(row: CallRow) -> bool:
+    """Return whether all inputs are integers of which only the range is known."""
+    values = [cell.golden for cell in row.cells if cell.side == "input"]
+    return not any(value is None or value.floating or value.checksum or value.file for value in values)
+
+
+def _findings(rows: Sequence[CallRow], found: Divergence | None) -> list[TableRow]:
+    """Return differences of settings and parameters without an effect on the verdict."""
+    others = [row for row in rows if found is None or row is not found.row]
+    plain = [
+        TableRow(row.name, value.side, value.place, value.target, value.golden, evidence="setting")
+        for row in others
+        for value in (*row.settings, *row.flags, *row.lost)
+    ]
+    parameters = [
+        TableRow(row.name, cell.side, cell.place, units=row.units("parameter"), evidence="parameter")
+        for row in others
+        for cell in row.cells
+        if cell.side == "parameter" and not cell.difference.equal
+    ]
+    return plain + parameters
+
+
+def _overwrites(row: CallRow) -> bool:
+    """Return whether a function wrote over all of its first argument that differs: memory that nothing had set."""
+    places = {cell.place for cell in row.cells if cell.side == "input" and not cell.difference.equal}
+    is_function = not (row.pair.call.is_module or row.pair.call.backward)
+    return is_function and row.pair.call.path[-1:] == "_" and places == {"0"} and row.equal("output")
+
+
+def _is_large_update(row: CallRow, bound: float) -> bool:
+    """Return whether a parameter that a function overwrote differs by more than the bound; a bias is not judged."""
+    cells = [cell for cell in row.cells if cell.side == "output"]
+    matrices = [cell for cell in cells if cell.golden is not None and len(cell.golden.shape) > 1]
+    return row.pair.call.writes_parameter and any(cell.difference.error > bound for cell in matrices)
+
+
+def _room(row: CallRow) -> float:
+    """Return how much larger a replay's bound is: a norm of all gradients may be one partial sum of n terms."""
+    most = max((value.count for value in row.pair.call.inputs.values()), default=0)
+    return max(1.0, math.sqrt(most) / 8) if row.pair.call.late else 1.0

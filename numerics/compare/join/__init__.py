@@ -1,1 +1,0 @@
-"""Join calls of one record that the other record has as one call."""
