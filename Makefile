@@ -9,7 +9,7 @@
 READS.admit := VARIANT
 READS.attention := RUN TEXT LAYERS HEADS
 READS.bench := SUITE SHAPE ROUNDS SECONDS CASES SCALE MONITOR
-READS.bisect := RUN AGAINST STEP SYMPTOM OVER OUT
+READS.bisect := RUN AGAINST STEP SYMPTOM OUT
 READS.card := OUT CHECKS
 READS.check-config := A B OUT
 READS.compare := STUDIES OUT
@@ -118,7 +118,7 @@ repeat: setup-core  ## RUN=results/x/runs/B0 STEP=40 [TIMES=8] [OUT=]: is the st
 stress: setup-core  ## MINUTES=10 [OUT=]: golden computations over and over, to find a faulty device
 	@$(INTERPRETER) -m scripts.stress
 
-bisect: setup-core  ## RUN=results/x/runs/B0 [AGAINST=results/y/runs/B0] [STEP=40] [OVER=modules]: find a culprit
+bisect: setup-core  ## RUN=results/x/runs/B0 [AGAINST=results/y/runs/B0] [STEP=40] [SYMPTOM=nan]: find a culprit
 	@$(INTERPRETER) -m scripts.bisect
 
 compare-records: export COMPARE_A = $(value A)

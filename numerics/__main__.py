@@ -6,8 +6,9 @@ log-probabilities of rollout and training (section 2.3.3.5). oracle RECORD: each
 the CPU (section 2.4.1).
 view -tp RECORD -o PAGE: the tree of one record (section 4.4). monitor RUN: what is wrong in the tables of a monitor
 (section 4.6). trend A [B]: trends of monitored tensors (section 4.7).
-repeat FILE.py:FUNCTION: is a step reproducible (section 2.3.2). stress: golden computations over and over, to find a
-faulty device (section 2.3.2.3).
+stress: golden computations over and over, to find a faulty device (section 2.3.2.3).
+record, repeat, fix and bisect FILE.py:FUNCTION, which returns a step: record it, is it reproducible (section 2.3.2),
+replace computations of it, which module gives a symptom (section 2.4.2).
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from numerics.errors import NumericsError, UserError
 from numerics.logp.command import add_commands as add_logp
 from numerics.monitor.invariants import add_command as add_monitor
 from numerics.oracle.command import add_commands as add_oracle
+from numerics.record.record_command import add_commands as add_record
 from numerics.repeat.command import add_commands as add_repeat
 from numerics.runs.stress_command import add_commands as add_stress
+from numerics.search.commands import add_commands as add_search
 from numerics.setup.checklist_command import add_commands as add_checklist
 from numerics.trend.trend_page import add_command as add_trend
 
@@ -71,6 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_trend(commands)
     add_oracle(commands)
     add_repeat(commands)
+    add_record(commands)
+    add_search(commands)
     add_stress(commands)
     view = commands.add_parser("view", description=VIEW, help="the tree of one record")
     view.add_argument("-tp", "--target_path", type=Path, required=True, help="the record: dump, step or rank")

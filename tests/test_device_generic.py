@@ -30,7 +30,7 @@ ALLOWED = {
     "numerics/seed.py": (1, "cuBLAS reads a variable when CUDA starts"),
     "scripts/dev/setup.py": (3, "the build of torch for a kind of card"),
     "scripts/pack_run/__main__.py": (1, "the version of CUDA"),
-    "scripts/record/replay.py": (1, "the version of CUDA"),
+    "gpt2/numerics_replay.py": (1, "the version of CUDA"),
     "study/compare/checklist_rows.py": (1, "the version of CUDA"),
     "study/executors/slots.py": (1, "a kind of hardware"),
     "study/memory/micro_batch.py": (1, "a kind of hardware"),

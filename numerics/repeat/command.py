@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from numerics.dump_files import writing
-from numerics.errors import NumericsError
-
-if TYPE_CHECKING:
-    from numerics.repeat.conditions import RepeatableStep
 
 DESCRIPTION = """
 Repeat one training step in this process and in fresh processes, with one and several threads, with and without
@@ -39,8 +34,10 @@ def run_repeat(given: argparse.Namespace) -> int:
     from numerics.repeat.processes import child, fresh_conditions
     from numerics.repeat.report import write_repetition
     from numerics.repeat.step import repeat_step
+    from numerics.replayed_step import load_replay
 
-    step = load_step(given.step)
+    step = load_replay(given.step)
+    step.advance()
     if given.child:
         child(step, *given.child)
         return 0
@@ -58,32 +55,3 @@ def run_repeat(given: argparse.Namespace) -> int:
     for path in write_repetition(found, given.output_path, "Is the step reproducible?"):
         print(f"wrote {path}")
     return int(found.conclusion.is_fault)
-
-
-def load_step(text: str) -> RepeatableStep:
-    """Import FILE.py and call FUNCTION. NumericsError where either cannot be used."""
-    from numerics.repeat.conditions import RepeatableStep
-
-    path, colon, name = text.rpartition(":")
-    if not colon or not path or not name.isidentifier():
-        raise NumericsError(f"{text} names no function; fix: FILE.py:FUNCTION")
-    if not Path(path).is_file():
-        raise NumericsError(f"{path} is not a file; fix: FILE.py:FUNCTION")
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    if spec is None or spec.loader is None:
-        raise NumericsError(f"{path} is not a Python file; fix: FILE.py:FUNCTION")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    sys.path.insert(0, str(Path(path).resolve().parent))  # its imports work as in a script
-    spec.loader.exec_module(module)
-    make = getattr(module, name, None)
-    if not callable(make):
-        raise NumericsError(f"{path} has no function {name}; fix: FILE.py:FUNCTION")
-    made = make()
-    if isinstance(made, RepeatableStep):
-        return made
-    if isinstance(made, tuple) and len(made) == 2 and callable(made[0]):
-        return RepeatableStep(made[0], made[1])
-    raise NumericsError(
-        f"{name} returned {type(made).__name__}; fix: return (step, state), a function and the objects that it changes"
-    )

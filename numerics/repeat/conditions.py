@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import os
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
+from torch import Tensor
 
-from numerics.describe import tensors_in
 from numerics.errors import NumericsError
 from numerics.repeat.observe import OperationObserver
 from numerics.repeat.trace import Trace, first_difference
+from numerics.replayed_step import ReplayedStep
 
 PLAIN, OBSERVED, ONE_THREAD = "not observed", "observed", "one thread"
 SYNCHRONISED, BLOCKING, FRESH = "synchronised", "blocking launches", "fresh processes"
@@ -45,83 +40,7 @@ class Condition:
         return len(found)
 
 
-class RepeatableStep:
-    """A step that can be repeated from one state.
-
-    function: runs the step; the tensors that it returns are results. state: objects with state_dict and
-    load_state_dict, such as the model and the optimizer, by name. Their state, the gradients of modules and the
-    generators of random numbers are restored before each repetition.
-    """
-
-    def __init__(self, function: Callable[[], Any], state: Mapping[str, Any] | Sequence[Any] = ()) -> None:
-        if not isinstance(state, Mapping):
-            names = [type(part).__name__ for part in state]
-            state = {
-                name if names.count(name) == 1 else f"{name}{number}": part
-                for number, (name, part) in enumerate(zip(names, state, strict=True))
-            }
-        for name, part in state.items():
-            if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
-                raise NumericsError(
-                    f"state has {name}, a {type(part).__name__} without state_dict; fix: give the model and the "
-                    "optimizer"
-                )
-            if isinstance(part, nn.Module) and any(map(is_lazy, [*part.parameters(), *part.buffers()])):
-                raise NumericsError(f"{name} has parameters without a shape; fix: call it once before")
-        self.function, self.state = function, state
-        self.modules = {name: part for name, part in state.items() if isinstance(part, nn.Module)}
-        single = len(self.modules) == 1
-        self.places = {"" if single else name: part for name, part in self.modules.items()}
-        self._saved = {name: copy.deepcopy(part.state_dict()) for name, part in state.items()}
-        self._gradients = [
-            (value, None if value.grad is None else value.grad.clone())
-            for module in self.modules.values()
-            for value in module.parameters()
-        ]
-        self._random = random.getstate(), np.random.get_state(), torch.get_rng_state(), _accelerator_states()
-
-    def restore(self) -> None:
-        for name, part in self.state.items():
-            part.load_state_dict(copy.deepcopy(self._saved[name]))
-        for value, gradient in self._gradients:
-            value.grad = None if gradient is None else gradient.clone()
-        python, numpys, cpu, devices = self._random
-        random.setstate(python)
-        np.random.set_state(numpys)
-        torch.set_rng_state(cpu)
-        for index, state in devices.items():
-            torch.get_device_module().set_rng_state(state, index)
-
-    def results(self, returned: Any) -> dict[str, Tensor]:
-        """Return the tensors by name: returned ones, parameters, gradients, buffers, states of optimizers."""
-        found = {f"returned {number}": value for number, value in enumerate(tensors_in(returned))}
-        for name, module in self.places.items():
-            for path, value in [*module.named_parameters(), *module.named_buffers()]:
-                title = ".".join(filter(None, (name, path)))
-                found[title] = value
-                if value.grad is not None:
-                    found[f"gradient of {title}"] = value.grad
-        for name, part in self.state.items():
-            if not isinstance(part, nn.Module):
-                tensors = tensors_in(part.state_dict())
-                found |= {f"state {number} of {name}": value for number, value in enumerate(tensors)}
-        return found
-
-    @property
-    def device(self) -> str:
-        """Return the type of the device that the modules are on."""
-        values = [value for module in self.modules.values() for value in module.parameters()]
-        return next((value.device.type for value in values if value.device.type != "cpu"), "cpu")
-
-
-def _accelerator_states() -> dict[int, Tensor]:
-    if not torch.accelerator.is_available():
-        return {}
-    module = torch.get_device_module()
-    return {index: module.get_rng_state(index) for index in range(torch.accelerator.device_count())}
-
-
-def run_once(step: RepeatableStep, observer: OperationObserver | None) -> Trace:
+def run_once(step: ReplayedStep, observer: OperationObserver | None) -> Trace:
     """Run the step from its state. An error of the step ends its trace."""
     step.restore()
     error, returned = "", None
@@ -129,12 +48,16 @@ def run_once(step: RepeatableStep, observer: OperationObserver | None) -> Trace:
         observer = OperationObserver()  # hashes the results alone
         try:
             returned = step.function()
+        except ArithmeticError:  # not finite: the gradients are results
+            pass
         except Exception as raised:
             error = f"{type(raised).__name__}: {raised}"[:MOST_ERROR]
     else:
         try:
             with observer.running():
                 returned = step.function()
+        except ArithmeticError:  # not finite: the gradients are results
+            pass
         except Exception as raised:
             error = f"{type(raised).__name__}: {raised}"[:MOST_ERROR]
     if not error:
@@ -165,7 +88,7 @@ class Conditions:
 
     def __init__(
         self,
-        step: RepeatableStep,
+        step: ReplayedStep,
         times: int,
         many: int,
         synchronise: Callable[[], object] | None,

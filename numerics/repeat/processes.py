@@ -17,11 +17,11 @@ from numerics.repeat.conditions import (
     FRESH,
     Condition,
     Conditions,
-    RepeatableStep,
     run_once,
     threads,
 )
 from numerics.repeat.trace import Trace
+from numerics.replayed_step import ReplayedStep
 
 LAUNCH_BLOCKING = {"CUDA_LAUNCH_BLOCKING": "1", "HIP_LAUNCH_BLOCKING": "1", "ASCEND_LAUNCH_BLOCKING": "1"}
 FRESH_PROCESSES = 2
@@ -68,7 +68,7 @@ def _traces(command: Sequence[str], count: int, times: int, environment: Mapping
     return traces
 
 
-def child(step: RepeatableStep, file: str, count: str, times: str) -> None:
+def child(step: ReplayedStep, file: str, count: str, times: str) -> None:
     """Repeat the step in this fresh process and write its traces."""
     conditions = Conditions(step, int(times), int(count), None)
     with threads(int(count)):

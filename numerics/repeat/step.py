@@ -21,16 +21,16 @@ from numerics.repeat.conditions import (
     Condition,
     Conditions,
     Progress,
-    RepeatableStep,
     available_threads,
 )
 from numerics.repeat.report import Repetition
+from numerics.replayed_step import ReplayedStep
 
 MOST_TIMES = 1000
 
 
 def repeat_step(
-    step: Callable[[], Any] | RepeatableStep,
+    step: Callable[[], Any] | ReplayedStep,
     state: Mapping[str, Any] | Sequence[Any] = (),
     times: int = 8,
     threads: int | None = None,
@@ -53,8 +53,8 @@ def repeat_step(
     """
     if isinstance(times, bool) or not isinstance(times, int) or not 2 <= times <= MOST_TIMES:
         raise NumericsError(f"times is {times!r}; fix: a number from 2 to {MOST_TIMES}")
-    if not isinstance(step, RepeatableStep):
-        step = RepeatableStep(step, state)
+    if not isinstance(step, ReplayedStep):
+        step = ReplayedStep(step, state)
     many = threads or (torch.get_num_threads() if torch.get_num_threads() > 1 else available_threads())
     if synchronise is None and torch.accelerator.is_available():
         synchronise = torch.accelerator.synchronize

@@ -18,7 +18,7 @@ from numerics.diagnose.loss_files import LossCurve, read_curve, same_file
 from numerics.diagnose.pair import EPSILON
 from numerics.diagnose.symptoms import Score
 from numerics.setup.checklist_rows import EQUAL, ChecklistRow
-from scripts.record.__main__ import default_folder
+from scripts.record.arguments import result_folder
 from study.compare import checklist_rows
 from study.compare.checklist import checklist
 from study.compare.load import labels, read_settings
@@ -92,7 +92,7 @@ class RunSide:
     def record_folder(self, step: int) -> Path:
         """Return the folder of that record."""
         return (
-            self.path.with_suffix(".records") if self.record is None else default_folder(self.path)
+            self.path.with_suffix(".records") if self.record is None else result_folder(self.path, "records")
         ) / f"step{step}"
 
 

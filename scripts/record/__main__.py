@@ -6,105 +6,81 @@ status is 1 where the replayed numbers differ from metrics.jsonl; the record is 
 
 from __future__ import annotations
 
-import argparse
 import functools
-import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpt2.artifacts import run_record
-from gpt2.hardware.resolve import export_environment
 from gpt2.system.errors import run_command
-from scripts.record.arguments import run_arguments, study_folder
-from study.executors.child_process import process_settings
+from numerics.record.record_command import RECORDED, record_step, settings
+from numerics.record.record_settings import LEVELS
+from scripts.record.arguments import result_folder, run_arguments
+from scripts.record.run_replay import enter_environment, open_run
+
+if TYPE_CHECKING:
+    from gpt2.numerics_replay import RunReplay
 
 USAGE = "make record RUN=results/STUDY/runs/NAME STEP=40"
-RESTARTED = "RA_RESTARTED"  # set in the process that was restarted
 VARIABLES = {"STEP": "", "LEVEL": "mix", "TASK": "statistics", "OUT": ""}  # and RUN; with their defaults
-LEVELS = ("L0", "L1", "mix")
-TASKS = {  # TASK= -> task and summary_mode of the recorder
-    "statistics": ("statistics", "statistics"),
-    "tensor": ("tensor", "statistics"),
-    "hash": ("statistics", "md5"),
-}
 
 
 def main(restart: bool = False) -> int:
     """restart: whether to restart this process with the environment of the run."""
-    arguments = parse_arguments()
-    run_dir: Path = arguments.run
-    record = run_record.load_given(run_dir)
+    given = run_arguments("record", USAGE, VARIABLES, ("STEP",), {"LEVEL": LEVELS, "TASK": RECORDED})
+    record = run_record.load_given(given.run)
     enter_environment(record, restart)
-    from numerics.record.record_settings import RecorderConfig
-    from numerics.record.recorder import Recorder
-    from scripts.record.replay import RunReplay
-
-    out = arguments.out or default_folder(run_dir)
-    task, summary = TASKS[arguments.task]
-    config = RecorderConfig(dump_path=str(out), level=arguments.level, task=task, summary_mode=summary)
-    replay = RunReplay(run_dir, record, arguments.step)
+    out = given.out or result_folder(given.run, "records")
+    replay = open_run(given.run, record, given.step)
     out.mkdir(parents=True, exist_ok=True)  # an unusable folder is known before the replay
-    print(*replay.skipped, sep="\n", end="\n" if replay.skipped else "")
+    place = record_run(replay, out, given.level, given.task)
+    print(f"recorded: {place} ({given.level}, {given.task})")
+    compare = f"make compare-records A=OTHER/{place.name} B={place}"
+    print(f"next: record step {given.step} of the other run as well, then {compare}")
+    return show_differences(replay)
+
+
+def record_run(replay: RunReplay, out: Path, level: str, task: str) -> Path:
+    """Record the chosen step of a run, and print how exact the replay is. Returns the folder of the step."""
+    from numerics.record.recorder import Recorder
+
     origin = f"the checkpoint at {replay.start}" if replay.start else "the start"
     about = f", about {replay.seconds:.0f} s" if replay.seconds else ""
-    before = arguments.step - 1 - replay.start
+    before, name = replay.step - 1 - replay.start, replay.record.run
     print(
-        f"{record.run}: step {arguments.step} of {replay.planned}, from {origin}: {before} steps before it{about}",
+        f"{name}: step {replay.step} of {replay.planned}, from {origin}: {before} steps before it{about}",
         flush=True,
     )
-    outcome = replay.record_step(Recorder(config))
-    step = f"step{arguments.step}"
-    if outcome.result:
-        print(f"loss {outcome.result.loss!r}, gradient norm {outcome.result.gradient_norm!r}")
-    for note in outcome.notes:
-        if note not in outcome.differences:
-            print(note)
-    if outcome.checked and not outcome.differences:
-        of = f"{outcome.checked} of {arguments.step - outcome.start} replayed steps"
+    recorder, steps = Recorder(settings(out, level, task)), replay.steps()
+    steps.advance()
+    if replay.run.stepper.compile:
+        steps.function()  # compared with the run; the recorded one runs without torch.compile
+        steps.restore()
+        recorder.note(f"step {replay.step} is recorded without torch.compile")
+    reason = record_step(steps, recorder)
+    for difference in replay.differences:
+        recorder.note(difference)
+    recorder.step()
+    if reason:
+        print(reason)
+    if replay.checked and not replay.differences:
+        of = f"{replay.checked} of {replay.step - replay.start} replayed steps"
         print(f"exact: {of} equal metrics.jsonl in loss and gradient norm, to the bit")
-    elif not outcome.checked:
+    elif not replay.checked:
         print("not checked: metrics.jsonl has none of these steps")
-    print(f"recorded: {out / step} ({arguments.level}, {arguments.task})")
-    compare = f"make compare-records A=OTHER/{step} B={out / step}"
-    print(f"next: record step {arguments.step} of the other run as well, then {compare}")
-    for line in outcome.differences:
+    return out / f"step{replay.step}"
+
+
+def show_differences(replay: RunReplay) -> int:
+    """Print how the replay differs from the run, and why it may. Returns the exit status."""
+    for line in replay.differences:
         print(f"not exact: {line}", file=sys.stderr)
-    if outcome.differences:
+    if replay.differences:
         reasons = (
             "; ".join(replay.reasons()) or "nothing that run.json records differs; see CONFIG_DETERMINISTIC"
         )
         print(f"possible reasons: {reasons}", file=sys.stderr)
-    return 1 if outcome.differences else 0
-
-
-def parse_arguments() -> argparse.Namespace:
-    """Parse the variables of make. UserError names a wrong one."""
-    choices = {"LEVEL": LEVELS, "TASK": TASKS}
-    return run_arguments("record", USAGE, VARIABLES, ("STEP",), choices)
-
-
-def enter_environment(record: run_record.RunRecord, restart: bool) -> dict[str, str]:
-    """Set the variables of this machine and return the environment of the run. Call before torch is imported.
-
-    restart: whether to restart this process, once, where its environment is another.
-    """
-    export_environment()
-    restarted = os.environ.pop(RESTARTED, None)
-    environment = run_environment(record)
-    if restart and not restarted and environment != dict(os.environ):
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment | {RESTARTED: "1"})
-    return environment
-
-
-def run_environment(record: run_record.RunRecord) -> dict[str, str]:
-    """Return the environment of the training process: this one's, with the recorded variables of the run."""
-    recorded = record.environment.variables if record.environment else {}
-    return process_settings(os.environ | {name: str(value) for name, value in recorded.items()})
-
-
-def default_folder(run_dir: Path) -> Path:
-    """Return results/STUDY/records/NAME, or records/NAME for a run outside a study."""
-    return study_folder(run_dir) / "records" / run_dir.resolve().name
+    return int(bool(replay.differences))
 
 
 if __name__ == "__main__":

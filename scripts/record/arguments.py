@@ -50,6 +50,7 @@ def run_arguments(
     return found
 
 
-def study_folder(run_dir: Path) -> Path:
-    """Return the study's folder of a run; the present folder for a run outside a study."""
-    return run_dir.parent.parent if run_dir.resolve().parent.name == "runs" else Path()
+def result_folder(run_dir: Path, name: str) -> Path:
+    """Return results/STUDY/<name>/RUN, or <name>/RUN for a run outside a study."""
+    study = run_dir.parent.parent if run_dir.resolve().parent.name == "runs" else Path()
+    return study / name / run_dir.resolve().name

@@ -11,21 +11,17 @@ import argparse
 import functools
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpt2.artifacts import run_record
 from gpt2.system.errors import UserError, run_command
 from gpt2.system.progress import LiveLine
-from scripts.record.__main__ import enter_environment
-from scripts.record.arguments import run_arguments, study_folder
+from scripts.record.arguments import result_folder, run_arguments
+from scripts.record.run_replay import enter_environment, open_run
 
 if TYPE_CHECKING:
-    import torch
-
-    from numerics.repeat.conditions import RepeatableStep
-    from scripts.record.replay import RunReplay
+    from gpt2.numerics_replay import RunReplay
 
 USAGE = "make repeat RUN=results/STUDY/runs/NAME STEP=40"
 VARIABLES = {"STEP": "", "TIMES": "8", "OUT": ""}  # and RUN; with their defaults
@@ -38,10 +34,8 @@ def main(restart: bool = False) -> int:
     run_dir: Path = arguments.run
     record = run_record.load_given(run_dir)
     environment = enter_environment(record, restart)
-    from scripts.record.replay import RunReplay
-
-    out = arguments.out or default_folder(run_dir, arguments.step)
-    replay = RunReplay(run_dir, record, arguments.step)
+    out = arguments.out or result_folder(run_dir, "repeat") / f"step{arguments.step}"
+    replay = open_run(run_dir, record, arguments.step)
     if arguments.child:
         return repeat_in_child(replay, arguments.child)
     return repeat(replay, out, arguments.times, environment)
@@ -57,11 +51,6 @@ def parse_arguments() -> argparse.Namespace:
     return found
 
 
-def default_folder(run_dir: Path, step: int) -> Path:
-    """Return results/STUDY/repeat/NAME/stepN, or repeat/NAME/stepN for a run outside a study."""
-    return study_folder(run_dir) / "repeat" / run_dir.resolve().name / f"step{step}"
-
-
 def repeat(replay: RunReplay, out: Path, times: int, environment: dict[str, str]) -> int:
     """Replay the steps before, repeat the step, print and write the conclusion."""
     import torch
@@ -73,15 +62,17 @@ def repeat(replay: RunReplay, out: Path, times: int, environment: dict[str, str]
     out.mkdir(parents=True, exist_ok=True)  # an unusable folder is known before the replay
     name = f"{replay.record.run}, step {replay.step}"
     print(f"{name} of {replay.planned}: {replay.step - 1 - replay.start} steps before it", flush=True)
-    with LiveLine() as line, replay.at_step() as ids_ET, tempfile.TemporaryDirectory() as folder:
+    step = replay.steps()
+    with LiveLine() as line, tempfile.TemporaryDirectory() as folder:
+        step.advance()
         state = Path(folder) / "state.pt"
-        torch.save({"state": replay.run.stepper.state(), "ids": ids_ET.cpu()}, state)
+        torch.save(replay.run.stepper.state(), state)
         command = [
             sys.executable, "-m", "scripts.repeat", f"--run={replay.run_dir}", f"--step={replay.step}",
             "--child", str(state),
         ]  # fmt: skip
         found = repeat_step(
-            step_of(replay, ids_ET, replay.check),
+            step,
             times=times,
             others=lambda conditions: fresh_conditions(command, conditions, environment),
             progress=lambda condition, done, total: line.update(
@@ -108,44 +99,17 @@ def repeat(replay: RunReplay, out: Path, times: int, environment: dict[str, str]
     return int(found.conclusion.is_fault)
 
 
-def step_of(
-    replay: RunReplay, ids_ET: torch.Tensor, check: Callable[[int, Any], None] | None = None
-) -> RepeatableStep:
-    """Return the step of the run with its state. check: receives the number and the result of the first
-    repetition with as many threads as the run.
-    """
-    import torch
-
-    from gpt2.train.step import NotFiniteError
-    from numerics.repeat.conditions import RepeatableStep
-
-    stepper, pending = replay.run.stepper, [check] if check else []
-    threads = torch.get_num_threads()  # of the run
-
-    def run() -> list[torch.Tensor]:
-        try:
-            result = stepper.step(ids_ET, replay.step - 1, replay.planned)
-        except NotFiniteError:  # the gradients are results as well
-            return []
-        if pending and torch.get_num_threads() == threads:
-            pending.pop()(replay.step, result)
-        return [torch.tensor([result.loss, result.gradient_norm], dtype=torch.float64)]
-
-    return RepeatableStep(run, {"": stepper.model, "optimizer": stepper.optimizer})
-
-
 def repeat_in_child(replay: RunReplay, arguments: list[str]) -> int:
     """Repeat the step in a fresh process, from the state that the first process saved."""
     import torch
 
-    from gpt2.hardware import attention_kernels
     from numerics.repeat.processes import child
 
     file, *rest = arguments
-    saved = torch.load(file, map_location=replay.run.stepper.device, weights_only=True)
-    replay.run.stepper.load_state(saved["state"])
-    with attention_kernels.attention_context(replay.resolved, replay.config.model.dropout):
-        child(step_of(replay, saved["ids"].to(replay.run.device)), *rest)
+    stepper = replay.run.stepper
+    stepper.load_state(torch.load(file, map_location=stepper.device, weights_only=True))
+    replay.run.iteration = replay.step - 1
+    child(replay.steps(), *rest)
     return 0
 
 

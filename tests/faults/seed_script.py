@@ -102,6 +102,19 @@ def step() -> tuple[Callable[[], Tensor], dict[str, nn.Module]]:
     return run, {"model": net}
 
 
+class Half(nn.Module):
+    """Overflows in float16."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.half() * 1e6).float()
+
+
+def overflowing() -> tuple[Callable[[], Tensor], list[nn.Module]]:
+    """Return a step for `numerics bisect`."""
+    net = nn.Sequential(model(), Half(), nn.Linear(16, 16))
+    return functools.partial(loss_of, net), [net]
+
+
 def main(task: str, *words: str) -> None:
     given = [word for word in words if "=" not in word]
     named = (word.split("=", 1) for word in words if "=" in word)

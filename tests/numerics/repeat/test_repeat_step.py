@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from numerics import NumericsError, repeat_step
 from numerics.repeat import conclude
 from numerics.repeat.conclude import RepeatCause
-from numerics.repeat.conditions import ONE_THREAD, SYNCHRONISED, RepeatableStep, run_once
+from numerics.repeat.conditions import ONE_THREAD, SYNCHRONISED, run_once
 from numerics.repeat.observe import OperationObserver
 from numerics.repeat.report import Repetition
 from numerics.repeat.trace import BACKWARD, COMMUNICATION, FORWARD, OPTIMIZER, Trace
+from numerics.replayed_step import ReplayedStep
 
 X = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
 
@@ -59,7 +60,7 @@ def first(found: Repetition) -> RepeatCause:
 
 
 def traced(step: Callable[[], Any], state: Any = ()) -> Trace:
-    prepared = RepeatableStep(step, state)
+    prepared = ReplayedStep(step, state)
     return run_once(prepared, OperationObserver(prepared.places))
 
 
@@ -76,7 +77,7 @@ def test_a_deterministic_step_is_reproducible_and_its_state_is_restored() -> Non
 
 def test_observation_changes_no_bit_of_the_step() -> None:
     step, state = training()
-    prepared = RepeatableStep(step, state)
+    prepared = ReplayedStep(step, state)
     observed, plain = (
         run_once(prepared, observer) for observer in (OperationObserver(prepared.places), None)
     )

@@ -15,10 +15,11 @@ from numerics.describe import NoValuesError
 from numerics.record.tensor_digest import digest
 from numerics.record.tensor_statistics import describe_tensor
 from numerics.repeat import conclude
-from numerics.repeat.conditions import RepeatableStep, run_once
+from numerics.repeat.conditions import run_once
 from numerics.repeat.observe import OperationObserver
 from numerics.repeat.report import LIMITED, Repetition
 from numerics.repeat.trace import Trace
+from numerics.replayed_step import ReplayedStep
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's prototypes
 
@@ -186,7 +187,7 @@ def test_the_operation_before_a_sparse_gradient_is_named() -> None:
         sparse = torch.sparse_coo_tensor(torch.tensor([[0, 2, 3]]), values, (5,))
         return sparse.to_dense()
 
-    prepared = RepeatableStep(step)
+    prepared = ReplayedStep(step)
     traces: list[Trace] = [run_once(prepared, OperationObserver()) for _ in range(2)]
     sparse = [event for event in traces[0].events if "sparse_coo" in event.name]
     dense = [event for event in traces[0].events if "to_dense" in event.name]

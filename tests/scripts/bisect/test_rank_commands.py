@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 
 from gpt2.artifacts import run_record
-from gpt2.system.errors import UserError
+from numerics import NumericsError
 from numerics.repeat.step import repeat_step
 from scripts.bisect import __main__ as bisect_command
 from scripts.monitor import __main__ as monitor_command
 from scripts.record import __main__ as record_command
-from scripts.record.replay import RunReplay
-from scripts.repeat.__main__ import step_of
+from scripts.record.run_replay import open_run
 from scripts.trend import __main__ as trend_command
 from tests.scripts.bisect.faulty_runs import HALF, ROOT, configured, train, workplace
 
@@ -72,40 +71,19 @@ def reductions(folder: str) -> list[str]:
     ]
 
 
-def test_two_ranks_against_one_is_a_difference_of_the_order_of_sums(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = {"run": run("two"), "against": run("one")}
-    assert call(bisect_command, monkeypatch, **given) == 0
-    assert "within rounding" in capsys.readouterr().out
-    found = json.loads(Path("results/two/bisect/B0/bisect.json").read_text())
-    assert found["symptom"]["kind"] == "rounding"
-    (settings,) = found["results"]
-    assert settings["found"] == ["ranks"]
-    assert settings["text"].startswith("ranks=2 (1) gives the symptom")
-    assert call(bisect_command, monkeypatch, over="steps", **given) == 0
-    found = json.loads(Path("results/two/bisect/B0/bisect.json").read_text())
-    assert found["results"][0]["found"] == ["step 1"]
-    with pytest.raises(UserError, match="OVER=modules explains no difference within rounding"):
-        call(bisect_command, monkeypatch, over="modules", **given)
-    with pytest.raises(UserError, match="do not differ beyond rounding, so there is nothing to explain"):
-        call(bisect_command, monkeypatch, symptom="differs", **given)
-
-
 def test_the_module_with_a_fault_is_named_in_a_run_of_two_ranks(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert call(bisect_command, monkeypatch, run=run("half", "HALF0"), over="modules") == 0
+    assert call(bisect_command, monkeypatch, run=run("half", "HALF0")) == 0
     found = json.loads(Path("results/half/bisect/HALF0/bisect.json").read_text())
-    assert found["results"][0]["found"] == ["upcast:blocks.1.attention"]
+    assert found["found"] == ["upcast:blocks.1.attention"]
 
 
-def test_a_wrong_exchange_is_not_in_a_replay_and_the_message_names_it(
+def test_a_wrong_exchange_is_not_in_a_replay(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert call(bisect_command, monkeypatch, run=run("lost"), against=run("one"), over="modules") == 0
-    printed = capsys.readouterr().out
-    assert "the difference is of the exchange between its 2 ranks, the machine or its libraries" in printed
+    with pytest.raises(NumericsError, match="does not show the symptom differs"):
+        call(bisect_command, monkeypatch, run=run("lost"), against=run("one"))
     assert call(trend_command, monkeypatch, str(run("one")), str(run("lost"))) == 0
     assert reductions("results/trend-one-runs-B0-lost-runs-B0")
 
@@ -122,8 +100,9 @@ def test_trend_has_the_rows_of_both_ranks_and_no_finding(
 
 
 def test_repeat_replays_both_ranks(place: Path) -> None:
-    replay = RunReplay(run("two"), run_record.load(run("two")), 3)
-    with replay.at_step() as ids_ET:
-        found = repeat_step(step_of(replay, ids_ET, replay.check), times=2, threads=1)
+    replay = open_run(run("two"), run_record.load(run("two")), 3)
+    steps = replay.steps()
+    steps.advance()
+    found = repeat_step(steps, times=2, threads=1)
     assert (replay.differences, replay.checked) == ([], 3)
     assert not found.conclusion.is_fault, found.text()

@@ -13,63 +13,27 @@ import pytest
 import torch
 
 from gpt2.artifacts import run_record
-from gpt2.config.batch import plan_batch
-from gpt2.config.config import Config
-from gpt2.config.dotconfig import read_symbols
-from gpt2.hardware import attention_kernels
 from gpt2.system.errors import UserError
 from gpt2.system.signals import Stop
-from gpt2.train.run_plan import RunPlan
 from gpt2.train.step import NotFiniteError
-from gpt2.train.trainer import TrainingRun
 from ra import names
-from ra.settings import AlternationSettings
-from ra.variants import variant
 from scripts.record import __main__ as command
+from scripts.record import run_replay
 from tests import small_runs
-from tests.checkout import link_project
-from tests.kconfig_commands import run as configure
-
-ROOT = Path(__file__).parents[3]
-STEPS = 6
-SETTINGS = {
-    "GPT2_MAX_ITERS": STEPS, "GPT2_BLOCK_SIZE": 16, "EFFECTIVE_BATCH": 4, "MICRO_BATCH": 2, "EVAL_TOKENS": 64,
-    "HELLASWAG": "n", "TOKENIZER_BYTES": "y", "DATASET_FILES": "texts/*.txt", "CPU_THREADS": 1,
-    "LEARNING_RATE": "1e-3",
-}  # fmt: skip
+from tests.scripts.bisect import faulty_runs
+from tests.scripts.bisect.faulty_runs import ROOT, STEPS, workplace
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with the configuration of a small study, in which the tests run."""
-    folder, patch = tmp_path_factory.mktemp("place"), pytest.MonkeyPatch()
-    link_project(folder)
-    small_runs.write_texts(folder / "texts")
-    patch.chdir(folder)
-    patch.setenv("RA_DETECTED", "cpu")
-    patch.delenv("MAKEFLAGS", raising=False)
-    threads = torch.get_num_threads()
-    yield folder
-    torch.set_num_threads(threads)
-    patch.undo()
+    """A folder with the project and texts, in which the tests run."""
+    with workplace(tmp_path_factory.mktemp("place")) as folder:
+        yield folder
 
 
 def train(name: str, stop: Stop | None = None, **settings: Any) -> Path:
     """Train a run as scripts.train does. Returns its folder."""
-    given = (f"CONFIG_{symbol}={value}" for symbol, value in (SETTINGS | settings).items())
-    configure("defconfig", "gpt2-ra-ablation-smoke+cpu", *given)
-    symbols = read_symbols(".config")
-    config = Config.from_symbols(symbols)
-    existing = len(list(Path("results").glob("*")))
-    run_dir = Path(f"results/study{existing}/runs") / run_record.run_name(name, 0)
-    run_dir.mkdir(parents=True)
-    (run_dir / "config").write_text(Path(".config").read_text())
-    resolved = attention_kernels.prepare_device(config.target, config.model)
-    plan = RunPlan(run_dir, run_dir.name, name, 0, STEPS, plan_batch(4, 2, 1, 16))
-    attention = variant(name, config.model, AlternationSettings.from_symbols(symbols)).parts
-    with attention_kernels.attention_context(resolved, config.model.dropout):
-        TrainingRun(plan, config, resolved, attention, stop or Stop()).train()
-    return run_dir
+    return faulty_runs.train(name, f"study{len(list(Path('results').glob('*')))}", stop, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -158,12 +122,6 @@ def test_other_numbers_are_named_with_both_values_and_noted_in_the_record(
 
 def copy_of(run_dir: Path, folder: Path) -> Path:
     return Path(shutil.copytree(run_dir, folder / "study/runs" / run_dir.name))
-
-
-def test_another_thread_count_is_restored(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.set_num_threads(2)
-    assert record(monkeypatch, run=finished, step=1) == 0
-    assert torch.get_num_threads() == 1
 
 
 def test_a_step_whose_loss_is_not_finite_is_recorded(
@@ -271,15 +229,6 @@ def test_a_custom_variant_is_replayed_and_its_changed_or_missing_source_is_named
         record(monkeypatch, run=run_dir, step=2)
 
 
-def test_a_folder_that_cannot_be_written_is_known_before_the_replay(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="file"):
-        record(monkeypatch, run=finished, step=2, out=tmp_path / "file")
-    assert "step 2 of" not in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("fault", ["config", "data"])
 def test_another_configuration_and_other_data_are_refused(
     fault: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -306,7 +255,7 @@ def test_the_process_restarts_with_the_environment_of_the_run(finished: Path, tm
     content.pop("seal", None)
     (run_dir / "run.json").write_text(json.dumps(content))
     environment = run_record.load(run_dir)
-    found = command.run_environment(environment)
+    found = run_replay.run_environment(environment)
     assert (found["CUBLAS_WORKSPACE_CONFIG"], found["OMP_NUM_THREADS"]) == (":4096:8", "1")
     environment_here = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     done = subprocess.run(
@@ -323,11 +272,11 @@ def test_the_process_restarts_once_in_an_environment_that_always_differs(
     finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record, restarts = run_record.load(finished), []
-    monkeypatch.setattr(command, "run_environment", lambda record: dict(os.environ) | {"DIFFERS": "y"})
-    monkeypatch.setattr(command, "export_environment", lambda: None)
+    monkeypatch.setattr(run_replay, "run_environment", lambda record: dict(os.environ) | {"DIFFERS": "y"})
+    monkeypatch.setattr(run_replay, "export_environment", lambda: None)
     monkeypatch.setattr(os, "execve", lambda path, words, environment: restarts.append(environment))
-    command.enter_environment(record, restart=True)
+    run_replay.enter_environment(record, restart=True)
     (restarted,) = restarts
-    monkeypatch.setenv(command.RESTARTED, restarted[command.RESTARTED])
-    assert command.RESTARTED not in command.enter_environment(record, restart=True)
+    monkeypatch.setenv(run_replay.RESTARTED, restarted[run_replay.RESTARTED])
+    assert run_replay.RESTARTED not in run_replay.enter_environment(record, restart=True)
     assert len(restarts) == 1

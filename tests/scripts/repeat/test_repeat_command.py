@@ -10,58 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-from gpt2.artifacts import run_record
-from gpt2.config.batch import plan_batch
-from gpt2.config.config import Config
-from gpt2.config.dotconfig import read_symbols
-from gpt2.hardware import attention_kernels
 from gpt2.model import transformer
 from gpt2.system.errors import UserError
-from gpt2.system.signals import Stop
-from gpt2.train.run_plan import RunPlan
-from gpt2.train.trainer import TrainingRun
-from ra.settings import AlternationSettings
-from ra.variants import variant
 from scripts.repeat import __main__ as command
-from tests import small_runs
-from tests.checkout import link_project
-from tests.kconfig_commands import run as configure
-
-STEPS = 3
-SETTINGS = {
-    "GPT2_MAX_ITERS": STEPS, "GPT2_BLOCK_SIZE": 16, "EFFECTIVE_BATCH": 4, "MICRO_BATCH": 2, "EVAL_TOKENS": 64,
-    "HELLASWAG": "n", "TOKENIZER_BYTES": "y", "DATASET_FILES": "texts/*.txt", "CPU_THREADS": 1, "GPT2_DROPOUT": "0.1",
-}  # fmt: skip
+from tests.scripts.bisect.faulty_runs import train, workplace
 
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A finished run in a folder in which the tests run."""
-    folder, patch = tmp_path_factory.mktemp("place"), pytest.MonkeyPatch()
-    link_project(folder)
-    small_runs.write_texts(folder / "texts")
-    patch.chdir(folder)
-    patch.setenv("RA_DETECTED", "cpu")
-    patch.delenv("MAKEFLAGS", raising=False)
-    threads = torch.get_num_threads()
-    configure(
-        "defconfig",
-        "gpt2-ra-ablation-smoke+cpu",
-        *(f"CONFIG_{name}={value}" for name, value in SETTINGS.items()),
-    )
-    symbols = read_symbols(".config")
-    config = Config.from_symbols(symbols)
-    made = folder / "results/study/runs" / run_record.run_name("B", 0)
-    made.mkdir(parents=True)
-    (made / "config").write_text(Path(".config").read_text())
-    resolved = attention_kernels.prepare_device(config.target, config.model)
-    plan = RunPlan(made, made.name, "B", 0, STEPS, plan_batch(4, 2, 1, 16))
-    parts = variant("B", config.model, AlternationSettings.from_symbols(symbols)).parts
-    with attention_kernels.attention_context(resolved, config.model.dropout):
-        TrainingRun(plan, config, resolved, parts, Stop()).train()
-    yield made
-    torch.set_num_threads(threads)
-    patch.undo()
+    with workplace(tmp_path_factory.mktemp("place")) as folder:
+        yield folder / train("B", "study", GPT2_MAX_ITERS="3", GPT2_DROPOUT="0.1")
 
 
 def repeat(monkeypatch: pytest.MonkeyPatch, **given: Any) -> int:

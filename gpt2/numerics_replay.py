@@ -1,64 +1,59 @@
-"""Replay a run up to one of its steps, and record that step. The run's folder is only read.
+"""The steps of a run as a ReplayedStep: for record, repeat, bisect and oracle. The run's folder is only read.
 
-A run is a pure function of its configuration, data and seed, so the replay is exact on the same machine. Every
-replayed step is compared with metrics.jsonl.
+A run is a pure function of its configuration, data and seed, so the replay is exact on the same machine. Every step is
+compared with metrics.jsonl the first time that it is replayed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
-from gpt2.artifacts import checkpoint, run_record
+from gpt2.artifacts import checkpoint
 from gpt2.artifacts.metrics_log import Step, read_steps
 from gpt2.artifacts.provenance import environment_record
+from gpt2.artifacts.run_record import CHECKPOINTS, RunRecord
 from gpt2.config.batch import BatchPlan
 from gpt2.config.config import Config
-from gpt2.config.dotconfig import read_symbols
+from gpt2.config.dotconfig import Symbols, read_symbols
 from gpt2.hardware import attention_kernels
 from gpt2.hardware.resolve import target_record
+from gpt2.model.transformer import ModelParts
+from gpt2.numerics.fixes import LOSS, RunFixes, StepLoss
+from gpt2.numerics.observer import StepObserver
 from gpt2.system.errors import UserError
 from gpt2.system.signals import Stop
 from gpt2.train.fingerprint import NUMBERS
 from gpt2.train.resume import refuse_another_run
 from gpt2.train.run_plan import RunPlan
-from gpt2.train.step import NotFiniteError, StepResult
+from gpt2.train.step import StepResult
 from gpt2.train.trainer import TrainingRun
-from numerics.record.debugger import StopAtOptimizer
-from numerics.record.recorder import Recorder
-from ra.names import VariantError, custom_variants
-from ra.settings import AlternationSettings
-from ra.variants import variant
+from numerics.replayed_step import ReplayedStep
 
 # entries of run.json that explain other numbers, in `target` and `environment`
 EXPLAINING = (
     "device", "dtype", "attention_backend", "torch", "driver", "threads", "numpy", "cuda", "rocm", "cudnn", "triton",
     "float32_matmul", "variables",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class ReplayedStep:
-    """A recorded step. start: steps before the replay, from a checkpoint where above 0. differences: one line each."""
-
-    start: int
-    result: StepResult | None
-    checked: int
-    differences: tuple[str, ...]
-    notes: tuple[str, ...]
+# (record, configuration, symbols) -> the configuration and the parts of the run's arm, which this package does not know
+Build = Callable[[RunRecord, Config, Symbols], tuple[Config, ModelParts]]
 
 
 class RunReplay:
-    """A run, ready to be replayed up to `step`, which counts from 1 as in metrics.jsonl."""
+    """A run, ready to be replayed up to `step`, which counts from 1 as in metrics.jsonl.
+
+    start: steps before the replay, from a checkpoint where above 0. skipped: checkpoints that cannot be used.
+    differences: of replayed steps from metrics.jsonl. checked: how many were compared.
+    """
 
     def __init__(
-        self, run_dir: Path, record: run_record.RunRecord, step: int, from_start: bool = False
+        self, run_dir: Path, record: RunRecord, step: int, build: Build, from_start: bool = False
     ) -> None:
         """from_start: from the initial weights, not from the nearest checkpoint."""
         planned = check_step(record, run_dir, step)
@@ -79,30 +74,60 @@ class RunReplay:
         if self.resolved.device == "cpu" and record.environment and record.environment.threads:
             torch.set_num_threads(record.environment.threads)
         warmup = record.schedule.warmup_iterations if record.schedule else None
+        batch = BatchPlan(**dataclasses.asdict(record.batch))
         plan = RunPlan(
-            run_dir,
-            record.run,
-            record.variant,
-            record.seed,
-            planned,
-            BatchPlan(**dataclasses.asdict(record.batch)),
-            warmup_iterations=warmup,
+            run_dir, record.run, record.variant, record.seed, planned, batch, warmup_iterations=warmup
         )
-        try:
-            chosen = variant(record.variant, config.model, AlternationSettings.from_symbols(symbols))
-        except VariantError as error:
-            raise missing_source(run_dir, record) or error from error
-        own = chosen.configure(config)
-        self.run = TrainingRun(plan, own, self.resolved, chosen.parts, Stop(), shared=config)
+        own, parts = build(record, config, symbols)
+        self.run = TrainingRun(plan, own, self.resolved, parts, Stop(), shared=config)
         self.run.stepper.simulated_ranks = record.batch.world_size
         self._refuse_other_data()
-        self.logged: Mapping[int, Step] = {
-            line.iteration: line for line in read_steps(run_dir / "metrics.jsonl").steps
-        }
+        lines = read_steps(run_dir / "metrics.jsonl").steps
+        self.logged: Mapping[int, Step] = {line.iteration: line for line in lines}
         self.skipped: list[str] = []
         self.start = 0 if from_start else self._load_nearest()
+        self.run.iteration = self.start
         self.differences: list[str] = []
-        self.checked = 0
+        self.checked, self._last_checked = 0, self.start
+
+    def steps(self, before: Sequence[float] = (), **golden: Any) -> ReplayedStep:
+        """Return the steps from the checkpoint to the chosen one. before, golden: as of ReplayedStep."""
+        stepper, threads = self.run.stepper, torch.get_num_threads()
+
+        def function() -> torch.Tensor:
+            iteration = self.run.iteration
+            windows = self.run.corpus.train.windows(
+                self.run.window_numbers(iteration), self.run.plan.batch.block_size
+            )
+            ids_ET = torch.from_numpy(windows.astype(np.int64)).to(self.run.device)
+            with attention_kernels.attention_context(self.resolved, self.config.model.dropout):
+                result = stepper.step(ids_ET, iteration, self.planned)
+            self.run.iteration += 1
+            if iteration + 1 > self._last_checked and torch.get_num_threads() == threads:
+                self._last_checked = iteration + 1
+                self._check(iteration + 1, result)
+            return torch.tensor([result.loss, result.gradient_norm], dtype=torch.float64)
+
+        return ReplayedStep(
+            function,
+            {"": stepper.model, "optimizer": stepper.optimizer, "position": _Position(self.run)},
+            steps=self.step - self.start,
+            start=self.start,
+            before=before,
+            others={LOSS: StepLoss(stepper.loss)},
+            fixes=lambda words: RunFixes(stepper, words),
+            before_update=self._before_update,
+            **golden,
+        )
+
+    @contextlib.contextmanager
+    def _before_update(self, stop: Callable[[], None]) -> Iterator[None]:
+        stepper = self.run.stepper
+        before, stepper.observer = stepper.observer, _StopBeforeUpdate(stop)
+        try:
+            yield
+        finally:
+            stepper.observer = before
 
     @property
     def seconds(self) -> float | None:
@@ -130,7 +155,7 @@ class RunReplay:
         identity = record.fingerprint.to_json() | {"iterations": self.planned} | self.run.warmup
         found = [
             (int(path.name.partition(".")[0]), path)
-            for folder in run_record.CHECKPOINTS
+            for folder in CHECKPOINTS
             for path in checkpoint.complete(self.run_dir / folder)
         ]
         for iteration, path in sorted(found, reverse=True):
@@ -147,56 +172,8 @@ class RunReplay:
             return iteration
         return 0
 
-    @contextlib.contextmanager
-    def at_step(self) -> Iterator[torch.Tensor]:
-        """Replay the steps before the chosen one. Yield its batch, in the context of a training step."""
-        self.run.iteration = self.start
-        with (
-            attention_kernels.attention_context(self.resolved, self.config.model.dropout),
-            self.run.feed() as feed,
-        ):
-            for iteration in range(self.start, self.step - 1):
-                self.check(iteration + 1, self.run.stepper.step(feed.get(), iteration, self.planned))
-            yield feed.get()
-
-    def record_step(self, recorder: Recorder) -> ReplayedStep:
-        """Replay the steps before the chosen one, and record it."""
-        notes: list[str] = []
-        result = None
-        with self.at_step() as ids_ET:
-            try:
-                result = self._recorded(recorder, ids_ET, notes)
-            except NotFiniteError as error:
-                notes.append(str(error).partition("; fix")[0])
-            except BaseException:
-                recorder.abort()
-                raise
-        notes += self.differences
-        for note in notes:
-            recorder.note(note)
-        recorder.step()
-        return ReplayedStep(self.start, result, self.checked, tuple(self.differences), tuple(notes))
-
-    def _recorded(self, recorder: Recorder, ids_ET: torch.Tensor, notes: list[str]) -> StepResult:
-        stepper, before = self.run.stepper, None
-        if stepper.compile:
-            before = copy.deepcopy(stepper.state())
-            compiled = stepper.step(ids_ET, self.step - 1, self.planned)
-            self.check(self.step, compiled)
-            stepper.load_state(before)
-        recorder.iteration = self.step
-        recorder.start(stepper.model)
-        result = stepper.step(ids_ET, self.step - 1, self.planned, StopAtOptimizer(recorder))
-        if before is None:
-            self.check(self.step, result)
-        else:
-            notes.append(
-                f"step {self.step} is recorded without torch.compile: loss {result.loss!r}, compiled {compiled.loss!r}"
-            )
-        return result
-
-    def check(self, step: int, result: StepResult) -> None:
-        """Compare a replayed step with the line of the run. The first difference is kept, and the recorded step's."""
+    def _check(self, step: int, result: StepResult) -> None:
+        """Compare a replayed step with the line of the run. The first difference is kept, and the chosen step's."""
         line = self.logged.get(step)
         if line is None:
             return
@@ -222,34 +199,42 @@ class RunReplay:
             for name in EXPLAINING
             if before.get(name) != now.get(name)
         ]
-        code = [
-            name for name, digest in before.get("code", {}).items() if now["code"].get(name, digest) != digest
-        ]
-        if code:
-            found.append(f"changed source: {', '.join(code)}")
+        code = before.get("code", {}).items()
+        if changed := [name for name, digest in code if now["code"].get(name, digest) != digest]:
+            found.append(f"changed source: {', '.join(changed)}")
         if record.fingerprint and record.fingerprint.numbers != NUMBERS:
             found.append(f"NUMBERS {record.fingerprint.numbers} in the run, {NUMBERS} here")
         world = self.run.plan.batch.world_size
         if world > 1 and self.resolved.device != "cpu":
             found.append(f"the order in which the {world} ranks sum gradients, which is known for gloo alone")
-        if record.fingerprint and self.run.log.record["fingerprint"]["initial_weights"] != (
-            record.fingerprint.initial_weights
-        ):
+        initial = self.run.log.record["fingerprint"]["initial_weights"]
+        if record.fingerprint and initial != record.fingerprint.initial_weights:
             found.append("other initial weights")
         return found
 
 
-def missing_source(run_dir: Path, record: run_record.RunRecord) -> UserError | None:
-    """Return an error that names the study's copy of a file that ra/custom lacks; None where none is lacking."""
-    for source in sorted((run_dir.resolve().parents[1] / "own").glob("*.py")):
-        if source.stem.upper() in record.variant.upper() and source.stem.upper() not in custom_variants():
-            return UserError(
-                f"{record.run} needs ra/custom/{source.name}, which does not exist; fix: copy {source} there"
-            )
-    return None
+@dataclasses.dataclass
+class _Position:
+    """The next iteration of a run, as a part of the state."""
+
+    run: TrainingRun
+
+    def state_dict(self) -> dict[str, int]:
+        return {"iteration": self.run.iteration}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.run.iteration = state["iteration"]
 
 
-def check_step(record: run_record.RunRecord, run_dir: Path, step: int) -> int:
+@dataclasses.dataclass
+class _StopBeforeUpdate(StepObserver):
+    stop: Callable[[], None]
+
+    def unreduced(self) -> None:
+        self.stop()
+
+
+def check_step(record: RunRecord, run_dir: Path, step: int) -> int:
     """Return the planned iterations of the run. UserError where it has no such step, or no such plan."""
     if not (record.schedule and record.batch and record.fingerprint and record.target):
         raise UserError(

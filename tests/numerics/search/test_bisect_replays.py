@@ -1,0 +1,229 @@
+"""Bisect any step: modules, code between them, updates and losses of another run; and the commands of a factory."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from numerics import NumericsError
+from numerics.__main__ import main
+from numerics.replayed_step import ReplayedStep
+from numerics.search.bisect_replays import Bisection, bisect, play
+from numerics.search.smallest_set import Journal
+
+SOURCE = Path(__file__)
+
+
+class Layer(nn.Module):
+    """fault: of its code, after its linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.fault: Callable[[Tensor], Tensor] = lambda y: y
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fault(self.linear(x))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.blocks = nn.Linear(8, 8), nn.ModuleList(Layer() for _ in range(3))
+        self.head, self.fault = nn.Linear(8, 8), lambda y: y
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x).float()
+        y: Tensor = self.fault(self.head(x)).float()
+        return y
+
+
+def overflows(y: Tensor) -> Tensor:
+    return (y.half() * 600).half() * 600
+
+
+def cancels(y: Tensor) -> Tensor:
+    return y * (1 + 400 * (0.25 - (torch.full((1,), 2048.25).half() - 2048).to(y.dtype)))
+
+
+def replay_of(change: Callable[[Net], None], steps: int = 1, **options: Any) -> ReplayedStep:
+    torch.manual_seed(0)
+    net = Net()
+    change(net)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, fused=True)
+    x = torch.randn(16, 8)
+
+    def step() -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = net(x).square().mean()
+        torch.autograd.backward(loss)
+        optimizer.step()
+        return loss.detach()
+
+    return ReplayedStep(step, [net, optimizer], steps=steps, **options)
+
+
+def part_overflows(name: str) -> Callable[[Net], None]:
+    def change(net: Net) -> None:
+        module: Any = net.get_submodule(name)
+        if name.endswith("linear") or name == "head":
+            plain = module.forward
+            module.__class__ = type(
+                "Half", (nn.Linear,), {"forward": lambda self, x: overflows(nn.Linear.forward(self, x))}
+            )
+            assert plain
+        else:
+            module.fault = overflows
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("part", "expected"),
+    [
+        ("head", "upcast:head"),
+        ("blocks.1.linear", "upcast:blocks.1.linear"),
+        ("blocks.1", "upcast:blocks.1"),  # its own code, in none of its modules
+        ("", "upcast:."),  # code of the model between its layers
+    ],
+)
+@pytest.mark.parametrize("steps", [1, 3])
+def test_the_smallest_part_that_overflows_is_named(part: str, expected: str, steps: int) -> None:
+    replay = replay_of(part_overflows(part), steps)
+    before = {name: value.clone() for name, value in replay.model.state_dict().items()}
+    assert bisect(replay) == (expected,)
+    assert all(torch.equal(value, before[name]) for name, value in replay.model.state_dict().items())
+
+
+def test_two_parts_are_both_needed() -> None:
+    def change(net: Net) -> None:
+        part_overflows("blocks.0")(net)
+        part_overflows("head")(net)
+
+    assert bisect(replay_of(change)) == ("upcast:head", "upcast:blocks.0")
+
+
+def test_a_spike_and_a_difference_from_a_right_run_are_named() -> None:
+    right = play(replay_of(lambda net: None, 3)).losses
+
+    def change(net: Net) -> None:
+        net.blocks[2].fault = cancels
+
+    before = [right[1] + 0.001 * (k % 2) for k in range(20)]
+    assert bisect(replay_of(change, 3, before=before), "spike") == ("upcast:blocks.2",)
+    golden = {step: (loss,) for step, loss in right.items()}
+    assert bisect(replay_of(change, 3, golden=golden), "differs") == ("upcast:blocks.2",)
+    with pytest.raises(NumericsError, match="does not show the symptom differs"):
+        bisect(replay_of(lambda net: None, 3, golden=golden), "differs")
+
+
+def test_a_wrong_kernel_of_the_optimizer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    right: Any = torch._fused_adamw_
+
+    def kernel(parameters: Any, *args: Any, **options: Any) -> Any:
+        right(parameters, *args, **options)
+        with torch.no_grad():
+            parameters[0].fill_(math.inf)
+
+    monkeypatch.setitem(vars(torch), "_fused_adamw_", kernel)
+    bisection = Bisection(replay_of(lambda net: None, 3))
+    assert bisection.search() == ("small:adamw",)
+    assert bisection.tried == {
+        "": "symptom", "off:optimizer": "gone", "sgd:optimizer": "gone", "small:adamw": "gone"
+    }  # fmt: skip
+
+
+def test_nothing_is_found_where_no_fix_helps_and_a_fix_that_fails_is_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def change(net: Net) -> None:
+        net.fault = lambda y: y * math.inf
+
+    assert bisect(replay_of(change)) == ()
+
+    def fail(*args: Any) -> Any:
+        raise RuntimeError("No available kernel.\nAborting execution.")
+
+    monkeypatch.setattr("numerics.search.fixed_modules.FixedModule.run", fail)
+    bisection = Bisection(replay_of(part_overflows("head")))
+    assert bisection.search() == ()
+    assert {*bisection.tried.values()} == {"symptom", "RuntimeError: No available kernel."}
+
+
+def test_a_second_search_takes_the_answers_of_the_first(tmp_path: Path) -> None:
+    def run() -> Journal:
+        journal = Journal(tmp_path, 1)
+        assert Bisection(replay_of(part_overflows("head")), journal=journal).search() == ("upcast:head",)
+        return journal
+
+    first, second = run(), run()
+    assert first.asked <= 6  # 12 items
+    assert (second.asked, second.reused) == (0, first.asked)
+
+
+@pytest.mark.parametrize(
+    ("symptom", "change", "message"),
+    [
+        ("slow", lambda net: None, "symptom slow is unknown"),
+        ("differs", lambda net: None, "there are no right losses"),
+        ("nan", lambda net: None, "does not show the symptom nan"),
+        ("nan", lambda net: net.blocks.append(nn.Linear(3, 3)), "the step fails: RuntimeError"),
+    ],
+)
+def test_what_cannot_be_searched_is_one_line(symptom: str, change: Any, message: str) -> None:
+    with pytest.raises(NumericsError, match=f"{message}.*fix: "):
+        bisect(replay_of(change), symptom)
+
+
+def factory() -> ReplayedStep:
+    return replay_of(part_overflows("blocks.1"), 2)
+
+
+def pair() -> Any:
+    replay = replay_of(lambda net: None)
+    return replay.function, [replay.model, replay.optimizer]
+
+
+def failing() -> Any:
+    raise RuntimeError("no data")
+
+
+def test_the_commands_take_a_factory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["bisect", f"{SOURCE}:factory"]) == 0
+    assert json.loads(Path("bisect/bisect.json").read_text())["found"] == ["upcast:blocks.1"]
+    assert main(["fix", f"{SOURCE}:factory", "upcast:blocks.1"]) == 0
+    assert "with the fix: every step is finite" in capsys.readouterr().out
+    for name, step in (("factory", 2), ("pair", 1)):
+        assert main(["record", f"{SOURCE}:{name}", "-o", name]) == 0
+        rows = json.loads(Path(f"{name}/step{step}/rank0/dump.json").read_text())["data"]
+        assert "Module.blocks.1.linear.Linear.parameters_grad.0" in rows
+    assert main(["repeat", f"{SOURCE}:pair", "-n", "2"]) == 0
+
+
+@pytest.mark.parametrize("command", ["bisect", "record", "repeat"])
+@pytest.mark.parametrize("name", ["nothing", "failing", "SOURCE"])
+def test_a_factory_that_cannot_be_used_is_one_line(
+    command: str,
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([command, f"{SOURCE}:{name}"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert "fix: " in error
+    assert error.count("\n") == 1
