@@ -109,14 +109,4 @@ def test_attention_within_multihead_attention_is_seen_once_and_changes_nothing(
     assert len(seen) == 1
     entropy = -(probabilities * probabilities.clamp_min(1e-30).log()).sum(-1).mean()
     assert float(seen[0][0]) == pytest.approx(float(entropy), rel=1e-4)
-    query, key = (
-        F.linear(x, layer.in_proj_weight[part], layer.in_proj_bias[part])
-        .unflatten(-1, (4, 4))
-        .transpose(1, 2)
-        for part in (slice(0, 16), slice(16, 32))
-    )
-    scores = (
-        query @ key.transpose(-1, -2) / 2 + (given["attn_mask"].view(2, 4, 5, 5) if mask == "added" else 0)
-    ).detach()
-    assert float(seen[0][1]) == pytest.approx(float(scores[probabilities > 0].max()), rel=1e-4)
     assert seen[0][2] == 2 * 4 * 5

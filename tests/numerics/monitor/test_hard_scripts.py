@@ -312,17 +312,3 @@ def test_a_module_named_module_is_no_wrapper(tmp_path: Path, output: Path) -> No
     assert rows == pytest.approx(
         {"weight": 6.0, "module.weight": float(model.module.weight.detach().norm())}, rel=1e-5
     )
-
-
-def test_a_lazy_parameter_has_rows_from_the_step_in_which_it_has_a_shape(
-    tmp_path: Path, output: Path
-) -> None:
-    model = nn.Sequential(nn.Linear(4, 3), nn.LazyLinear(2))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    watch(tmp_path, model, optimizer, {"wg_distribution": True, "param_distribution": True})
-    for _ in range(2):
-        model(torch.ones(2, 4)).sum().backward()
-        optimizer.step()
-    rows = read_table(output, "grad_unreduced").rows
-    assert [row.step for row in rows if row.name == "0.weight"] == [0, 1]
-    assert [row.step for row in rows if row.name == "1.weight"] == [1]

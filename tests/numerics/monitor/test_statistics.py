@@ -1,28 +1,60 @@
-"""Statistics equal numpy's in float64, whatever the chunks, dtypes and special values."""
+"""Statistics equal numpy's in float64, in chunks on the CPU and in lists as with CUDA."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from numerics.monitor.statistics import CPU_CHUNK, Moments, Pending, update_ratios
+from numerics.monitor import statistics
+from numerics.monitor.statistics import CPU_CHUNK, WIDTH, Moments, Pending, update_ratios
 from numerics.monitor.tables import STATISTICS
 
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+SPECIAL = [0.0, -0.0, 1.5, -2.0, math.nan, math.inf, -math.inf, 65504.0]
+Found = dict[str, float]
 
-def of(*tensors: Tensor) -> dict[str, float]:
+
+class Operations(TorchDispatchMode):
+    """Notes the operations that torch dispatches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture(params=["chunks", "lists"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Reduce the CPU's tensors as such, or as those of CUDA."""
+    if request.param == "lists":
+        monkeypatch.setattr(statistics, "fused", lambda tensor: tensor.dtype in DTYPES)
+    return str(request.param)
+
+
+def found(tensors: list[Tensor]) -> list[Found]:
     pending = Pending()
-    for tensor in tensors:
-        pending.add([("param", "x")], [tensor])
+    pending.add([("param", str(number)) for number in range(len(tensors))], tensors)
     moments, _ = pending.take()
-    return {name: moments["param", "x"].statistic(name) for name in STATISTICS}
+    assert not pending.problems
+    return [
+        {name: moments["param", str(number)].statistic(name) for name in STATISTICS}
+        for number in range(len(tensors))
+    ]
 
 
-def expected(tensor: Tensor) -> dict[str, float]:
-    values = tensor.double().numpy().ravel()
+def expected(tensor: Tensor) -> Found:
+    values = tensor.detach().double().numpy().ravel()
+    if not values.size:
+        return dict.fromkeys(STATISTICS, math.nan) | {"nan": 0.0, "inf": 0.0}
     with np.errstate(all="ignore"):
         return {
             "norm": float(np.sqrt(np.sum(values**2))),
@@ -36,63 +68,48 @@ def expected(tensor: Tensor) -> dict[str, float]:
         }
 
 
-def close(found: dict[str, float], exact: dict[str, float], rel: float = 2e-5) -> None:
-    # numpy's std of equal values is the rounding of their mean.
-    size = max(abs(exact["min"]), abs(exact["max"]))
-    least = max(1e-6, 1e-15 * size) if np.isfinite(size) else 1e-6
-    assert found == pytest.approx(exact, rel=rel, abs=least, nan_ok=True)
+def require_equal(tensors: list[Tensor], rel: float = 2e-5) -> None:
+    for one, tensor in zip(found(tensors), tensors, strict=True):
+        exact = expected(tensor)
+        size = max(abs(exact["min"]), abs(exact["max"]))
+        assert one == pytest.approx(
+            exact, rel=rel, abs=max(1e-6, 1e-7 * size) if np.isfinite(size) else 1e-6, nan_ok=True
+        )
 
 
-SHAPES = [(1,), (7, 3), (3, CPU_CHUNK), (2 * CPU_CHUNK + 5,)]
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-def test_statistics_are_those_of_numpy(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_statistics_are_those_of_numpy(dtype: torch.dtype) -> None:
     draw = torch.Generator().manual_seed(0)
-    tensor = (torch.randn(shape, generator=draw) * 3 + 1).to(dtype)
-    tensor.view(-1)[::5] = 0
-    close(of(tensor), expected(tensor))
-    close(of(tensor.t() if tensor.dim() == 2 else tensor.flip(0)), expected(tensor))
+    shapes = [(1,), (7, 3), (3, CPU_CHUNK), (2 * CPU_CHUNK + 5,), (0, 3)]
+    tensors = [(torch.randn(shape, generator=draw) * 3 + 1).to(dtype) for shape in shapes]
+    for tensor in tensors[1:]:
+        tensor.view(-1)[::5] = 0
+    shifted = (torch.randn(9, generator=draw) * 0.01 + 100).to(dtype)
+    views = [tensors[2].t(), tensors[3][::2], shifted.expand(3, 9), shifted.clone().requires_grad_()]
+    require_equal([*tensors, *views, -shifted.abs(), torch.zeros(4, dtype=dtype)])
 
 
-def test_micro_batches_are_joined_as_one_tensor() -> None:
-    whole = torch.randn(10, 4000, generator=torch.Generator().manual_seed(1)) * 0.01 + 100
-    close(of(*whole.split(3)), expected(whole))
-    assert of(torch.ones(5, 70_000))["std"] == 0.0
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.lists(st.sampled_from(SPECIAL), min_size=1, max_size=8), min_size=1, max_size=5))
+def test_special_values_are_counted(values: list[list[float]]) -> None:
+    require_equal([torch.tensor(one, dtype=torch.float64) for one in values])
 
 
-@settings(max_examples=40)
-@given(
-    st.lists(
-        st.sampled_from([0.0, -0.0, 1.5, -2.0, math.nan, math.inf, -math.inf, 1e30]), min_size=1, max_size=12
-    )
-)
-def test_special_values_are_counted(values: list[float]) -> None:
-    tensor, exact = (
-        torch.tensor(values, dtype=torch.float64),
-        expected(torch.tensor(values, dtype=torch.float64)),
-    )
-    close(of(tensor), exact)
-    middle = len(values) // 2
-    close(of(tensor[:middle], tensor[middle:]), exact)
-
-
-def test_an_empty_tensor_has_no_values() -> None:
-    found = of(torch.zeros(0, 3))
-    assert math.isnan(found["norm"])
-    assert (found["nan"], found["inf"]) == (0.0, 0.0)
-
-
-def test_two_names_of_one_tensor_are_read_once_and_join_over_micro_batches() -> None:
+def test_parts_and_micro_batches_are_joined_as_one_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "DEVICE_BATCH", 5000)
+    whole = torch.randn(10, 4000, generator=torch.Generator().manual_seed(1)) + 100
     pending = Pending()
-    for values in (torch.ones(3), torch.full((3,), 3.0)):
-        pending.add([("actv", "a")], [values])
+    for part in whole.split(3):
+        pending.add([("actv", "a")], [part])
         pending.alias(("actv", "b"), ("actv", "a"))
     moments, _ = pending.take()
     assert moments["actv", "a"] == moments["actv", "b"]
-    assert moments["actv", "b"].mean == 2.0
-    assert pending.take() == ({}, {})
+    joined = {name: moments["actv", "a"].statistic(name) for name in STATISTICS}
+    assert joined == pytest.approx(expected(whole), rel=2e-5)
+    pending.add([("actv", "a")], [torch.ones(5, 70_000)])
+    pending.replace(("actv", "a"), torch.full((5, 70_000), 3.0))
+    only = pending.take()[0]["actv", "a"]
+    assert (only.mean, only.statistic("std")) == (3.0, 0.0)
 
 
 def test_moments_join_in_any_order() -> None:
@@ -103,7 +120,32 @@ def test_moments_join_in_any_order() -> None:
         assert one.statistic(name) == pytest.approx(other.statistic(name))
 
 
-def test_update_ratios() -> None:
+def test_a_list_needs_as_many_operations_as_it_has_sizes_and_a_step_is_one_transfer(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def model(layers: int) -> list[Tensor]:
+        shapes = [(64, 8), *[(8,), (8, 24), (24,), (8, 8), (8, 32), (32, 8)] * layers]
+        return [torch.ones(shape) for shape in shapes]
+
+    counts = []
+    for tensors in (model(2), model(20)):
+        with Operations() as noted:
+            found(tensors)
+        counts.append(len(noted.names))
+    assert (counts[0] == counts[1] <= 30 + 2 * 6) is (way == "lists")
+    transfers: list[Any] = []
+    to_list = Tensor.tolist
+    monkeypatch.setattr(Tensor, "tolist", lambda tensor: (transfers.append(tensor.shape), to_list(tensor))[1])
+    pending = Pending()
+    pending.add([("param", str(number)) for number in range(13)], model(2))
+    pending.add_values([("update_ratio", "x")], torch.ones(1, 1))
+    assert not transfers
+    pending.take()
+    assert transfers == [(14, WIDTH)]
+
+
+def test_update_ratios(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    monkeypatch.setattr(statistics, "on_host", lambda tensor: way == "chunks")
     before = [torch.tensor([3.0, 4.0]), torch.zeros(2), torch.zeros(2)]
     after = [torch.tensor([3.0, 9.0]), torch.zeros(2), torch.ones(2)]
     assert update_ratios([value.clone() for value in before], after).tolist() == [1.0, 0.0, math.inf]

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -98,12 +97,8 @@ def by_hand(synchronised: bool) -> Expected:
 
 
 def test_each_rank_writes_its_gradients_before_and_after_the_reduction(tmp_path: Path) -> None:
-    config: dict[str, Any] = {
-        "wg_distribution": True,
-        "ops": list(COLUMNS),
-        "ndigits": 9,
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config | {"step_count_per_record": 100}))
+    config = {"wg_distribution": True, "ops": list(COLUMNS), "ndigits": 9, "step_count_per_record": 100}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "script.py").write_text(SCRIPT)
     env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path)]
@@ -126,5 +121,3 @@ def test_each_rank_writes_its_gradients_before_and_after_the_reduction(tmp_path:
                         seen += 1
             assert seen == len(exact)
             assert invariants(folder) == []
-    unreduced = {rank: by_hand(False)["grad_unreduced", rank, "0.weight", 0] for rank in range(RANKS)}
-    assert not torch.allclose(unreduced[0], unreduced[1], rtol=0.05)
