@@ -139,7 +139,7 @@ pack-run: setup-core  ## RUN=results/x/runs/B0 [OUT=a.zip]: the checklist of a r
 logp-diff: setup-core  ## RUN=results/x/runs/B0 [THRESHOLD=0.01] [OUT=]: sample with a KV cache, compare with training
 	@$(INTERPRETER) -m scripts.logp_diff
 
-oracle: setup-core  ## [RECORD=results/x/records/B0/step40] [OTHER=oracle.json] [OUT=]: operations against float64
+oracle: setup-core  ## RECORD=results/x/records/B0/step40 [OTHER=oracle.json] [OUT=]: operations against float64
 	@$(INTERPRETER) -m scripts.oracle
 
 evaluate: setup-core  ## RUN=results/x/runs/B0 PLATFORM="bf16 int4" [MACHINE=w7900]: other arithmetic; RUN=models/gpt2

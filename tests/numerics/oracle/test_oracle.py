@@ -18,7 +18,6 @@ from numerics.compare.step_record import Value
 from numerics.oracle.command import OracleReport, check_all, summary
 from numerics.oracle.generated_inputs import generated
 from numerics.oracle.recorded_operations import LOST, operations
-from scripts.oracle.gpt2_operations import Shapes, gpt2_operations
 from tests.numerics.compare.small_models import STATISTICS, TENSORS, ours, record
 
 VALUES = {"task": "tensor", "level": "mix"}
@@ -209,11 +208,3 @@ def test_unusable_records_and_devices_are_one_line(
         error = capsys.readouterr().err
         assert "fix: " in error
         assert len(error.splitlines()) == 1
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_the_operations_of_gpt2_are_within_rounding(dtype: torch.dtype) -> None:
-    report = check_all(gpt2_operations(Shapes(32, 2, 16, 128), dtype), "GPT-2", "cpu", extremes=False)
-    assert len({check.name for check in report.checks}) == 13
-    assert wrong(report) == []
-    assert report.skipped == []
