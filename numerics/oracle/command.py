@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from numerics.dump_files import finite, read_json, write_json, writing
 from numerics.errors import NumericsError
-from numerics.rows import TableRow, text_table
+from numerics.rows import HEADINGS, TableRow, text_table
 from pages.document import BulletList, Document, Section, Table
 from pages.page import render_html
 
@@ -182,21 +182,7 @@ def summary(report: OracleReport) -> list[str]:
 
 def report_document(report: OracleReport) -> Document:
     """Return the page: the counts, and every check, the worst first."""
-    rows = [report.row(check) for check in report.checks]
-    table = Table.of(
-        rows,
-        {
-            "Operation": lambda row: row.call,
-            "Part": lambda row: row.side,
-            "Run": lambda row: row.place,
-            "Units": lambda row: row.cells[5],
-            "Bound": lambda row: row.cells[6],
-            "Benchmark": lambda row: row.golden,
-            "Verdict": lambda row: row.evidence,
-            "Why": lambda row: row.target,
-        },
-        (1, 2, 6, 7),
-    )
+    table = Table(HEADINGS, [report.row(check).cells for check in report.checks], (1, 2, 3, 7))
     title = f"Operations against float64: {report.verdict}"
     return Document(
         title, [BulletList(summary(report)), Section("Checks", [table])], f"{report.device}; {report.source}"
