@@ -28,6 +28,7 @@ trend.html with a heat map, and trend.json. The exit status is 0 for every resul
 """
 LISTED = 20  # rows in the terminal
 COLUMNS, MAPS = 400, 24  # steps of a heat map, each the most extreme of several in a long run; maps of a page
+DeviationMap = tuple[str, Floats, TensorSeries]  # name, deviations (tensors, steps), table
 COLORS = [[0, "var(--v1)"], [0.5, "var(--noise)"], [1, "var(--v2)"]]
 
 
@@ -73,8 +74,9 @@ def show(
     run, reference = runs[-1], runs[0] if len(runs) > 1 else None
     rows = trend(run, reference)
     title = "Trends of " + " against ".join(str(one.path) for one in (run, reference) if one)
-    facts = [tested(run, reference), *(note for one in runs for note in one.notes)]
-    written = write_trend(rows, facts, title, run, reference, folder)
+    maps = deviation_maps(run, reference)
+    facts = [tested(maps), *(note for one in runs for note in one.notes)]
+    written = write_trend(rows, facts, title, maps, folder)
     more = [f"{len(rows) - LISTED} more rows are in {written[0]}"] if len(rows) > LISTED else []
     step = next(
         (row.place.partition("step ")[2].partition(",")[0] for row in rows if "step " in row.place), ""
@@ -95,8 +97,7 @@ def write_trend(
     rows: Sequence[TableRow],
     facts: Sequence[str],
     title: str,
-    run: MonitoredRun,
-    reference: MonitoredRun | None,
+    maps: Sequence[DeviationMap],
     folder: Path,
 ) -> list[Path]:
     """Write trend.json and trend.html into the folder. Returns their paths."""
@@ -105,7 +106,7 @@ def write_trend(
     blocks: list[Block] = [
         *map(Paragraph, facts),
         table,
-        Figure("tensors", heat_map(run, reference), numbers=()),
+        Figure("tensors", heat_map(maps), numbers=()),
     ]
     with writing(folder, "give another folder for the results"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -115,17 +116,15 @@ def write_trend(
     return paths
 
 
-def tested(run: MonitoredRun, reference: MonitoredRun | None) -> str:
+def tested(maps: Sequence[DeviationMap]) -> str:
     """Return how many values have a history, without which only values that are not finite are found."""
-    counts = [0, 0]
-    for _, units, table in _maps(run, reference):
-        counts[0] += int(np.isfinite(units).sum())
-        counts[1] += int(table.present.sum())
-    return f"{counts[0]:,} of {counts[1]:,} values were tested: a value needs 16 of its tensor before it"
+    count = sum(int(np.isfinite(units).sum()) for _, units, _ in maps)
+    whole = sum(int(table.present.sum()) for _, _, table in maps)
+    return f"{count:,} of {whole:,} values were tested: a value needs 16 of its tensor before it"
 
 
-def _maps(run: MonitoredRun, reference: MonitoredRun | None) -> list[tuple[str, Floats, TensorSeries]]:
-    """Return name, deviations (tensors, steps) and table of the first tested statistic of each kind and rank."""
+def deviation_maps(run: MonitoredRun, reference: MonitoredRun | None) -> list[DeviationMap]:
+    """Return the first tested statistic of each kind and rank."""
     found = []
     for (kind, rank), table in run.tables.items():
         other = None
@@ -139,10 +138,10 @@ def _maps(run: MonitoredRun, reference: MonitoredRun | None) -> list[tuple[str, 
     return found
 
 
-def heat_map(run: MonitoredRun, reference: MonitoredRun | None) -> dict[str, Any] | None:
+def heat_map(maps: Sequence[DeviationMap]) -> dict[str, Any] | None:
     """Return the figure: scales by tensor and step, a kind and rank at a time. Not finite is the end of the scale."""
     options: list[dict[str, Any]] = []
-    for name, units, table in _maps(run, reference)[:MAPS]:
+    for name, units, table in maps[:MAPS]:
         extreme = np.where(not_finite(table), 2 * LIMIT, np.clip(units, -2 * LIMIT, 2 * LIMIT))
         group = -(-len(table.steps) // COLUMNS)
         parts = [extreme[:, at : at + group] for at in range(0, len(table.steps), group)]
