@@ -320,13 +320,12 @@ class _Judge:
             if row.replayed is None and not (row.equal("input") or row.pair.call.is_module):
                 self.undecided += [f"{row.name}: {value}" for value in changed if value.side == "argument"]
             return None
-        if row.replayed is not None and wrong:
-            return self._divergence(row, "output", "setting" if row.settings else "computed", bound=BOUND)
         if row.lost:
             return self._divergence(row, "parameter", "parameter", row.lost[0])
-        if not row.settings and _integers_without_values(row):
+        if not row.settings and row.replayed is None and _integers_without_values(row):
             return self._divergence(row, "output", "data")
         bound = GROWTH * explained / row.epsilon if row.epsilon else 0.0
+        bound = bound if row.replayed is None else BOUND
         if row.settings:
             return self._divergence(row, "output", "setting", (changed or row.settings)[0], bound)
         inside = (other for other in self.rows if other.grade == UNMATCHED and other.pair.call.is_module)
