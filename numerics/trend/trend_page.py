@@ -29,7 +29,7 @@ trend.html with a heat map, and trend.json. The exit status is 0 for every resul
 LISTED = 20  # rows in the terminal
 COLUMNS, MAPS = 400, 24  # steps of a heat map, each the most extreme of several in a long run; maps of a page
 DeviationMap = tuple[str, Floats, TensorSeries]  # name, deviations (tensors, steps), table
-COLORS = [[0, "var(--v1)"], [0.5, "var(--noise)"], [1, "var(--v2)"]]
+COLORS = [[0, "#2166ac"], [0.5, "#f7f7f7"], [1, "#b2182b"]]  # below, as and above the expected value
 
 
 def add_command(commands: Any) -> None:
