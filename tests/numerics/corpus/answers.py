@@ -31,8 +31,13 @@ class Answer:
     )
 
 
-def compared(target: Path, golden: Path, names: Mapping[str, Any] | None = None) -> Answer:
-    """Compare two records. names: {target: golden}, of modules."""
+def compared(
+    target: Path,
+    golden: Path,
+    names: Mapping[str, Any] | None = None,
+    parts: Mapping[str, int] | None = None,
+) -> Answer:
+    """Compare two records. names: {target: golden}, of modules. parts: {parameter: axis}; no comparison merges them."""
     found = compare_records(target, golden, names=names)
     if found.first is None:
         return Answer(found.verdict_text, call=found.first_unequal or "")

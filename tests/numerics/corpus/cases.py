@@ -93,6 +93,7 @@ class Case:
     guide: str = ""  # section of the guide with such a case
     call: str = ""  # a part of the name of the first row, or of its step and rank
     names: Mapping[str, str] | None = field(default=None, hash=False)  # {target: golden}, of modules
+    parts: Mapping[str, int] | None = field(default=None, hash=False)  # {parameter: axis} that ranks divide
 
     def is_right(self, answer: Answer, kind: str) -> bool:
         if not self.verdict.endswith("diverges"):
@@ -128,7 +129,7 @@ class Corpus:
             target = case.target.record(self.folder, kind, mode)
         except NumericsError as error:
             return Answer("refused", call=str(error))
-        return compared(target, golden, case.names)
+        return compared(target, golden, case.names, case.parts)
 
 
 @dataclass(frozen=True)

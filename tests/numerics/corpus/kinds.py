@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import tempfile
 import threading
@@ -18,7 +19,19 @@ from torch.nn.utils import parametrizations
 from numerics import Recorder, RecorderConfig
 from tests.numerics.corpus.cases import MODULES, NET, Case, Side
 from tests.numerics.corpus.clean import autocast
-from tests.numerics.corpus.nets import Make, Net, X, changed, clean, fault, hidden, multihead, plain, within
+from tests.numerics.corpus.nets import (
+    Make,
+    Net,
+    X,
+    changed,
+    clean,
+    fault,
+    hidden,
+    multihead,
+    plain,
+    step,
+    within,
+)
 
 IMAGES = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(3))
 RANDOM: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -181,8 +194,8 @@ def ranks(start: float = 0.0, norms: bool = True, clip: tuple[int, ...] = ()) ->
             models[rank][0].weight.data[3] += start * rank
         optimizers = [torch.optim.SGD(model.parameters(), 0.1) for model in models]
         recorders = [Recorder(RecorderConfig(dump_path=str(place), **settings)) for _ in models]
-        for step in (0, 1):
-            losses = [model(X[rank] + step).square().mean() for rank, model in enumerate(models)]
+        for number in (0, 1):
+            losses = [model(X[rank] + number).square().mean() for rank, model in enumerate(models)]
             both = [
                 torch.autograd.grad(loss, list(model.parameters()))
                 for loss, model in zip(losses, models, strict=True)
@@ -190,7 +203,7 @@ def ranks(start: float = 0.0, norms: bool = True, clip: tuple[int, ...] = ()) ->
             for rank, (model, recorder) in enumerate(zip(models, recorders, strict=True)):
                 os.environ["RANK"] = str(rank)
                 recorder.start(model)
-                torch.autograd.backward(model(X[rank] + step).square().mean())
+                torch.autograd.backward(model(X[rank] + number).square().mean())
                 for (name, p), one, other in zip(model.named_parameters(), *both, strict=True):
                     if norms or not name.startswith("1."):
                         p.grad.copy_((one + other) / 2)
@@ -200,6 +213,53 @@ def ranks(start: float = 0.0, norms: bool = True, clip: tuple[int, ...] = ()) ->
                 optimizers[rank].step()
                 optimizers[rank].zero_grad()
                 recorder.step()
+        del os.environ["RANK"]
+        return place
+
+    return Side(recorded=recorded)
+
+
+class Part(nn.Module):
+    """A rank's part of two layers: columns of the first, rows of the second, and the sum over the ranks."""
+
+    def __init__(self, whole: Any, rank: int, bias: bool) -> None:
+        super().__init__()
+        self.a, self.b, self.rest = nn.Linear(16, 8), nn.Linear(8, 16), torch.zeros(())
+        part = slice(8 * rank, 8 * rank + 8)
+        with torch.no_grad():
+            self.a.weight.copy_(whole.a.weight[part])
+            self.a.bias.copy_(whole.a.bias[part])
+            self.b.weight.copy_(whole.b.weight[:, part])
+            self.b.bias.copy_(whole.b.bias * bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.b(F.gelu(self.a(x)))
+        with torch._C.DisableTorchFunction():
+            return torch.as_tensor(y + self.rest)
+
+
+def parallel(bias: tuple[bool, bool] = (True, False), reduced: bool = True) -> Side:
+    """Return two ranks of a tensor parallel model. bias: ranks that add it. reduced: gradients of the layer before."""
+
+    def recorded(folder: Path, settings: Mapping[str, Any]) -> Path:
+        place = Path(tempfile.mkdtemp(dir=folder))
+        torch.manual_seed(0)
+        golden: Any = nn.Sequential(nn.Linear(16, 16), Net(plain))
+        torch.autograd.backward(golden(X).square().mean())
+        models: list[Any] = [
+            nn.Sequential(copy.deepcopy(golden[0]), Part(golden[1], rank, bias[rank])) for rank in (0, 1)
+        ]
+        rest = [other(X).detach() for other in reversed(models)]
+        for rank, model in enumerate(models):
+            os.environ["RANK"] = str(rank)
+            model[1].rest = rest[rank]
+            recorder = Recorder(RecorderConfig(dump_path=str(place), **settings))
+            recorder.start(model)
+            torch.autograd.backward(model(X).square().mean())
+            for mine, right in zip(model[0].parameters(), golden[0].parameters(), strict=True):
+                mine.grad.copy_(right.grad if reduced else mine.grad)
+            recorder.stop()
+            recorder.step()
         del os.environ["RANK"]
         return place
 
@@ -312,6 +372,26 @@ def _of_ranks() -> Iterator[Case]:
     yield Case("two ranks", "", right, right, verdict="equal", kinds=(NET,))
 
 
-KINDS = (*_masked(), *_compiled(), *_shifted(), *_written_otherwise(), *_unrecorded(), *_of_ranks())
+def _of_parts() -> Iterator[Case]:
+    """Two ranks of which each has a part of the weights, against one process: their tensors are merged."""
+    golden = Side(model=lambda: nn.Sequential(nn.Linear(16, 16), Net(plain)), step=step)
+    parts = {"1.a.weight": 0, "1.a.bias": 0, "1.b.weight": 1}
+    yield Case("tensor parallel ranks", "", parallel(), golden, verdict="rounding", kinds=(NET,), parts=parts)
+    for name, target, module in (
+        ("tensor parallel ranks that both add the bias", parallel((True, True)), "1.b"),
+        ("tensor parallel ranks without a sum of gradients", parallel(reduced=False), "0"),
+    ):
+        yield Case(name, module, target, golden, direction="", kinds=(NET,), parts=parts)
+
+
+KINDS = (
+    *_masked(),
+    *_compiled(),
+    *_shifted(),
+    *_written_otherwise(),
+    *_unrecorded(),
+    *_of_ranks(),
+    *_of_parts(),
+)
 KIND_FAULTS = tuple(case for case in KINDS if case.verdict.endswith("diverges"))
 KIND_PAIRS = tuple(case for case in KINDS if not case.verdict.endswith("diverges"))

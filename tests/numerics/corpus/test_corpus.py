@@ -17,7 +17,11 @@ from tests.numerics.corpus.kinds import KINDS
 from tests.numerics.corpus.known_wrong import KNOWN_WRONG
 from tests.numerics.corpus.models import OURS, TRANSFORMERS
 from tests.numerics.corpus.nets import NET_FAULTS, NET_PAIRS
+from tests.numerics.corpus.sound import SOUND
+from tests.numerics.corpus.training import PUBLIC, TRAINING
 from tests.numerics.corpus.whole import RUN_FAULTS
+
+SMALL = (*NET_FAULTS, *NET_PAIRS, *KINDS, *TRAINING, *SOUND)
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +60,7 @@ def marked(cases: Iterable[Any]) -> Iterator[Any]:
         yield pytest.param(case, marks=marks, id=case.name)
 
 
-@pytest.mark.parametrize("case", marked((*NET_FAULTS, *NET_PAIRS, *KINDS)))
+@pytest.mark.parametrize("case", marked(SMALL))
 def test_a_case_of_a_small_model_is_right_in_each_mode(case: Case, corpus: Corpus) -> None:
     found = {mode: corpus.answer(case, NET, mode) for mode in MODES if mode not in case.hidden}
     assert all(case.is_right(answer, NET) for answer in found.values()), found
@@ -68,8 +72,11 @@ def test_a_record_without_order_hides_an_order(corpus: Corpus) -> None:
 
 
 def test_the_corpus_has_the_cases_of_the_guide() -> None:
-    names = {case.name for case in (*NET_FAULTS, *NET_PAIRS, *KINDS, *RUN_FAULTS)}
+    names = {case.name for case in (*SMALL, *RUN_FAULTS)}
     assert names >= KNOWN_WRONG.keys()
+    assert names | {case.name for case in FAULTS} >= {
+        name for kinds in PUBLIC.values() for name in kinds.values()
+    }
     assert len({case.name for case in (*FAULTS, *CLEAN)}) == len(FAULTS) + len(CLEAN) >= 58
     expected = {
         f"3.{part}" for part in ("1.1", "1.2", "1.3", "2.1.1", "2.1.2", "2.1.3", "2.2.1", "2.2.2", "2.2.3")
