@@ -2,8 +2,8 @@
 
 A call has inputs x, received gradients g, and results and gradients y. u is half the machine epsilon of its coarsest
 dtype. y* is the call in float64 on x and g, with attention by its definition. It is computed four more times with each
-x and g changed to x (1 + u z), z normal, and so is what backward keeps of the forward. spread_i is the root mean square
-(rms) of the changes of element i.
+x and g changed to x (1 + u z), z normal, and so are plain numbers and what backward keeps of the forward. spread_i is
+the root mean square (rms) of the changes of element i.
 
     unit_i = sqrt((u |y*_i|)^2 + spread_i^2) + smallest number of the dtype,    e = |y - y*|
     error  = max(rms(e) / rms(unit), max_i e_i / (unit_i + rms(unit)) / sqrt(2 ln elements))
@@ -97,7 +97,8 @@ class FunctionCall:
     def run(self, change: Change, dtype: torch.dtype | None = None, stored: bool = False) -> CallOutput:
         """Run forward and backward on changed copies of the tensors.
 
-        dtype: in place of floating dtypes given. stored: whether what backward keeps of the forward is changed, too.
+        dtype: in place of floating dtypes given. stored: whether plain numbers that float32 does not hold, and what
+        backward keeps of the forward, are changed, too.
         """
         leaves: list[Tensor] = []
         memory: set[int] = set()  # of the arguments
@@ -117,7 +118,10 @@ class FunctionCall:
             is_argument = tensor.untyped_storage().data_ptr() in memory
             return change(tensor) if stored and is_number(tensor) and not is_argument else tensor
 
-        args, kwargs = (converted(part, prepare, dtype) for part in (list(self.args), dict(self.kwargs)))
+        number = change if stored else None
+        args, kwargs = (
+            converted(part, prepare, dtype, number) for part in (list(self.args), dict(self.kwargs))
+        )
         with (
             torch.enable_grad(),
             saved_tensors_hooks(keep, lambda tensor: tensor) if stored else nullcontext(),
@@ -188,17 +192,20 @@ class Float64Reference:
     def error(self, part: str, tensor: Tensor) -> Error:
         """Measure one result or gradient."""
         exact = dict(self.exact.parts)[part]
-        units, why = measured(tensor, exact, _samples(self.draws, part), self.u, self.bound)
+        units, why = measured(tensor, exact, _samples(self.draws, part, exact), self.u, self.bound)
         if units > self.bound and tensor.shape == exact.shape:
             if not self._confirming:
                 self._confirming = [self.draw(size) for size in (1.0, 2.0) for _ in range(CONFIRMING)]
             more = self._confirming if not is_number(tensor) else self._confirming[:CONFIRMING]
-            units, why = measured(tensor, exact, _samples([*self.draws, *more], part), self.u, self.bound)
+            samples = _samples([*self.draws, *more], part, exact)
+            units, why = measured(tensor, exact, samples, self.u, self.bound)
         return Error(part, units, self.bound, tensor.dtype, why)
 
 
-def _samples(draws: Sequence[CallOutput], part: str) -> list[Tensor]:
-    return [dict(draw.parts)[part] for draw in draws if part in dict(draw.parts)]
+def _samples(draws: Sequence[CallOutput], part: str, exact: Tensor) -> list[Tensor]:
+    """Return a part of the draws, without those of which a changed size has another shape."""
+    found = [tensor for draw in draws for name, tensor in draw.parts if name == part]
+    return [tensor for tensor in found if tensor.shape == exact.shape] or [exact]
 
 
 def within_rounding(
@@ -359,16 +366,23 @@ def coarsest(call: FunctionCall, done: CallOutput) -> torch.dtype:
     )
 
 
-def converted(value: Any, change: Change, dtype: torch.dtype | None = None) -> Any:
-    """Return nested arguments with changed tensors. dtype: in place of floating dtypes among the plain values."""
+def converted(
+    value: Any, change: Change, dtype: torch.dtype | None = None, number: Change | None = None
+) -> Any:
+    """Return nested arguments with changed tensors.
+
+    dtype: in place of floating dtypes among the plain values. number: changes those that float32 does not hold.
+    """
     if isinstance(value, Tensor):
         return change(value)
+    if isinstance(value, float) and number and value != float(torch.tensor(value)):
+        return float(number(torch.tensor(value, dtype=torch.float64)))
     if isinstance(value, torch.dtype) and dtype and value.is_floating_point:
         return dtype
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
-        return type(value)(converted(part, change, dtype) for part in value)
+        return type(value)(converted(part, change, dtype, number) for part in value)
     if isinstance(value, dict):
-        return {key: converted(part, change, dtype) for key, part in value.items()}
+        return {key: converted(part, change, dtype, number) for key, part in value.items()}
     return value
 
 
