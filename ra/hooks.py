@@ -22,6 +22,7 @@ from gpt2.config.config import OPTIMIZER_NUMBERS
 from gpt2.config.dotconfig import number_in
 from gpt2.model.init import keyed_generator
 from ra import custom, names
+from ra.global_state import FIX, GlobalState
 from ra.names import VariantError, is_custom, source
 from ra.settings import AlternationSettings
 
@@ -49,7 +50,11 @@ class Hooks:
 
 
 def load_hooks(name: str, spec: AttentionSpec) -> Hooks:
-    """Import the file of a variant and build each part once. VariantError names the faulty line."""
+    """Import the file of a variant and build each part once. VariantError names the faulty line.
+
+    Another one names what the first import or the building changes outside of the module.
+    """
+    before = None if module_name(name) in sys.modules else GlobalState()
     with _explained(name):
         module = importlib.import_module(module_name(name))
         functions = {part: getattr(module, part) for part in PARTS if hasattr(module, part)}
@@ -62,6 +67,12 @@ def load_hooks(name: str, spec: AttentionSpec) -> Hooks:
             if not isinstance(built, nn.Module):
                 arguments = "spec" if part == "position" else "0, spec"
                 raise TypeError(f"{part}({arguments}) returned {type(built).__name__}, not a torch.nn.Module")
+    if before and (changed := before.changed()):
+        del sys.modules[module_name(name)]  # a second import is refused as well
+        raise VariantError(
+            f"{name}: ra/{_folder(name)}/{source(name).name} changes {changed} when it is loaded; every run's numbers "
+            f"would depend on it; fix: {FIX}"
+        )
     return Hooks({part: _with_spec(part, function, spec) for part, function in functions.items()}, recipe)
 
 

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import cross_entropy  # a later change of torch's name has no effect
 
 from gpt2.model.cpu_linear import MIN_HEAD_WIDTH, onednn_matmul, use_cpu_kernels, use_onednn
 
@@ -198,7 +198,7 @@ def token_losses(x_BTC: Tensor, weight_VC: Tensor, targets_BT: Tensor, vocabular
             x, targets = x_NC[part].to(dtype), targets_N[part]
             logits_NV = onednn_matmul(x, w_VC) if use_onednn(x) else x @ w_VC.T
             if unpadded:
-                losses_N[part] = F.cross_entropy(logits_NV, targets, reduction="none")
+                losses_N[part] = cross_entropy(logits_NV, targets, reduction="none")
                 continue
             losses_N[part] = torch.cat(
                 [_row_losses(*rows, vocabulary)[2][:, 0] for rows in _row_slices(logits_NV, targets)]

@@ -41,17 +41,13 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     return [group for group in groups if group["params"]]
 
 
-def adamw(groups: list[dict[str, Any]], **options: Any) -> torch.optim.AdamW:
-    """Return torch's AdamW, without the second or two in which its first use loads torch._dynamo.
-
-    torch loads it to keep these methods out of compiled graphs. No graph of this project contains an optimizer.
-    """
-    if "torch._dynamo" not in sys.modules:
-        for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
-            setattr(torch.optim.Optimizer, name, inspect.unwrap(getattr(torch.optim.Optimizer, name)))
-        step = inspect.unwrap(torch.optim.AdamW.step)
-        setattr(torch.optim.AdamW, "step", torch.no_grad()(step))  # noqa: B010  (mypy allows no assignment)
-    return torch.optim.AdamW(groups, **options)
+# The first use of an optimizer loads torch._dynamo for a second or two, to keep these methods out of compiled graphs.
+# No graph of this project contains an optimizer. Done at import, before the code of a variant is loaded.
+if "torch._dynamo" not in sys.modules:
+    for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
+        setattr(torch.optim.Optimizer, name, inspect.unwrap(getattr(torch.optim.Optimizer, name)))
+    step = inspect.unwrap(torch.optim.AdamW.step)
+    setattr(torch.optim.AdamW, "step", torch.no_grad()(step))  # noqa: B010  (mypy allows no assignment)
 
 
 Progress = float | Fraction

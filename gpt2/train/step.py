@@ -27,7 +27,6 @@ from gpt2.system.errors import UserError
 from gpt2.train import gradients
 from gpt2.train.optimizer import (
     Progress,
-    adamw,
     decay_start,
     learning_rate,
     parameter_groups,
@@ -121,7 +120,7 @@ class Stepper:
         initialise(self.model, seed)
         if torch.device(device).type != "cpu":  # built on the CPU
             self.model.to(device)
-        self.optimizer: torch.optim.Optimizer = adamw(
+        self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(
             parameter_groups(self.model, optimizer_config.weight_decay),
             lr=optimizer_config.learning_rate,
             betas=(optimizer_config.beta1, optimizer_config.beta2),

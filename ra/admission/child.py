@@ -25,7 +25,7 @@ from ra import names
 from ra.admission.examine import examine
 from ra.admission.probe import OPTIMIZER, Probe, examined_part, inputs, run
 from ra.admission.process import Request
-from ra.admission.results import Cost, Costs
+from ra.admission.results import OUTSIDE, Cost, Costs
 from ra.arms import BASELINE, parse_arm
 from ra.counts import count, matched_width
 from ra.settings import AlternationSettings
@@ -42,10 +42,13 @@ def main() -> None:
         names.CUSTOM_FOLDER = Path(request.custom_folder)
         ra.custom.__path__ = [request.custom_folder]
         for name in request.names:
-            _answer(request, name, out)
+            if not _answer(request, name, out):
+                break  # `ra.admission.process` examines the others in a new process
 
 
-def _answer(request: Request, name: str, out: TextIO) -> None:
+def _answer(request: Request, name: str, out: TextIO) -> bool:
+    """Examine a variant, or digest it. Returns whether this process may examine others: it is as before."""
+
     def tell(**event: Any) -> None:
         print(json.dumps({"variant": name} | event), file=out, flush=True)
 
@@ -55,7 +58,7 @@ def _answer(request: Request, name: str, out: TextIO) -> None:
         built = digests(probe)
     except names.VariantError as error:
         tell(error=str(error))
-        return
+        return False
     if request.examine:
         examination = examine(probe, lambda check: tell(check=check))
         if request.count_costs:
@@ -63,8 +66,9 @@ def _answer(request: Request, name: str, out: TextIO) -> None:
             found = costs(name, request.model, request.alternation)
             examination = dataclasses.replace(examination, costs=found)
         tell(examination=examination.to_json(), digests=built)
-    else:
-        tell(digests=built)
+        return all(one.check != OUTSIDE for one in examination.violations)
+    tell(digests=built)
+    return True
 
 
 def digests(probe: Probe) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from dataclasses import replace
 
 from ra.admission import batches, causality, gradients, interface, repeatability
 from ra.admission.probe import Probe, difference, inputs, restored_generators, run
-from ra.admission.results import FAILED, PASSED, Examination, Outcome
+from ra.admission.results import FAILED, OUTSIDE, PASSED, Examination, Outcome
 from ra.admission.violation import Violation, describe, violation
+from ra.global_state import FIX
 
 Check = Callable[[Probe], Iterator[Violation]]
 CHECKS: dict[str, Check] = {  # the names and their meaning: ra.admission.results
@@ -50,6 +51,11 @@ def examine(probe: Probe, on_check: Callable[[str], None] = lambda name: None) -
             violations += found
             reason = reason or _obstacle(name, found, probe)
         probe.forget()
+    changed = probe.before.changed()
+    if changed:  # the first violation: others may follow from it
+        message = f"a call changes {changed}: every run's numbers would depend on it"
+        violations.insert(0, Violation(probe.name, OUTSIDE, message, FIX))
+    outcomes.append(Outcome(OUTSIDE, FAILED if changed else PASSED, 0.0))
     return Examination(probe.name, tuple(outcomes), tuple(violations))
 
 

@@ -88,7 +88,7 @@ def _fault(layer: int, module: nn.Module, x_BTC: Tensor) -> Violation | None:
                 layer=layer,
             )
         if (
-            not isinstance(y, Tensor)
+            type(y) is not Tensor
             or y.shape != x_BTC.shape
             or y.dtype != x_BTC.dtype
             or y.device != x_BTC.device
@@ -119,8 +119,8 @@ def _attend_fault(module: nn.Module, x_BTC: Tensor, training: bool) -> str:
 
 
 def _tensor(value: Any) -> str:
-    if not isinstance(value, Tensor):
-        return f"{type(value).__name__}, not a tensor,"
+    if type(value) is not Tensor:
+        return f"{type(value).__name__}, not a plain tensor,"
     device = "" if value.device.type == "cpu" else f" on {value.device}"
     return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}{device}"
 
@@ -231,6 +231,8 @@ def step(probe: Probe) -> Iterator[Violation]:
             for iteration in range(2):
                 stepper.step(ids_ET, iteration, 2)
         learned_scalars(stepper.model)
+        if type(found := stepper.model.hidden(ids_ET[:, :-1])) is not Tensor:
+            raise TypeError(f"the model's output is {type(found).__name__}, not a plain tensor")
     except (Exception, SystemExit) as error:
         message = f"a training step fails: {describe(error)}"
         fix = FUSED_FIX if "No available kernel" in message else "correct that line"

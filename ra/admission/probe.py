@@ -26,6 +26,7 @@ from gpt2.config.config import ModelConfig, OptimizerConfig
 from gpt2.model.init import initialise, keyed_normal, keyed_parts
 from gpt2.model.transformer import GPT2, LearnedPosition, ModelParts
 from ra.arms import parse_arm
+from ra.global_state import GlobalState
 from ra.names import VariantError
 from ra.settings import AlternationSettings
 from ra.variants import variant
@@ -57,13 +58,14 @@ class Probe:
     """A variant and the shapes at which it is examined.
 
     study: the model that will be trained. shape: the small model. layers: of the study, those examined.
-    dtypes: in which the attention runs, the widest first.
+    dtypes: in which the attention runs, the widest first. before: the state of the process.
     """
 
     def __init__(
         self, name: str, study: ModelConfig, alternation: AlternationSettings, autocast: bool = False
     ) -> None:
         """autocast: the study trains in bfloat16."""
+        self.before = GlobalState(generators=False)  # before the first call
         self.name, self.alternation, self.autocast = name, alternation, autocast
         self.study = replace(variant(name, study, alternation).model, dropout=0.0)
         self.layers = spread(study.layers, MOST_LAYERS)

@@ -136,6 +136,8 @@ def examine_variants(
                 running = (name, event["check"])
         if not left:
             break
+        if not reason and running[0] not in left:
+            continue  # the last variant changed its process
         name, check = running if running[0] in left else (left[0], "load")
         found[name] = _died(name, check, reason, child.last_words())
         left.remove(name)

@@ -26,6 +26,7 @@ from ra.admission.probe import (
     working_dtype,
 )
 from ra.admission.violation import Violation, violation
+from ra.global_state import GENERATORS, TORCH
 
 DETERMINISTIC, STATE, MODE = "deterministic", "state", "mode"
 RANDOM_FIX = (
@@ -36,6 +37,7 @@ STEP_FIX = (
 )
 WEIGHTS_FIX = "keep nothing that depends on weights between calls, or clear it in train()"
 MANY_CALLS = 1_000_000
+OTHER_SEED = 20_011  # that no variant sets by chance
 STATE_FIX = "compute the output from x alone and keep nothing on the module between calls"
 
 
@@ -214,7 +216,14 @@ def state(probe: Probe) -> Iterator[Violation]:
         for training in (True, False):
             run(used, x_BTC, training, copied=False)
         changed = _changed(before, used)
-        if changed:
+        if generator := _changed_generator(used, x_BTC):
+            yield violation(
+                f"a call changes the state of {generator}: the numbers of other modules would depend on it",
+                "draw from torch's generator in training alone, with `stochastic = True`, and seed none",
+                module,
+                layer=layer,
+            )
+        elif changed:
             yield violation(
                 f"a call changes {changed[0]}: the function depends on the number of calls, so on micro-batches, "
                 "evaluations and resumption",
@@ -229,6 +238,17 @@ def state(probe: Probe) -> Iterator[Violation]:
                 module,
                 layer=layer,
             )
+
+
+def _changed_generator(module: nn.Module, x_BTC: Tensor) -> str:
+    """Name the generator that a call seeds, or draws from although the module does not declare it; "" if none."""
+    torch.default_generator.manual_seed(OTHER_SEED)
+    before = {name: read() for name, read in GENERATORS.items()}
+    with torch.no_grad():
+        module.train()(x_BTC * 1)
+    drawn = any(map(stochastic, module.modules())) and torch.initial_seed() == OTHER_SEED
+    changed = [name for name, read in GENERATORS.items() if read() != before[name]]
+    return next((name for name in changed if not (drawn and name == TORCH)), "")
 
 
 def mode(probe: Probe) -> Iterator[Violation]:

@@ -21,14 +21,21 @@ from ra.admission.probe import (
     shape_rounding,
 )
 from ra.admission.repeatability import MODE, stochastic
+from ra.admission.results import OUTSIDE
 from ra.admission.violation import describe
+from ra.global_state import GlobalState
 
 
 @torch.no_grad()
-def examine_trained(model: GPT2, ids_BT: Tensor) -> Admission:
-    """Examine the model on validation windows ids_BT, in the autocast of the caller. Leaves it in evaluation mode."""
+def examine_trained(model: GPT2, ids_BT: Tensor, before: GlobalState | None = None) -> Admission:
+    """Examine the model on validation windows ids_BT, in the autocast of the caller. Leaves it in evaluation mode.
+
+    before: the state of the process before training.
+    """
     began = time.perf_counter()
     faults: list[ModelFault] = []
+    if before and (changed := before.changed()):
+        faults.append(ModelFault(OUTSIDE, f"{changed} changed during training"))
     with restored_generators():
         try:
             faults += _faults(model, ids_BT)

@@ -10,6 +10,7 @@ from gpt2.config.config import ModelConfig
 from ra.admission.causality import future_leak
 from ra.admission.examine import CHECKS, examine
 from ra.admission.probe import Probe, inputs, row_rounding
+from ra.admission.results import OUTSIDE
 from ra.names import LEARNED, PATTERNS, published_variants
 from ra.settings import AlternationSettings
 from tests.pins.admission import hold_to_pin
@@ -54,7 +55,7 @@ def test_a_built_in_variant_is_admitted(name: str, mix: str) -> None:
     found = examine(Probe(name, study, MIXES[mix], autocast=True))
     hold_to_pin(found)
     assert found.violations == ()
-    assert [outcome.check for outcome in found.outcomes] == list(CHECKS)
+    assert [outcome.check for outcome in found.outcomes] == [*CHECKS, OUTSIDE]
     assert {outcome.result for outcome in found.outcomes} == {"passed"}
 
 
