@@ -11,6 +11,9 @@ from typing import Annotated, Any
 from gpt2.artifacts.seal import read_sealed, write_sealed
 from gpt2.artifacts.typed_json import InvalidJsonError, JsonObject, Range, parse
 from gpt2.system.errors import UserError
+from study.records import plan_file
+from study.records.runs import Run, read_runs
+from study.sweep.tuning import judged_at_best
 
 STATISTICS = {  # name -> (title, whether the value differs between the paths)
     "total_variation": ("total variation between the paths", False),
@@ -165,3 +168,17 @@ def read_study(study_dir: Path) -> tuple[list[RunAttention], InputText] | None:
         for masses in (drawn.standard, drawn.reciprocal)
     )
     return (runs, text) if known and shapes else None
+
+
+def uninspected_runs(study_dir: Path) -> list[Run]:
+    """Return each variant's counted run of the lowest seed; none where attention.json has them as they are."""
+    plan = plan_file.read_valid(study_dir)  # the report names a damaged one
+    judged = judged_at_best(plan, read_runs(study_dir))
+    first = {
+        run.variant: run for run in reversed(judged) if run.used
+    }  # runs are sorted by seed: the lowest wins
+    chosen = list(first.values())[::-1]
+    existing = read_study(study_dir)
+    wanted = {(run.name, run.record.progress.iterations) for run in chosen}
+    same = existing and {(run.name, run.iteration) for run in existing[0]} == wanted
+    return [] if same else chosen

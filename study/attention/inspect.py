@@ -39,15 +39,12 @@ from study.attention.data import (
     LayerAttention,
     Masses,
     RunAttention,
-    read_study,
     statistic_key,
     statistics_by_path,
+    uninspected_runs,
     write_study,
 )
-from study.records import plan_file
 from study.records.integrity import REMEDY, FinishedRecord, disagreements
-from study.records.runs import read_runs
-from study.sweep.tuning import judged_at_best
 
 # The text if the data of the run are not on this machine.
 SENTENCE = (
@@ -261,25 +258,15 @@ def head_maps(layer: int, maps: attention_maps.LayerMaps) -> list[AttentionMap]:
 
 
 def inspect_study(study_dir: Path) -> list[str]:
-    """Write attention.json for the report: each variant's counted run of the lowest seed, on one text.
-
-    An existing file with the same runs at the same iterations is not recomputed. Returns the errors of failed runs.
-    """
-    plan = plan_file.read_valid(study_dir)  # the report names a damaged one
-    judged = judged_at_best(plan, read_runs(study_dir))
-    counted = [run for run in judged if run.used]
-    first = {run.variant: run for run in reversed(counted)}  # runs are sorted by seed: the lowest wins
-    chosen = list(first.values())[::-1]
-    existing = read_study(study_dir)
-    wanted = {(run.name, run.record.progress.iterations) for run in chosen}
-    if not wanted or (existing and {(run.name, run.iteration) for run in existing[0]} == wanted):
-        return []
+    """Write attention.json for the report, of `uninspected_runs`, on one text. Returns the errors of failed runs."""
     runs, failed = [], []
-    for run in chosen:
+    for run in uninspected_runs(study_dir):
         try:
             runs.append(load_run(study_dir / "runs" / run.name))
         except UserError as error:
             failed.append(str(error))
+    if not (runs or failed):
+        return []
     inspected, text = [], InputText("no run could be read", 0)
     if runs:
         ids, text = choose_text(runs, None)

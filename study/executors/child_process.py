@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from gpt2.system import files
+from gpt2.system import files, ranks
 from gpt2.system.read_files import DamagedFileError, parse_json
 
 EXIT_FINISHED, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 3
@@ -21,7 +21,6 @@ EXIT_OUT_OF_MEMORY, EXIT_NOT_FINITE, EXIT_DISK_FULL = 4, 5, 6
 EXIT_CLAIMED, EXIT_SUPERSEDED = 7, 8  # another process executes the run; another process has taken it over
 PLACE = "RA_PLACE"  # variable of a training process: the slot or the job that its claim names
 PATIENCE_SECONDS = 60.0  # for a step to end and a checkpoint to be written
-COMPILE_PATIENCE_SECONDS = 600.0  # before the first step ended, which torch.compile can make minutes long
 # Training allocates the same large buffers at every step. A heap that never returns them avoids their page faults.
 KEEP_HEAP = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:glibc.malloc.top_pad=67108864"
 # An OpenMP thread that waits for another spins this many times, then sleeps. libgomp's default spins longer: two busy
@@ -30,11 +29,22 @@ KEEP_HEAP = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:gli
 SPIN_COUNT = "1000"
 
 
+# variables, or their beginnings, that set the number of threads or their processors
+THREADS = (
+    "OMP_NUM_THREADS", "OMP_THREAD_LIMIT", "OMP_DYNAMIC", "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_",
+    "MKL_NUM_THREADS", "MKL_DOMAIN_NUM_THREADS", "MKL_DYNAMIC", "OPENBLAS_NUM_THREADS", "BLIS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS", "NUMEXPR_",
+)  # fmt: skip
+
+
 def process_settings(environment: Mapping[str, str], heap: str | None = KEEP_HEAP) -> dict[str, str]:
     """Return the environment with the settings of a training process; those that it has already win.
 
+    The variables of launchers are left out, and those that set threads: their number is the plan's.
     heap: GLIBC_TUNABLES of the process; None for the system's heap.
     """
+    alone = ranks.without_launcher(environment)
+    environment = {name: text for name, text in alone.items() if not name.startswith(THREADS)}
     settings = {"GLIBC_TUNABLES": heap} if heap else {}
     if "OMP_WAIT_POLICY" not in environment:
         settings["GOMP_SPINCOUNT"] = SPIN_COUNT
@@ -43,9 +53,9 @@ def process_settings(environment: Mapping[str, str], heap: str | None = KEEP_HEA
 
 @dataclass(frozen=True)
 class Event:
-    """One line of a training process: "started", "train", "validation", "phase", "note", "spike", "timing", "resolved".
+    """One line of a training process: "started", "train", "validation", "phase", "note", "spike", "timing", "answer".
 
-    seconds: of timed steps, by variant. train_seconds: on the training clock. target: of "resolved".
+    seconds: of timed steps, by variant. train_seconds: on the training clock. answer: of a task that is no timing.
     """
 
     event: str
@@ -60,7 +70,7 @@ class Event:
     message: str = ""
     seconds: Mapping[str, list[float]] = field(default_factory=dict)
     peak_bytes: int | None = None
-    target: Mapping[str, Any] = field(default_factory=dict)
+    answer: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Event:
@@ -84,8 +94,6 @@ class Slot:
 
 class Child:
     """`python -m scripts.train ...`; its events come through a pipe, all other output goes to its log file."""
-
-    patience = COMPILE_PATIENCE_SECONDS  # for it to stop
 
     def __init__(
         self,
@@ -126,8 +134,6 @@ class Child:
             except DamagedFileError:
                 event = None
             if isinstance(event, dict) and "event" in event:
-                if event["event"] == "train":
-                    self.patience = PATIENCE_SECONDS
                 yield Event.from_json(event)
             else:
                 self._log_file.write(line)

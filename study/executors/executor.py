@@ -1,7 +1,8 @@
 """The interface of executors: they place training processes on a machine or on a cluster.
 
-A task is one call of `scripts.train`: a run, or step times for the plan. The driver (study.runner.dispatch) submits
-tasks and polls for messages. An executor never decides whether a run is finished: the driver reads its record.
+A task is one call of `scripts.train`: a run, step times for the plan, or a question about the machine or the arms. The
+driver (study.runner.dispatch) submits tasks and polls for messages. An executor never decides whether a run is
+finished: the driver reads its record.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Protocol
 
 from study.executors.child_process import Event
 
-RESULTS = ("timing", "resolved")  # events that are the result of a task
+RESULTS = ("timing", "answer")  # events that are the result of a task
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class TaskProgress:
 class Ended:
     """The task is over. status: its exit status; None where it was lost with its machine.
 
-    message: the last line of its log. note: for the user. result: its "timing" or "resolved" event.
+    message: the last line of its log. note: for the user. result: its "timing" or "answer" event.
     """
 
     name: str

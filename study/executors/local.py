@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpt2.artifacts.experiment_loggers import ExperimentLoggers
-from study.executors.child_process import Child, Event, Session, Slot
+from study.executors.child_process import PATIENCE_SECONDS, Child, Event, Session, Slot
 from study.executors.executor import RESULTS, Ended, Message, Started, Task, TaskProgress
 
 
@@ -104,7 +104,7 @@ class LocalExecutor:
             running.child.terminate()
         for running in [*self._running.values()]:
             try:
-                running.child.process.wait(running.child.patience)
+                running.child.process.wait(PATIENCE_SECONDS)
             except subprocess.TimeoutExpired:
                 running.child.kill()
             running.reader.join()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpt2.config.batch import BatchPlan, largest_micro_batch, next_smaller, plan_batch, plan_for
 from gpt2.config.config import MICRO_TOKENS, Config
@@ -18,7 +18,9 @@ from gpt2.hardware.resolve import ResolvedTarget
 from gpt2.memory.prediction import Prediction, predict
 from gpt2.memory.workload import StepWorkload
 from gpt2.system.errors import UserError
-from ra.variants import Variant
+
+if TYPE_CHECKING:
+    from ra.variants import Variant
 
 # Share of the device's memory that is reserved: for the CUDA context (about half a GiB), for the allocator's reserve
 # beyond its peak, and for the error of the prediction.

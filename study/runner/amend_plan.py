@@ -13,12 +13,12 @@ from gpt2.artifacts.run_record import Schedule
 from gpt2.config.batch import BatchPlan
 from gpt2.config.config import OptimizerConfig
 from gpt2.train.optimizer import warmup_iterations
-from ra.variants import Variant
 from study.records import plan_file
 from study.records.design import planned_seeds, primary_arm, recorded_settings
 from study.records.plan_file import Plan, PlanRow, Primary
 from study.records.present import read_records
 from study.runner.plan import SAME_SPEED_RATIO, planned_row
+from study.runner.planner import CountedArm
 from study.runner.settings import StudySettings
 
 
@@ -28,12 +28,10 @@ def recorded_schedules(study_dir: Path) -> dict[str, Schedule]:
     return {record.variant: record.schedule for record in records if record.schedule}
 
 
-def restore_counts(
-    plan: Plan, schedules: Mapping[str, Schedule], optimizers: Mapping[str, OptimizerConfig]
-) -> Plan:
+def restore_counts(plan: Plan, schedules: Mapping[str, Schedule], arms: Mapping[str, CountedArm]) -> Plan:
     """Return the plan with the recorded counts and warm-ups of existing runs, after plan.json was lost.
 
-    With equal counts every other variant also gets the recorded count. optimizers: of each variant.
+    With equal counts every other variant also gets the recorded count. arms: of the study.
     """
     rows, notes = dict(plan.variants), list(plan.notes)
     schedules = {plan.arm(name): schedule for name, schedule in schedules.items()}
@@ -46,12 +44,12 @@ def restore_counts(
                 f"(new step times give {row.iterations})"
             )
         tokens = row.tokens // row.iterations
-        restored = planned_row(row.cost_class, count, tokens, optimizers[name], row.predicted_bytes)
+        restored = planned_row(row.cost_class, count, tokens, arms[name].optimizer, row.predicted_bytes)
         rows[name] = dataclasses.replace(restored, warmup_iterations=schedule.warmup_iterations)
     recorded = next((rows[name] for name in rows if name in schedules), None)
     if recorded and not plan.budget.equal_time:
         rows |= {
-            name: _own_warmup(_share_count(row, recorded), optimizers[name])
+            name: _own_warmup(_share_count(row, recorded), arms[name].optimizer)
             for name, row in rows.items()
             if name not in schedules
         }
@@ -61,21 +59,20 @@ def restore_counts(
 def with_variants(
     study_dir: Path,
     plan: Plan,
-    variants: Mapping[str, Variant],
-    optimizers: Mapping[str, OptimizerConfig],
+    arms: Mapping[str, CountedArm],
     replan: Callable[[BatchPlan], Plan],
 ) -> Plan:
-    """Return the plan with the variants that .config added; existing counts never change.
+    """Return the plan with the arms that .config added; existing counts never change.
 
     A variant of a known cost class takes the row of that class. For a new class `replan` times steps now, at the
     existing micro-batch or at a smaller one where that does not fit. The new row takes the existing count; at equal
-    time it takes the count of its own step time. optimizers: of each variant; its warm-up is its own.
+    time it takes the count of its own step time. Its warm-up is its own.
     """
-    missing = {name: variant for name, variant in variants.items() if name not in plan.variants}
+    missing = {name: arm for name, arm in arms.items() if name not in plan.variants}
     if not missing:
         return plan
     known = {row.cost_class: row for row in plan.variants.values()}
-    unknown = [name for name, variant in missing.items() if variant.cost_class not in known]
+    unknown = [name for name, arm in missing.items() if arm.cost_class not in known]
     fresh = replan(plan.batch) if unknown else plan
     if fresh.batch != plan.batch:
         plan = _step_down(plan, fresh, unknown)
@@ -86,14 +83,14 @@ def with_variants(
         notes=tuple(dict.fromkeys((*plan.notes, *fresh.notes))),
     )
     rows, existing = dict(plan.variants), next(iter(plan.variants.values()), None)
-    for name, variant in missing.items():
-        if variant.cost_class in known:
-            rows[name] = _own_warmup(known[variant.cost_class], optimizers[name])
+    for name, arm in missing.items():
+        if arm.cost_class in known:
+            rows[name] = _own_warmup(known[arm.cost_class], arm.optimizer)
             continue
         row = fresh.variants[name]
         if existing and not plan.budget.equal_time:
             row = _share_count(row, existing)
-        rows[name] = _own_warmup(row, optimizers[name])
+        rows[name] = _own_warmup(row, arm.optimizer)
     plan = dataclasses.replace(plan, variants=rows)
     notes = (*plan.notes, *filter(None, (_longer_than_the_limit(plan, name) for name in unknown)))
     return plan_file.write(study_dir, dataclasses.replace(plan, notes=notes))

@@ -1,5 +1,7 @@
 """Plan a study before its first run: the micro-batch, and the number of iterations of each variant.
 
+Variants are counted in a process of their own (`count_arms`); the study's process never imports one.
+
 A time limit becomes a number of iterations here: steps of each cost class are timed on the device. A run is then
 defined by its count, so it is reproducible, can be resumed and finishes its schedule, whatever else the machine does.
 """
@@ -9,14 +11,15 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gpt2.artifacts.run_record import RecordedTarget
 from gpt2.config.batch import BatchPlan, next_smaller
-from gpt2.config.config import Config
+from gpt2.config.config import Config, OptimizerConfig
 from gpt2.hardware.resolve import ResolvedTarget, target_record
 from gpt2.system.errors import UserError
-from ra.variants import Variant
 from study.memory.micro_batch import Predictions
 from study.records.plan_file import CostClass, Plan, PlanBudget
 from study.records.runs import BASELINE
@@ -31,6 +34,9 @@ from study.runner.step_timing import (
     time_in_turns,
 )
 
+if TYPE_CHECKING:
+    from ra.variants import Variant
+
 TIMING_SHARE, TIMING_LEAST, TIMING_MOST = 0.05, 15.0, 60.0  # seconds of timing per class, from the time limit
 # With a count, step times serve estimates and the comparison of speeds. Seconds per class; parameters x tokens of all
 # runs, about 200 seconds of a core, below which the timing would be too large a part of the study.
@@ -40,11 +46,65 @@ TIMED_AT_ONCE = (
 )
 
 
-def make_plan(
+@dataclass(frozen=True)
+class CountedArm:
+    """An arm of the study. notes: on its width, recipe and memory. peak_bytes: predicted, None where it cannot be."""
+
+    cost_class: str
+    optimizer: OptimizerConfig
+    notes: tuple[str, ...]
+    peak_bytes: int | None
+
+
+@dataclass(frozen=True)
+class CountedArms:
+    """The arms at the micro-batch that fits them all. fit_together: one model of each cost class in one process."""
+
+    batch: BatchPlan
+    arms: Mapping[str, CountedArm]
+    fit_together: bool
+
+
+@dataclass(frozen=True)
+class CountRequest:
+    """The question to a process that counts: see `count_arms`."""
+
+    resolved: ResolvedTarget
+    existing: BatchPlan | None
+    copies: int
+
+
+Count = Callable[
+    [BatchPlan | None], CountedArms
+]  # at the batch of a previous plan, or a smaller one that fits
+
+
+def count_arms(
     config: Config,
     settings: StudySettings,
     resolved: ResolvedTarget,
     variants: Mapping[str, Variant],
+    existing: BatchPlan | None = None,
+    copies: int = 1,
+) -> CountedArms:
+    """Predict the memory of each arm and choose the micro-batch. copies: runs at once, which share the memory."""
+    predictions = Predictions(config, resolved, copies)
+    batch = predictions.choose_batch(variants.values(), existing)
+    arms = {}
+    for name, variant in variants.items():
+        unknown = predictions.unpredictable(variant, batch.micro)
+        notes = tuple(filter(None, (unknown, variant.note, recipe_note(variant, config, settings))))
+        peak = None if unknown else predictions.peak_bytes(variant, batch.micro)
+        arms[name] = CountedArm(variant.cost_class, variant.configure(config).optimizer, notes, peak)
+    classes = {variant.cost_class: variant for variant in variants.values()}
+    return CountedArms(batch, arms, predictions.fit_together([*classes.values()], batch.micro))
+
+
+def make_plan(
+    config: Config,
+    settings: StudySettings,
+    resolved: ResolvedTarget,
+    count: Count,
     time_steps: TimeSteps,
     existing: BatchPlan | None = None,
     in_one_process: bool = False,
@@ -56,23 +116,16 @@ def make_plan(
     in_one_process: time all classes in one process if they fit in memory together. copies: processes that time
     steps at once and share the device's memory.
     """
-    examples: dict[str, str] = {}  # cost class: one of its variants
-    for name, variant in variants.items():
-        examples.setdefault(variant.cost_class, name)
-    predictions = Predictions(config, resolved, copies)
-    batch = predictions.choose_batch(variants.values(), existing)
+    counted = count(existing)
     timings: dict[str, Timing] = {}
     each = timing_seconds(config, settings, resolved)
     if each:
-        batch, timings = _time_classes(
-            each, resolved, predictions, variants, examples, batch, time_steps, in_one_process
-        )
+        counted, timings = _time_classes(each, resolved, counted, count, time_steps, in_one_process)
+    batch, arms = counted.batch, counted.arms
     seconds = {cost: steady_mean(timing.samples) for cost, timing in timings.items()}
-    unpredictable = {
-        name: predictions.unpredictable(variant, batch.micro) for name, variant in variants.items()
-    }
+    examples = _examples(arms)
     counts = iteration_counts(config.budget, batch.tokens, seconds, list(examples), settings.equal_time)
-    baseline = variants.get(BASELINE, next(iter(variants.values()))).cost_class
+    baseline = arms.get(BASELINE, next(iter(arms.values()))).cost_class
     return Plan(
         study=settings.name,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -89,22 +142,13 @@ def make_plan(
         step_time_ratios=step_time_ratios(timings, baseline),
         variants={
             name: planned_row(
-                variant.cost_class,
-                counts[variant.cost_class],
-                batch.tokens,
-                variant.configure(config).optimizer,
-                None if unpredictable[name] else predictions.peak_bytes(variant, batch.micro),
+                arm.cost_class, counts[arm.cost_class], batch.tokens, arm.optimizer, arm.peak_bytes
             )
-            for name, variant in variants.items()
+            for name, arm in arms.items()
         },
         equivalence_margin=settings.equivalence_margin,
         learning_rates=settings.rates,
-        notes=tuple(
-            note
-            for name, variant in variants.items()
-            for note in (unpredictable[name], variant.note, recipe_note(variant, config, settings))
-            if note
-        )
+        notes=tuple(note for arm in arms.values() for note in arm.notes)
         + ((TIMED_AT_ONCE.format(copies),) if timings and copies > 1 else ()),
     )
 
@@ -141,32 +185,40 @@ def recipe_note(variant: Variant, config: Config, settings: StudySettings) -> st
     return f"{variant.name} has {', '.join(other)}" if other else ""
 
 
+def _examples(arms: Mapping[str, CountedArm]) -> dict[str, str]:
+    """Return cost class -> its first arm."""
+    found: dict[str, str] = {}
+    for name, arm in arms.items():
+        found.setdefault(arm.cost_class, name)
+    return found
+
+
 def _time_classes(
     seconds: float,
     resolved: ResolvedTarget,
-    predictions: Predictions,
-    variants: Mapping[str, Variant],
-    examples: Mapping[str, str],
-    batch: BatchPlan,
+    counted: CountedArms,
+    count: Count,
     time_steps: TimeSteps,
     in_one_process: bool,
-) -> tuple[BatchPlan, dict[str, Timing]]:
-    """Time the classes at the largest micro-batch, from `batch` down, at which none runs out of memory.
+) -> tuple[CountedArms, dict[str, Timing]]:
+    """Time the classes at the largest micro-batch, from the counted one down, at which none runs out of memory.
 
     seconds: of each class.
     """
     while True:
-        fit = predictions.fit_together([variants[name] for name in examples.values()], batch.micro)
+        together = in_one_process and counted.fit_together
         try:
-            return batch, time_in_turns(examples, batch, seconds, time_steps, in_one_process and fit)
+            return counted, time_in_turns(
+                _examples(counted.arms), counted.batch, seconds, time_steps, together
+            )
         except DoesNotFitError as error:
-            smaller = next_smaller(batch)
+            smaller = next_smaller(counted.batch)
             if smaller is None:
                 raise UserError(
                     f"{resolved.device_name}: a micro-batch of one sequence does not fit in memory: {error}; fix: "
                     "lower CONFIG_GPT2_BLOCK_SIZE or the model's size, or use another device"
                 ) from error
-            batch = smaller
+            counted = count(smaller)
 
 
 def smaller_batch(plan: Plan, run: str, dropout: float = 0.0) -> Plan | None:

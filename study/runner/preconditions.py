@@ -114,12 +114,10 @@ def _shrunk(before: str, now: str) -> list[str]:
     return changes
 
 
-def refuse_unknown_names(
-    config: Config, variants: Callable[[], Mapping[str, Variant]], device_type: str
-) -> None:
+def refuse_unknown_names(config: Config, variants: Mapping[str, Variant], device_type: str) -> None:
     """Raise UserError where a word of CONFIG_NUMERICS_FIX has no effect in an arm, or a monitor's target in none.
 
-    device_type: of the runs; "" if unknown. No memory is allocated. Examination names an arm that cannot be built.
+    device_type: of the runs. No memory is allocated. Examination names an arm that cannot be built.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -132,7 +130,7 @@ def refuse_unknown_names(
         return
     models = {}
     with contextlib.suppress(Exception, SystemExit), FakeTensorMode(allow_non_fake_inputs=True):
-        for name, variant in variants().items():
+        for name, variant in variants.items():
             models[name] = build_model(variant.model, variant.parts)
     for name, model in models.items():
         try:

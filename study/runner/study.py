@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import shutil
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gpt2.artifacts import run_record
 from gpt2.artifacts.experiment_loggers import ExperimentLoggers
-from gpt2.artifacts.typed_json import parse
+from gpt2.artifacts.typed_json import parse, to_plain
 from gpt2.config.batch import BatchPlan
 from gpt2.config.config import Config
 from gpt2.config.dotconfig import Symbols
@@ -31,10 +32,10 @@ from gpt2.system.errors import UserError
 from gpt2.system.progress import LiveLine, duration
 from gpt2.system.resource_errors import disk_full
 from ra.settings import AlternationSettings
-from ra.variants import Variant, variant
 from study.admission import admit
-from study.attention import inspect
+from study.attention.data import uninspected_runs
 from study.executors.child_process import (
+    EXIT_FAILED,
     EXIT_FINISHED,
     EXIT_OUT_OF_MEMORY,
     Event,
@@ -57,13 +58,13 @@ from study.report.write import render_terminal
 from study.runner import amend_plan, planner
 from study.runner.continuation import check_starts, continued
 from study.runner.dispatch import Dispatcher, full_disk_error
+from study.runner.planner import CountedArms, CountRequest
 from study.runner.preconditions import (
     checkpoint_bytes,
     locked,
     quarantine_damaged,
     refuse_another_configuration,
     refuse_other_items,
-    refuse_unknown_names,
     require_space,
     snapshot_sources,
 )
@@ -92,6 +93,7 @@ class Study:
         self.config = plan_file.with_threads(Config.from_symbols(symbols), self.directory)
         self.session = Session()
         self.speed = SpeedCheck()
+        self._counted: dict[BatchPlan | None, CountedArms] = {}
         wanted = self.settings
         self.runs = RunList(self.directory, wanted.variants, wanted.seeds, wanted.rates)
 
@@ -102,8 +104,7 @@ class Study:
             return resolve.resolve(self.config.target)
         files.write_text(self.directory / "config", self.config_text)
         print(f"asking {self.settings.executor} for a node, to know its device", flush=True)
-        (found,) = self.run_tasks([[self.settings.variants[0], "0", "--resolve"]])
-        return parse(resolve.ResolvedTarget, found.target, "resolved")
+        return parse(resolve.ResolvedTarget, self.ask(self.executor(), "--resolve"), "resolved")
 
     @functools.cached_property
     def slots(self) -> list[Slot]:
@@ -164,8 +165,7 @@ class Study:
     def run_pending(self) -> int:
         """Prepare data and plan, execute the pending runs, write the report. Returns the exit status."""
         self.require_space()  # before anything that takes long
-        local = self.settings.executor == "local"  # another one writes the configuration to know the device
-        refuse_unknown_names(self.config, self.variants, self.resolved.device_type if local else "")
+        local = self.settings.executor == "local"
         resolved = self.resolved
         note = f" ({resolved.note})" if resolved.note else ""
         print(f"on {resolved.device_name}, {resolved.dtype}{note}")
@@ -279,15 +279,18 @@ class Study:
     def alternation(self) -> AlternationSettings:
         return AlternationSettings.from_symbols(self.symbols)
 
-    def variants(self) -> dict[str, Variant]:
-        alternation = self.alternation
-        return {name: variant(name, self.config.model, alternation) for name in self.settings.variants}
+    def count(self, existing: BatchPlan | None = None) -> CountedArms:
+        """Count the arms in a process of their own: this one never imports a variant."""
+        if existing not in self._counted:
+            files.write_text(self.directory / "config", self.config_text)
+            request = json.dumps(to_plain(CountRequest(self.resolved, existing, self.copies())))
+            answer = self.ask(self.here(), "--count", request)
+            self._counted[existing] = parse(CountedArms, answer, "counted arms")
+        return self._counted[existing]
 
     def plan(self) -> Plan:
         """Return the existing plan, or create one by timing steps on the device."""
         snapshot_sources(self.directory, self.settings.variants, self.has_checkpoint_or_result)
-        files.write_text(self.directory / "config", self.config_text)
-        self.runs.write_expected()
         try:
             plan = plan_file.read(self.directory)
         except plan_file.PlanFileError as error:
@@ -295,13 +298,16 @@ class Study:
             reason, _, _ = str(error).partition("; fix")
             print(f"{reason}; moved to {moved}; the plan is rebuilt from the records of the runs")
             plan = None
-        variants = self.variants()
-        optimizers = {name: variant.configure(self.config).optimizer for name, variant in variants.items()}
+        named = self.config.numerics_fix or self.config.monitor.targets  # names that the model may lack
+        missing = plan is None or not set(self.settings.variants) <= plan.variants.keys()
+        arms = self.count(plan.batch if plan else None).arms if named or missing else {}
+        files.write_text(self.directory / "config", self.config_text)
+        self.runs.write_expected()
         if plan is None:
             recorded = amend_plan.recorded_schedules(self.directory)
-            plan = amend_plan.restore_counts(self.make_plan(), recorded, optimizers)
+            plan = amend_plan.restore_counts(self.make_plan(), recorded, arms)
         else:
-            plan = amend_plan.with_variants(self.directory, plan, variants, optimizers, self.make_plan)
+            plan = amend_plan.with_variants(self.directory, plan, arms, self.make_plan)
         if self.settings.continues:
             plan = continued(plan, self.settings.continues)
         return plan_file.write(self.directory, amend_plan.with_design(self.directory, plan, self.settings))
@@ -315,7 +321,7 @@ class Study:
             self.config,
             self.settings,
             self.resolved,
-            self.variants(),
+            self.count,
             self.time_steps,
             existing,
             self.resolved.device_type == "cpu",
@@ -338,8 +344,10 @@ class Study:
         arguments += ["--beside", *others] if others else []
         with line:
             timings = self.run_tasks(
+                self.executor(),
                 [arguments] * self.copies(),
                 lambda: line.update(f"{text}; {duration(time.monotonic() - began)} passed"),
+                f"timing {first} failed",
             )
         peak = None if others else timings[0].peak_bytes
         return {
@@ -347,16 +355,33 @@ class Study:
             for name in names
         }
 
+    def here(self) -> Executor:
+        """Return an executor of this machine."""
+        if self.settings.executor == "local":
+            return self.executor()
+        return LocalExecutor(self.session, [Slot("")])
+
+    def ask(self, executor: Executor, *question: str) -> Mapping[str, Any]:
+        """Return the answer of a process that may import variants. UserError is that of the process."""
+        return self.run_tasks(executor, [[self.settings.variants[0], "0", *question]])[0].answer
+
     def run_tasks(
-        self, calls: Sequence[Sequence[str]], waiting_for: Callable[[], None] = lambda: None
+        self,
+        executor: Executor,
+        calls: Sequence[Sequence[str]],
+        waiting_for: Callable[[], None] = lambda: None,
+        what: str = "",
     ) -> list[Event]:
-        """Return the results of calls of `scripts.train`, at once. UserError if one fails; StopAsked."""
+        """Return the results of calls of `scripts.train`, at once. StopAsked; UserError if one fails.
+
+        what: the beginning of its message; "": it is the message of the process.
+        """
         token, log = uuid.uuid4().hex[:8], self.directory / "plan.log"
         tasks = [
             Task(f"task {token} {n}", (str(self.directory), *call), self.directory / f"task-{token}-{n}", log)
             for n, call in enumerate(calls)
         ]
-        ended = run_tasks(self.executor(), tasks, waiting_for)
+        ended = run_tasks(executor, tasks, waiting_for)
         for task in tasks:
             shutil.rmtree(task.folder, ignore_errors=True)  # of executors on other machines
         if self.session.asked:
@@ -365,14 +390,18 @@ class Study:
             if one.status == EXIT_OUT_OF_MEMORY:
                 raise DoesNotFitError(one.message)
             if one.status != EXIT_FINISHED or one.result is None:
+                if one.status == EXIT_FAILED and not what:
+                    raise UserError(one.message.removeprefix("error: "))
                 how = "lost with its machine" if one.status is None else exit_text(one.status)
-                raise UserError(f"timing {', '.join(calls[0][:1])} failed, {how}: {one.message} (see {log})")
+                raise UserError(f"{what or 'planning failed'}, {how}: {one.message} (see {log})")
         return [one.result for one in ended if one.result]
 
     def inspect_attention(self) -> None:
         """Create the attention maps of the report. No number depends on them, so a failure does not end the study."""
+        if not uninspected_runs(self.directory):
+            return
         try:
-            reasons = inspect.inspect_study(self.directory)
+            reasons = self.ask(self.here(), "--inspect")["reasons"]
         except Exception as error:
             text = " ".join(f"{type(error).__name__}: {error}".split())
             reasons = [f"{text}; fix: make attention RUN={self.directory / 'runs' / 'NAME'}"]

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
+import json
 import os
 import sys
 import traceback
 from pathlib import Path
+from typing import Any
 
 from gpt2.artifacts import run_record
 from gpt2.artifacts.metrics_log import print_event
-from gpt2.artifacts.typed_json import read_file, to_plain
+from gpt2.artifacts.typed_json import parse, read_file, to_plain
 from gpt2.config.batch import plan_batch, plan_for
 from gpt2.config.config import Config, TargetConfig
 from gpt2.config.dotconfig import read_symbols
@@ -45,6 +48,7 @@ from study.records import plan_file
 from study.records.hellaswag_scores import ItemsFile
 from study.records.plan_file import Plan
 from study.records.present import read_record
+from study.runner.settings import StudySettings
 
 # modules that import torch are imported where they are used: the process handles signals before
 
@@ -57,6 +61,8 @@ def main() -> int:
     parser.add_argument("seed", type=int)
     parser.add_argument("--time", type=float, default=0.0, help="seconds of steps to time for each variant")
     parser.add_argument("--resolve", action="store_true", help="print the device of this machine only")
+    parser.add_argument("--count", default="", help="a CountRequest: count the study's arms only")
+    parser.add_argument("--inspect", action="store_true", help="create the attention maps of the report only")
     parser.add_argument("--micro", type=int, default=0)
     parser.add_argument("--beside", nargs="+", default=[], help="variants to time in turn with the first")
     parser.add_argument(
@@ -65,7 +71,12 @@ def main() -> int:
     arguments = parser.parse_args()
     stop = Stop().install(arguments.parent)
     try:
-        if not arguments.resolve and (count := _ranks_to_start(arguments.study_dir)):
+        stop.check()
+        if arguments.resolve or arguments.count or arguments.inspect:
+            print_event({"event": "answer", "answer": _answer(arguments)})
+            return EXIT_FINISHED
+        if count := _ranks_to_start(arguments.study_dir):
+            stop.at_once = False  # the ranks are asked to stop
             return end_like(launch(count, _rank_command(), stop))
         return _work(arguments, stop)
     except Interrupted:
@@ -113,17 +124,40 @@ def _explain(error: BaseException, folder: Path) -> int:
     return status
 
 
+def _answer(arguments: argparse.Namespace) -> Any:
+    """Return the device of this machine, the counted arms of the study, or why attention maps are missing."""
+    symbols = read_symbols(arguments.study_dir / "config")
+    config = plan_file.with_threads(Config.from_symbols(symbols), arguments.study_dir)
+    if arguments.resolve:
+        return to_plain(resolve(config.target))
+    if arguments.inspect:
+        from study.attention.inspect import inspect_study
+
+        return {"reasons": inspect_study(arguments.study_dir)}
+    from ra.variants import variant
+    from study.runner.planner import CountRequest, count_arms
+    from study.runner.preconditions import refuse_unknown_names
+
+    settings, alternation = StudySettings.from_symbols(symbols), AlternationSettings.from_symbols(symbols)
+    request = parse(CountRequest, json.loads(arguments.count), "request")
+    variants = {name: variant(name, config.model, alternation) for name in settings.variants}
+    refuse_unknown_names(config, variants, request.resolved.device_type)
+    return to_plain(
+        count_arms(config, settings, request.resolved, variants, request.existing, request.copies)
+    )
+
+
 def _work(arguments: argparse.Namespace, stop: Stop) -> int:
+    import torch
+
     from gpt2.train.trainer import TrainingRun
     from ra.admission.trained import examine_trained
+    from ra.global_state import GlobalState
     from ra.variants import variant
     from study.memory.micro_batch import free_bytes, require_free
 
     symbols = read_symbols(arguments.study_dir / "config")
     config = plan_file.with_threads(Config.from_symbols(symbols), arguments.study_dir)
-    if arguments.resolve:
-        print_event({"event": "resolved", "target": to_plain(resolve(config.target))})
-        return EXIT_FINISHED
     resolved = attention_kernels.prepare_device(config.target, config.model)
     ranks.join(resolved.device_type, config.target.ranks_timeout_seconds)
     alternation = AlternationSettings.from_symbols(symbols)
@@ -148,9 +182,11 @@ def _work(arguments: argparse.Namespace, stop: Stop) -> int:
             (finished,) = ranks.agree(record is not None and record.status == "finished")
             status = "finished"
             if not finished:  # of a job that waited while another process finished the run
-                status = TrainingRun(
-                    run, own, resolved, chosen.parts, stop, examine_trained, shared=config, **holder
-                ).train()
+                training = TrainingRun(run, own, resolved, chosen.parts, stop, None, config, **holder)
+                with training.stepper.autocast(), torch.no_grad():  # as in the examination at the end
+                    before = GlobalState(generators=False)
+                training.examine = functools.partial(examine_trained, before=before)
+                status = training.train()
         ranks.leave()
     return EXIT_FINISHED if status == "finished" else EXIT_INTERRUPTED
 

@@ -5,6 +5,7 @@ examination of variants in tests/study/admission, tests/scripts/admit and tests/
 """
 
 import contextlib
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from gpt2.artifacts import checkpoint
 from gpt2.eval import evaluator
 from gpt2.system.signals import Stop
 from gpt2.train import nan_debug, step
+from study.executors.child_process import Event
 from study.executors.executor import Ended, Message, Started, Task
 from study.runner import worker
 from study.runner.study import Study
@@ -42,6 +44,7 @@ class InProcessExecutor:
         return 1
 
     def submit(self, task: Task) -> None:
+        start = len(task.log.read_text()) if task.log.exists() else 0
         with (
             task.log.open("a") as log,
             contextlib.redirect_stdout(log),
@@ -51,7 +54,10 @@ class InProcessExecutor:
             patch.setattr(sys, "argv", ["scripts.train", *task.arguments])
             patch.setattr(Stop, "install", lambda stop, parent=0: stop)  # the signals are those of the tests
             status = worker.main()
-        self._messages += [Started(task.name), Ended(task.name, status)]
+        lines = task.log.read_text()[start:].splitlines() or [""]
+        answers = [Event.from_json(json.loads(line)) for line in lines if '"event": "answer"' in line]
+        end = Ended(task.name, status, lines[-1], result=answers[-1] if answers else None)
+        self._messages += [Started(task.name), end]
 
     def poll(self, seconds: float) -> Sequence[Message]:
         found, self._messages = self._messages, []

@@ -12,9 +12,7 @@ import pytest
 
 from gpt2.system.errors import UserError
 from study.executors.child_process import (
-    COMPILE_PATIENCE_SECONDS,
     KEEP_HEAP,
-    PATIENCE_SECONDS,
     SPIN_COUNT,
     Child,
     Event,
@@ -117,18 +115,24 @@ def test_output_lines_that_are_not_events_go_to_the_log() -> None:
     assert child._log_file.getvalue() == "".join(lines[1:])  # type: ignore[attr-defined]
 
 
+def test_variables_of_a_launcher_and_of_threads_reach_no_training_process() -> None:
+    foreign = (
+        "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK", "TORCHELASTIC_RUN_ID",
+        "SLURM_JOB_ID", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "ACCELERATE_MIXED_PRECISION",
+        "OMP_NUM_THREADS", "OMP_THREAD_LIMIT", "OMP_PROC_BIND", "MKL_NUM_THREADS", "MKL_DYNAMIC", "KMP_AFFINITY",
+        "OPENBLAS_NUM_THREADS",
+    )  # fmt: skip
+    kept = {
+        "SLURM_CONF": "/etc/slurm.conf",
+        "CUDA_VISIBLE_DEVICES": "1",
+        "OMP_WAIT_POLICY": "active",
+        "PATH": "/bin",
+    }
+    assert process_settings(dict.fromkeys(foreign, "1") | kept, heap=None) == kept
+
+
 def test_settings_of_the_environment_take_precedence() -> None:
     assert process_settings({}) == {"GLIBC_TUNABLES": KEEP_HEAP, "GOMP_SPINCOUNT": SPIN_COUNT}
     custom = {"GLIBC_TUNABLES": "", "GOMP_SPINCOUNT": "7"}
     assert process_settings(custom) == custom
     assert "GOMP_SPINCOUNT" not in process_settings({"OMP_WAIT_POLICY": "active"})
-
-
-def test_a_process_has_more_time_to_stop_before_its_first_step_ended() -> None:
-    """torch.compile can make the first step minutes long. Events after the first step need no compilation."""
-    child = Child.__new__(Child)
-    lines = ('{"event": "started"}', '{"event": "train"}', '{"event": "validation"}')
-    child.process = SimpleNamespace(stdout=lines)  # type: ignore[assignment]
-    patience = [child.patience for _ in child.events()]
-    assert patience == [COMPILE_PATIENCE_SECONDS, PATIENCE_SECONDS, PATIENCE_SECONDS]
-    assert COMPILE_PATIENCE_SECONDS > PATIENCE_SECONDS

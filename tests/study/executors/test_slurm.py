@@ -259,7 +259,7 @@ import json, shutil, sys, time
 from pathlib import Path
 study, variant, seed, *options = sys.argv[1:]
 if "--resolve" in options:
-    print(json.dumps({"event": "resolved", "target": json.loads(Path("target.json").read_text())}), flush=True)
+    print(json.dumps({"event": "answer", "answer": json.loads(Path("target.json").read_text())}), flush=True)
 else:
     folder = Path(study, "runs", variant + seed)
     with (folder / "processes").open("a") as processes:

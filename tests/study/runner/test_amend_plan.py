@@ -19,6 +19,7 @@ from study.memory.micro_batch import MemoryPlanError, Predictions
 from study.records import plan_file
 from study.records.plan_file import Plan
 from study.runner import amend_plan, planner
+from study.runner.planner import CountedArms
 from study.runner.settings import StudySettings
 from study.runner.step_timing import DoesNotFitError, Timing
 from tests.study.runner.test_plan import resolved, steady, timing
@@ -43,9 +44,15 @@ class Place:
     def make(self, *names: str, batch: BatchPlan | None = None, time_steps: Any = None) -> Plan:
         settings = StudySettings("s", names, 3, self.folder, self.equal_time)
         timed = time_steps or steady(SPEEDS)
-        return planner.make_plan(
-            self.config, settings, resolved(self.gib), self.variants(*names), timed, batch
-        )
+
+        def count(existing: BatchPlan | None) -> CountedArms:
+            return self.count(*names, batch=existing)
+
+        return planner.make_plan(self.config, settings, resolved(self.gib), count, timed, batch)
+
+    def count(self, *names: str, batch: BatchPlan | None = None) -> CountedArms:
+        settings = StudySettings("s", names, 3, self.folder, self.equal_time)
+        return planner.count_arms(self.config, settings, resolved(self.gib), self.variants(*names), batch)
 
     def variants(self, *names: str) -> Any:
         return {name: variant(name, self.config.model, ALTERNATION) for name in names}
@@ -54,9 +61,8 @@ class Place:
         def replan(batch: BatchPlan) -> Plan:
             return self.make(*names, batch=batch, time_steps=time_steps)
 
-        variants = self.variants(*names)
-        optimizers = {name: variants[name].configure(self.config).optimizer for name in names}
-        return amend_plan.with_variants(self.folder, plan, variants, optimizers, replan)
+        arms = self.count(*names, batch=plan.batch).arms
+        return amend_plan.with_variants(self.folder, plan, arms, replan)
 
 
 def wsd(config: Config) -> Config:
@@ -65,10 +71,8 @@ def wsd(config: Config) -> Config:
 
 
 def restored(plan: Plan, folder: Path, config: Config) -> Plan:
-    optimizers = {
-        name: variant(name, config.model, ALTERNATION).configure(config).optimizer for name in plan.variants
-    }
-    return amend_plan.restore_counts(plan, amend_plan.recorded_schedules(folder), optimizers)
+    arms = Place(config, folder).count(*plan.variants).arms
+    return amend_plan.restore_counts(plan, amend_plan.recorded_schedules(folder), arms)
 
 
 def on_record(folder: Path, name: str, **schedule: Any) -> None:

@@ -5,6 +5,7 @@ any time.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -135,13 +136,9 @@ class Study:
 
         settings = StudySettings("s", self.names, 2, self.folder, self.equal_time)
         variants = {name: variant(name, self.config.model, ALTERNATION) for name in self.names}
+        count = functools.partial(planner.count_arms, self.config, settings, self.resolved, variants)
         return planner.make_plan(
-            self.config,
-            settings,
-            self.resolved,
-            variants,
-            time_steps,
-            in_one_process=together,
+            self.config, settings, self.resolved, count, time_steps, in_one_process=together
         )
 
     def run(self, plan: Plan, name: str, machine: Machine, slower: float = 1.0) -> dict[str, Any]:

@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,10 @@ def resolved(gib: float = 40.0) -> ResolvedTarget:
     return ResolvedTarget(row, "cuda:0", row.title, int(gib * 2**30), "bfloat16", "flash", "13.0", "2.13.0")
 
 
+def counter(config: Config, settings: StudySettings, variants: Any, gib: float = 40.0) -> Any:
+    return functools.partial(planner.count_arms, config, settings, resolved(gib), variants)
+
+
 def make(
     config: Config,
     directory: Path,
@@ -50,7 +55,9 @@ def make(
 ) -> Plan:
     settings = StudySettings("s", names, 3, directory, equal_time)
     variants = {name: variant(name, config.model, ALTERNATION) for name in names}
-    plan = planner.make_plan(config, settings, resolved(gib), variants, time_steps)
+    plan = planner.make_plan(
+        config, settings, resolved(gib), counter(config, settings, variants, gib), time_steps
+    )
     return plan_file.write(directory, plan)
 
 
@@ -158,7 +165,8 @@ def test_with_enough_memory_classes_are_timed_step_by_step_in_one_process(
     settings = StudySettings("s", NAMES, 3, tmp_path, False)
     small = dataclasses.replace(config, batch=dataclasses.replace(config.batch, micro=1))
     variants = {name: variant(name, config.model, ALTERNATION) for name in NAMES}
-    plan = planner.make_plan(small, settings, resolved(gib), variants, time_steps, in_one_process=True)
+    count = counter(small, settings, variants, gib)
+    plan = planner.make_plan(small, settings, resolved(gib), count, time_steps, in_one_process=True)
     assert asked == ([("B", "RALEARN")] if together else [("B",), ("RALEARN",)] * ROUNDS)
     if together:
         assert {row.iterations for row in plan.variants.values()} == {2880 + WARM_UP_STEPS}
@@ -168,7 +176,14 @@ def test_with_enough_memory_classes_are_timed_step_by_step_in_one_process(
 def test_a_single_variant_is_timed_in_a_separate_process(config: Config, tmp_path: Path) -> None:
     settings = StudySettings("s", ("B", "RAALL"), 3, tmp_path, False)
     variants = {name: variant(name, config.model, ALTERNATION) for name in ("B", "RAALL")}
-    plan = planner.make_plan(config, settings, resolved(), variants, steady({"B": 2.0}), in_one_process=True)
+    plan = planner.make_plan(
+        config,
+        settings,
+        resolved(),
+        counter(config, settings, variants),
+        steady({"B": 2.0}),
+        in_one_process=True,
+    )
     assert plan.classes["standard"].peak_bytes == 1
 
 
@@ -274,10 +289,10 @@ def test_a_rebuilt_plan_has_the_counts_of_existing_runs(config: Config, tmp_path
     files.write_json(folder / "run.json", found)
     settings = StudySettings("s", NAMES, 3, tmp_path, False)
     variants = {name: variant(name, config.model, ALTERNATION) for name in NAMES}
-    slower = planner.make_plan(config, settings, resolved(), variants, steady(dict.fromkeys(NAMES, 3.0)))
+    count = counter(config, settings, variants)
+    slower = planner.make_plan(config, settings, resolved(), count, steady(dict.fromkeys(NAMES, 3.0)))
     assert slower.variants["RAALL"].iterations < began
-    optimizers = dict.fromkeys(NAMES, config.optimizer)
-    restored = amend_plan.restore_counts(slower, amend_plan.recorded_schedules(tmp_path), optimizers)
+    restored = amend_plan.restore_counts(slower, amend_plan.recorded_schedules(tmp_path), count().arms)
     assert {(row.iterations, row.tokens) for row in restored.variants.values()} == {
         (began, first.variants["RAALL"].tokens)
     }

@@ -56,13 +56,13 @@ def run(place: Workplace, *arguments: str, expect: int) -> str:
         ),
     ],
 )  # fmt: skip
-def test_a_name_that_no_model_has_ends_a_study_before_it_writes_its_configuration(
+def test_a_name_that_no_model_has_ends_a_study_before_its_plan(
     place: Workplace, settings: dict[str, str], message: str
 ) -> None:
     configure(place, **settings)
     printed = run(place, "scripts.study", expect=1)
     assert f"error: {message}" in printed
-    assert {path.name for path in place.study.iterdir()} == {"lock"}
+    assert not (place.study / "plan.json").exists()
 
 
 def test_a_study_runs_writes_its_report_and_a_second_make_runs_nothing(place: Workplace) -> None:
