@@ -14,11 +14,10 @@ from gpt2.config.dotconfig import read_symbols
 from gpt2.hardware.resolve import export_environment
 from gpt2.system import files
 from gpt2.system.errors import UserError, one_line, run_command
-from gpt2.system.signals import Stop
+from gpt2.system.signals import Interrupted, Stop
 from gpt2.system.stdout import printable
 from rl.settings import GrpoSettings
-
-EXIT_INTERRUPTED = 3
+from rl.study import EXIT_INTERRUPTED
 
 
 def main() -> int:
@@ -38,6 +37,8 @@ def main() -> int:
             from rl.worker import GrpoRun
 
             status = GrpoRun(settings, arm, int(seed), stop, say).run()
+        except Interrupted:  # before its first step
+            return EXIT_INTERRUPTED
         except Exception as error:
             known = isinstance(error, UserError)
             say(f"error: {error}" if known else f"error: {type(error).__name__}: {one_line(error)[:200]}")

@@ -97,6 +97,7 @@ class _Saves(TrainerCallback):  # type: ignore[misc]
         self.stop, self.saved = stop, saved
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.stop.at_once = False
         if self.stop.requested:
             control.should_save = control.should_training_stop = True
 

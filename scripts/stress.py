@@ -27,7 +27,7 @@ def main() -> int:
         minutes = float(given.minutes)
     except ValueError as error:
         raise UserError(f"MINUTES={given.minutes} is not a number; fix: {USAGE}") from error
-    export_environment()  # before torch is imported
+    export_environment(launched=True)  # before torch is imported
     from numerics.runs.stress_command import stress_devices
 
     with LiveLine() as line:

@@ -235,14 +235,21 @@ def _join(notes: list[str | None]) -> str | None:
     return "; ".join(note for note in notes if note) or None
 
 
-def export_environment(name: str = "auto", detected: str | None = None, deterministic: bool = False) -> None:
+def export_environment(
+    name: str = "auto", detected: str | None = None, deterministic: bool = False, launched: bool = False
+) -> None:
     """Set a target's variables in this process and its children. "auto": those of `detected`, or of this machine.
 
     Call before torch is loaded. Without them, a card with experimental fused kernels has none. torch.compile's cache of
     autograd graphs is disabled: its key lacks the selected attention kernel, so a graph with another one could run. The
     cache of compiled kernels remains. On NVIDIA cards the allocator's segments grow, which avoids fragmentation; any
     setting of the allocator by the user replaces that. deterministic: with the variables of CONFIG_DETERMINISTIC.
+    launched: this process may be one of several of torchrun. Else the variables of a launcher, which a shell can have,
+    are removed.
     """
+    if not launched:
+        for variable in os.environ.keys() - ranks.without_launcher(os.environ).keys():
+            del os.environ[variable]
     if deterministic:
         from numerics.seed import process_environment
 

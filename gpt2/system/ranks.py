@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -17,6 +18,11 @@ from gpt2.system.resource_errors import out_of_memory
 from gpt2.system.signals import Interrupted
 
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # torchrun sets them all
+# Variables of launchers, or their beginnings: torchrun, MPI, Slurm, accelerate. Slurm's commands need SLURM_CONF.
+LAUNCHERS = (
+    *VARIABLES, "LOCAL_WORLD_SIZE", "GROUP_", "ROLE_", "NODE_RANK", "TORCHELASTIC_", "PET_", "ACCELERATE_",
+    "OMPI_COMM_", "PMI_", "PMIX_", "MPI_LOCAL", "MV2_COMM_", "SLURM_",
+)  # fmt: skip
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "npu": "cpu:gloo,npu:hccl"}  # ROCm's RCCL is "nccl"
 EXIT_RANK_LOST = 9  # of a process whose peer ended or did not answer
 T = TypeVar("T")
@@ -35,6 +41,12 @@ class UnequalRanksError(UserError, RuntimeError):
 def started() -> bool:
     """Whether this process was started as a rank: by gpt2.system.rank_launcher, or by torchrun."""
     return all(name in os.environ for name in VARIABLES)
+
+
+def without_launcher(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables without those of a launcher, which started the shell and not this project's process."""
+    kept = {name: text for name, text in variables.items() if name == "SLURM_CONF"}
+    return {name: text for name, text in variables.items() if not name.startswith(LAUNCHERS)} | kept
 
 
 def local(name: str, alone: int) -> int:
@@ -71,8 +83,11 @@ def join(device_type: str, timeout_seconds: float) -> None:
     import torch
 
     timeout = timedelta(seconds=timeout_seconds)
+    joining = ThreadPoolExecutor(
+        1
+    )  # a signal interrupts the wait for a thread, and not torch's for other ranks
     with exchange():
-        torch.distributed.init_process_group(BACKENDS[device_type], timeout=timeout)
+        joining.submit(torch.distributed.init_process_group, BACKENDS[device_type], timeout=timeout).result()
     _joined.update(rank=torch.distributed.get_rank(), world=torch.distributed.get_world_size())
     require_equal({"torch": torch.__version__}, "install the same version of torch on every host")
 

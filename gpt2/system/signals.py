@@ -33,14 +33,21 @@ class Interrupted(BaseException):
 
 
 class Stop:
-    """Flag set by a signal; `check` then raises Interrupted. A second SIGINT ends the process immediately."""
+    """Flag set by a signal; `check` then raises Interrupted. A second SIGINT ends the process immediately.
+
+    at_once: the signal itself raises Interrupted, as before the first step of a process, when nothing can be lost.
+    """
 
     def __init__(self) -> None:
-        self.requested = ""
+        self.requested, self.at_once = "", False
         self._interrupts = 0
 
     def install(self, parent: int = 0) -> Stop:
-        """Install the handlers; on Linux also request SIGTERM at the parent's death. `parent` may already be dead."""
+        """Install the handlers; on Linux also request SIGTERM at the parent's death. `parent` may already be dead.
+
+        A signal then ends the process at once, until the first step sets `at_once` to False.
+        """
+        self.at_once = True
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, self._note)
         end_with_parent(signal.SIGTERM)
@@ -53,6 +60,8 @@ class Stop:
         if number == signal.SIGINT and self._interrupts > 1:
             os._exit(128 + number)
         self.requested = SAID[signal.Signals(number)]
+        if self.at_once:
+            raise Interrupted(self.requested)
 
     def check(self) -> None:
         """Raise Interrupted if a signal asked to stop."""

@@ -175,6 +175,7 @@ class TrainingRun:
         self.iteration += 1
         self.faults.passed(self.iteration)
         self.steps_made += 1
+        self.stop.at_once = False
         if self.steps_made == 1:
             self.fixes.require_used()
         self.timed_steps += not warming
@@ -218,6 +219,13 @@ class TrainingRun:
         if self.ended() and previous and previous.target:  # this process observes no step
             self.log.record["target"]["attention_backend"] = previous.target.attention_backend
         self.faults = FaultLog(previous.faults if previous else ())
+        before = previous.environment.threads if loaded and previous and previous.environment else None
+        now = self.log.record["environment"]["threads"]
+        if self.device == "cpu" and before not in (None, now):
+            self.log.notes.append(
+                f"resumed at iteration {self.iteration} with {now} threads, before with {before}: later numbers "
+                "differ by rounding"
+            )
         evaluated = [int(row[0]) for row in self.evaluator.losses]
         same = self.identity() | {"resumed iteration": self.iteration, "device": self.resolved.device_name}
         fix = "use one shared results folder, the same data and the same cards on every host"
@@ -346,7 +354,15 @@ class TrainingRun:
             self.note(f"the trained model fails the check {fault.check}: {fault.message}")
 
     def interrupted(self, reason: Interrupted) -> None:
-        """Save everything after a request to stop. If saving fails, the previous checkpoint remains."""
+        """Save everything after a request to stop. If saving fails, the previous checkpoint remains.
+
+        Before a step of this process there is nothing to save.
+        """
+        if self.stop.at_once:
+            if self.log.record["progress"]:  # the run is resumed, and its record written
+                self.note(f"interrupted by {reason} after iteration {self.iteration}")
+                self.write_record("interrupted")
+            raise reason
         try:
             self.save()
         except checkpoint.CheckpointError as error:

@@ -24,7 +24,7 @@ from gpt2.config.config import Config
 from gpt2.config.dotconfig import read_symbols
 from gpt2.hardware.resolve import export_environment
 from gpt2.system.signals import end_with_parent
-from study.executors.child_process import EXIT_INTERRUPTED, Session, Slot, StopAsked
+from study.executors.child_process import EXIT_INTERRUPTED, PLACE, Session, Slot, StopAsked
 from study.executors.executor import Ended, Task, run_tasks
 from study.executors.local import LocalExecutor
 from study.executors.run_files import EXIT_FILE, write_exit
@@ -61,8 +61,7 @@ class Requeue:
         """Put this job back into Slurm's queue; False where that is not asked for, or fails."""
         if not self.announced:
             return False
-        environment = os.environ
-        job = f"{environment.get('SLURM_ARRAY_JOB_ID')}_{environment.get('SLURM_ARRAY_TASK_ID')}"
+        job = os.environ[PLACE].removeprefix("slurm ")
         return subprocess.run(["scontrol", "requeue", job], stdout=sys.stderr).returncode == 0
 
 

@@ -28,6 +28,18 @@ def test_an_npu_does_not_saturate(name: str, mode: str, monkeypatch: pytest.Monk
     assert "PYTORCH_ALLOC_CONF" not in os.environ or name == "a100-40g"
 
 
+@pytest.mark.parametrize("launched", [False, True])
+def test_variables_of_a_launcher_are_removed_unless_it_started_the_process(
+    launched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreign = {"RANK": "1", "WORLD_SIZE": "2", "SLURM_PROCID": "1", "OMPI_COMM_WORLD_RANK": "1"}
+    monkeypatch.setattr(os, "environ", foreign | {"SLURM_CONF": "a"})
+    export_environment("cpu", launched=launched)
+    assert os.environ["SLURM_CONF"] == "a"
+    assert (foreign.items() <= os.environ.items()) == launched
+    assert bool(foreign.keys() & os.environ.keys()) == launched
+
+
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_a_deterministic_run_has_its_variables_before_it_starts(
     deterministic: bool, monkeypatch: pytest.MonkeyPatch

@@ -10,6 +10,7 @@ ASKED = """
 import signal, sys
 from gpt2.system.signals import Interrupted, Stop
 stop = Stop().install()
+stop.at_once = False  # it has made a step
 for name in sys.argv[1:]:
     signal.raise_signal(signal.Signals[name])
 try:
@@ -37,6 +38,15 @@ def test_only_the_second_interrupt_ends_a_process_before_it_has_saved(
     done = subprocess.run([sys.executable, "-c", ASKED, *asked], capture_output=True, text=True)
     assert done.returncode == (128 + signal.SIGINT if at_once else 0), done.stderr
     assert done.stdout.startswith("saves") != at_once
+
+
+def test_before_the_first_step_a_request_ends_what_the_process_does() -> None:
+    code = (
+        "import signal\nfrom gpt2.system.signals import Interrupted, Stop\nstop = Stop().install()\n"
+        "try:\n    signal.raise_signal(signal.SIGTERM)\n    print('goes on')\n"
+        "except Interrupted:\n    print('ends')"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "ends\n"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel call exists on Linux only")

@@ -1,6 +1,6 @@
 """Stand-ins for sbatch, squeue, scancel and scontrol, as one program under four names.
 
-State is in SLURM_FAKE: jobs.json has the tasks, calls.txt every command line. With SLURM_FAKE_RUN=1, sbatch starts the
+State is in FAKE_SLURM: jobs.json has the tasks, calls.txt every command line. With FAKE_SLURM_RUN=1, sbatch starts the
 tasks at once; otherwise a test sets their states.
 """
 
@@ -22,7 +22,7 @@ def install(folder: Path) -> dict[str, str]:
         path = programs / name
         path.write_text(f'#!/bin/sh\nexec {sys.executable} -S {__file__} {name} "$@"\n')
         path.chmod(0o755)
-    return {"PATH": f"{programs}:{os.environ['PATH']}", "SLURM_FAKE": str(folder)}
+    return {"PATH": f"{programs}:{os.environ['PATH']}", "FAKE_SLURM": str(folder)}
 
 
 def read(folder: Path) -> list[dict[str, object]]:
@@ -44,7 +44,7 @@ def is_alive(process: int) -> bool:
 
 
 def main() -> int:
-    folder, name, words = Path(os.environ["SLURM_FAKE"]), sys.argv[1], sys.argv[2:]
+    folder, name, words = Path(os.environ["FAKE_SLURM"]), sys.argv[1], sys.argv[2:]
     with (folder / "calls.txt").open("a") as calls:
         calls.write(f"{name} {' '.join(words)}\n")
     if (folder / f"{name}.fails").exists():
@@ -60,7 +60,7 @@ def main() -> int:
         for index in range(last + 1):
             job: dict[str, object] = {"array": number, "index": index, "name": options["job-name"]}
             job |= {"state": "PENDING", "process": 0}
-            if os.environ.get("SLURM_FAKE_RUN"):
+            if os.environ.get("FAKE_SLURM_RUN"):
                 of_task = {"SLURM_ARRAY_JOB_ID": str(number), "SLURM_ARRAY_TASK_ID": str(index)}
                 with (folder / f"{number}_{index}.log").open("w") as log:
                     process = subprocess.Popen(

@@ -225,11 +225,10 @@ def test_before_the_time_limit_a_run_saves_and_its_job_is_requeued(
     tasks = [
         {"name": "B0", "arguments": [str(place.study), "B", "0"], "folder": str(run), "log": str(run / "log")}
     ]
-    job = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "0"}
     process = subprocess.Popen(
         [sys.executable, "-m", "study.executors.place", json.dumps(tasks), "0"],
         cwd=place.folder,
-        env=place.environment(**job),
+        env=place.environment(RA_PLACE="slurm 7_0"),
     )
     wait_for(lambda: process.poll() is not None or _ready(place))
     os.kill(process.pid, number)
@@ -276,7 +275,7 @@ def test_a_study_whose_driver_is_killed_ends_with_one_submission(
     """The runs are stand-ins. tests/faults kills a real driver, with a real Slurm."""
     place = with_worker(tmp_path, ON_NODE, EXECUTOR_SLURM="y", SEEDS="2")
     monkeypatch.chdir(place.folder)
-    monkeypatch.setenv("SLURM_FAKE_RUN", "1")
+    monkeypatch.setenv("FAKE_SLURM_RUN", "1")
     study = Study(read_symbols(Path(".config")), Path(".config").read_text())
     target = resolve(study.config.target)
     files.write_json(place.folder / "target.json", to_plain(target))
