@@ -18,7 +18,6 @@ from gpt2.memory.allocation_tracker import Allocation, Timeline
 from gpt2.memory.prediction import Prediction
 from gpt2.system.errors import UserError
 from scripts import memory
-from study.memory.micro_batch import Predictions
 from study.memory.page import PHASES, MemoryRow, format_bytes, measured_table
 from tests.checkout import link_project
 
@@ -122,22 +121,6 @@ def test_with_from_the_settings_of_a_configuration_are_predicted_on_the_target(e
     assert not Path(".config.old").exists()
 
 
-def test_with_from_unset_symbols_of_a_configuration_follow_the_target(empty: Path) -> None:
-    configure("SEEDS=7")
-    config = Config.from_symbols(symbols_for_target("a100-40g", ".config")[0])
-    assert (config.model.size, config.model.block_size, config.batch.effective) == ("124m", 1024, 512)
-
-
-@pytest.mark.parametrize("name", TARGETS)
-def test_without_a_configuration_the_default_study_of_the_target_is_predicted_and_none_is_written(
-    empty: Path, name: str
-) -> None:
-    config = Config.from_symbols(symbols_for_target(name)[0])
-    assert config.target.name == name
-    assert config.model.size == ("mini" if name == "cpu" else "124m")
-    assert not Path(".config").exists()
-
-
 @pytest.mark.parametrize(
     ("configured", "arguments", "message"),
     [
@@ -168,10 +151,6 @@ def test_an_impossible_request_is_refused_in_one_line(
 
 
 # ---- output
-
-
-def test_the_configuration_is_not_changed(planned: dict[str, Any]) -> None:
-    assert planned["after"] == planned["before"]
 
 
 def test_every_variant_has_a_row_and_fixed_patterns_need_equal_memory(planned: dict[str, Any]) -> None:
@@ -211,30 +190,6 @@ def test_on_this_machine_every_phase_has_a_predicted_and_a_measured_peak(empty: 
         assert re.search(rf"^B +{phase} .*\+0\.0%", shown, re.MULTILINE)
     assert shown.index("Predicted and measured") < shown.index("largest micro")
     assert "Predicted and measured" in Path("results/memory/cpu.html").read_text()
-
-
-def test_a_failed_measurement_is_reported_beside_the_prediction(
-    empty: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    configure(*SMALL)
-    monkeypatch.setattr("sys.executable", "false")
-    shown = run("--variants", "B")
-    assert "measuring B failed: no reason given" in shown
-    assert row(shown, "B")
-    assert json.loads(Path("results/memory/cpu.json").read_text())["variants"]["B"]["measured"] is None
-
-
-def test_a_variant_whose_prediction_fails_has_a_line_and_the_others_have_rows(
-    empty: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    configure(*SMALL)
-    monkeypatch.setattr(
-        Predictions, "unpredictable", lambda self, each, micro: "no RALEARN" if each.name == "RALEARN" else ""
-    )
-    shown = run("--target", "cpu", "--from", ".config", "--variants", "B RALEARN")
-    assert "no RALEARN" in shown.splitlines()
-    assert row(shown, "B")
-    assert list(json.loads(Path("results/memory/cpu.json").read_text())["variants"]) == ["B"]
 
 
 # ---- tables and page of synthetic timelines

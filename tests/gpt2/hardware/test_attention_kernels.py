@@ -157,49 +157,6 @@ def test_torch_s_first_choice_in_a_context_would_replace_its_order(
         assert torch._fused_sdp_choice(*[torch.zeros(1)] * 3, is_causal=True) == NUMBERS["cudnn"]
 
 
-def sized_kernel(
-    monkeypatch: pytest.MonkeyPatch, wrong: tuple[int, int] | None, part: str = "result"
-) -> list[tuple[int, int]]:
-    """Let the kernel be wrong for (sequences, tokens) `wrong`. Return the sizes of its calls, filled later."""
-    real, sizes = F.scaled_dot_product_attention, []
-
-    def kernel(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float, is_causal: bool
-    ) -> torch.Tensor:
-        sizes.append((q.shape[0], q.shape[2]))
-        y = real(q, k, v, is_causal=True)
-        if sizes[-1] == wrong and part == "result":
-            y = y * 1.2
-        if sizes[-1] == wrong and part == "gradient":
-            y.register_hook(lambda gradient: gradient * 1.2)
-        return y
-
-    monkeypatch.setattr(F, "scaled_dot_product_attention", kernel)
-    return sizes
-
-
-def test_a_gpu_is_checked_with_several_sequences_of_the_models_length_too(
-    hopper: TorchOnHopper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes = sized_kernel(monkeypatch, None)
-    assert check_attention(gpu("h200"), 2, 16, 256).attention_backend == "flash"  # the CPU's kernel
-    assert sizes == [(1, 64), (2, 200), (2, 256)]
-    sizes.clear()
-    check_attention(CPU, 2, 16, 256)
-    assert sizes == [(1, 64)]
-
-
-@pytest.mark.parametrize("wrong", [(1, 64), (2, 200), (2, 256)])
-@pytest.mark.parametrize("part", ["result", "gradient"])
-def test_a_gpu_kernel_that_is_wrong_at_one_size_is_refused(
-    hopper: TorchOnHopper, monkeypatch: pytest.MonkeyPatch, wrong: tuple[int, int], part: str
-) -> None:
-    sized_kernel(monkeypatch, wrong, part)
-    message = f"h200: the .* attention kernel's {part} for {wrong[0]} x {wrong[1]} tokens differs by [12]"
-    with pytest.raises(TargetError, match=message):
-        check_attention(gpu("h200"), 2, 16, 256)
-
-
 @pytest.mark.parametrize(
     ("error", "passes"),
     [

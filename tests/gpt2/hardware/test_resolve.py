@@ -11,7 +11,7 @@ from gpt2.config.config import TARGETS as OFFERED
 from gpt2.config.config import TargetConfig
 from gpt2.hardware.detect import Hardware
 from gpt2.hardware.gpu_specs import GIB, TARGETS, TargetError
-from gpt2.hardware.resolve import resolve, scale_notice, target_record
+from gpt2.hardware.resolve import resolve, scale_notice
 from gpt2.hardware.torch_devices import list_torch_devices
 
 CPU = Hardware("cpu", "AMD EPYC", 64 * GIB, 0)
@@ -141,12 +141,6 @@ def test_a_slice_of_a_card_is_generic() -> None:
     assert (got.target.name, got.memory_bytes) == ("generic-cuda", int(19.6 * GIB))
 
 
-def test_of_several_cards_the_first_is_used_with_a_note() -> None:
-    devices = nvidia(card("NVIDIA H200", 139.8, 9), card("NVIDIA H200", 139.8, 9))
-    got = resolve(config(), devices=devices, hardware=A100)
-    assert (got.device, got.note) == ("cuda:0", "a run uses one of 2 cards: NVIDIA H200, cuda:0")
-
-
 def test_a_configured_card_is_found_among_others() -> None:
     devices = nvidia(card("NVIDIA GeForce RTX 4090", 23.6), card("NVIDIA A100-SXM4-40GB", 39.5))
     assert resolve(config("a100-40g"), devices=devices, hardware=A100).device == "cuda:1"
@@ -270,38 +264,6 @@ def test_planning_for_an_unknown_card_needs_the_card() -> None:
         resolve(asked, planning=True, hardware=CPU)
     with pytest.raises(TargetError, match=r"CONFIG_DETECTED=h900 is not a target"):
         resolve(config(detected="h900"), planning=True, hardware=CPU)
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_an_accelerator_outside_torch_is_a_row_of_the_table(dtype: str) -> None:
-    """A fake torch.accelerator: the device, its memory and its kernel follow from the row and from torch alone."""
-    properties = SimpleNamespace(name="Ascend910_9392", total_memory=61 * GIB)  # no compute capability
-    devices = list_torch_devices(fake_torch(properties, properties, accelerator="npu"))
-    got = resolve(config("910c", dtype), devices=devices, hardware=CPU)
-    assert (got.target.name, got.device, got.device_type, got.device_class) == (
-        "910c",
-        "npu:0",
-        "npu",
-        "card",
-    )
-    assert (got.device_name, got.memory_bytes) == ("Ascend910_9392", 61 * GIB)
-    assert (got.dtype, got.attention_backend) == (dtype, "fusion")
-    unknown = list_torch_devices(fake_torch(properties, accelerator="mps"))
-    assert (unknown.kind, unknown.gpus) == ("cpu", ())
-    assert resolve(config(detected="cpu"), devices=unknown, hardware=CPU).device == "cpu"
-
-
-def test_the_record_has_the_keys_of_the_run_record() -> None:
-    got = target_record(resolve(config(), devices=ONE_A100, hardware=A100))
-    assert got == {
-        "name": "a100-40g",
-        "device": "NVIDIA A100-SXM4-40GB",
-        "memory_bytes": int(39.5 * GIB),
-        "dtype": "bfloat16",
-        "attention_backend": "flash",
-        "torch": "2.13.0",
-        "driver": "550.54.15 (CUDA 12.8)",
-    }
 
 
 def test_an_unsuitable_scale_gives_a_notice_with_the_command() -> None:

@@ -64,31 +64,6 @@ def test_the_live_line_is_one_line_and_narrower_than_the_terminal(
     assert text.startswith(state if columns < progress.WIDE else state.lstrip("━╸╺ "))
 
 
-def test_a_wide_terminal_shows_a_bar_and_the_line_is_erased_at_the_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
-    written = shown("data: 3.0M tokens", 0.25)
-    assert re.search(r"^━+[╸╺]?━* data: 3.0M tokens *$", visible(written)[-1])
-    assert written.rstrip().endswith("\x1b[2K")
-
-
-def test_messages_are_printed_above_the_line_and_wrapped_between_words() -> None:
-    screen = Screen()
-    command = (
-        "  .venv/bin/python -m wandb sync results/a-study/runs/RALEARN0/wandb/offline-run-2 --with --more"
-    )
-    with LiveLine(stream=screen) as line:
-        line.update("B0")
-        line.say("to send it [all]: " + "word " * 20 + "\n" + command)
-    lines = visible(screen.getvalue())
-    assert command in lines
-    assert lines.index(command) > 1
-    text = " ".join(lines[: lines.index(command)])
-    assert "to send it [all]: " + "word " * 20 in " ".join(text.split()) + " "
-    assert all(len(part) <= 80 for part in lines if part != command)
-
-
 def test_without_a_terminal_lines_are_plain_whole_and_rare(clock: list[float]) -> None:
     stream = io.StringIO()
     line = LiveLine(5.0, stream=stream)
@@ -100,19 +75,6 @@ def test_without_a_terminal_lines_are_plain_whole_and_rare(clock: list[float]) -
     assert (
         stream.getvalue() == "a note of more than eighty columns: " + "word " * 30 + "\nsecond 5\nsecond 10\n"
     )
-
-
-@pytest.mark.parametrize("term", ["dumb", "unknown"])
-def test_a_terminal_that_cannot_move_its_cursor_gets_plain_lines(
-    monkeypatch: pytest.MonkeyPatch, clock: list[float], term: str
-) -> None:
-    monkeypatch.setenv("TERM", term)
-    screen, reported = Screen(), list[str]()
-    with LiveLine(5.0, reported.append, screen) as line:
-        line.update("too soon")
-        clock[0] += 6.0
-        line.update("data")
-    assert (reported, screen.getvalue()) == (["data"], "")
 
 
 def test_control_sequences_of_a_hostile_text_are_not_sent() -> None:

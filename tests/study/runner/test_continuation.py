@@ -162,20 +162,6 @@ def test_what_cannot_be_continued_is_refused_in_one_line_before_anything_trains(
     assert not (short.study.parent / name / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("changes", "names"),
-    [
-        ({"SCHEDULE_WSD": "n", "SCHEDULE_COSINE": "y"}, "only WSD can be continued"),
-        ({"LEARNING_RATES": "1e-3 2e-3"}, "CONFIG_LEARNING_RATES exclude each other"),
-    ],
-)
-def test_settings_that_nothing_can_continue_with_are_not_written(
-    short: Workplace, changes: dict[str, str], names: str
-) -> None:
-    with pytest.raises(AssertionError, match=f"error: .*CONFIG_CONTINUES.*{names}.*; fix: "):
-        short.configure(**SETTINGS | LONG | changes)
-
-
 def change_source(study: Path) -> None:
     """Make the run one of a variant whose source was another one."""
     (study / "own").mkdir()

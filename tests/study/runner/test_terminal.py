@@ -47,17 +47,6 @@ def test_the_line_shows_the_most_important_first(monkeypatch: pytest.MonkeyPatch
     ]  # fmt: skip
 
 
-def test_an_evaluation_takes_no_number_from_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    training, phase = lines_of(monkeypatch, train(30), Event("phase", phase="validating"))
-    assert phase.replace("validating  ", "") == training
-
-
-def test_before_the_first_step_the_line_shows_the_phase(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert lines_of(monkeypatch, Event("phase", phase="compiling"))[0].startswith(
-        "[5/15] RALEARN2  compiling  study"
-    )
-
-
 def test_without_a_terminal_lines_are_plain_and_rare(clock: Clock) -> None:
     stream = io.StringIO()
     built = Terminal(Estimate(1, None), 1, stream)
@@ -85,23 +74,6 @@ def test_nothing_is_estimated_without_a_measurement(clock: Clock) -> None:
     assert estimate.seconds_left(0.01) is None
     clock.now = 10.0
     assert estimate.seconds_left(0.101) == pytest.approx(90 * 0.899 + 3 * (1 + 90))
-
-
-def test_the_start_of_a_run_is_not_multiplied_by_its_progress(clock: Clock) -> None:
-    estimate = Estimate(25, None)
-    estimate.begin()
-    clock.now = 20.0  # imports, the check of the kernel
-    estimate.seconds_left(0.002)
-    clock.now = 22.0
-    assert estimate.seconds_left(0.102) == pytest.approx(20 * 0.898 + 24 * (20 + 20))
-
-
-def test_a_resumed_run_is_not_counted_as_a_fast_one(clock: Clock) -> None:
-    estimate = Estimate(1, None)
-    estimate.begin()
-    estimate.seconds_left(0.8)
-    clock.now = 10.0
-    assert estimate.seconds_left(0.9) == pytest.approx(10.0)
 
 
 def test_a_restarted_run_is_not_counted_as_finished(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,19 +107,6 @@ def test_the_first_run_shows_what_it_takes_with_its_start_evaluation_and_the_end
     assert estimate.compute() == 24 * 52.0 + 7
 
 
-def test_measured_run_times_replace_planned_ones(clock: Clock) -> None:
-    estimate = Estimate(3, 1000.0)
-    estimate.begin()
-    assert estimate.seconds_left() == 3000.0
-    clock.now = 100.0
-    estimate.end()
-    estimate.begin()
-    assert estimate.seconds_left() == pytest.approx(200.0)
-    estimate.seconds_left(0.01)
-    clock.now = 300.0  # twice as slow as the first one
-    assert estimate.seconds_left(0.51) == pytest.approx(400 * 0.49 + 100)
-
-
 def test_runs_at_once_share_the_remaining_work(clock: Clock) -> None:
     """Two slots, five runs of 100 s: the third to fifth run take their turns."""
     estimate = Estimate(5, 100.0, slots=2)
@@ -165,18 +124,3 @@ def test_runs_at_once_share_the_remaining_work(clock: Clock) -> None:
     assert estimate.seconds_left(0.0, "c") == pytest.approx(150)
     estimate.left = 1  # the last run alone: the other slot is idle
     assert estimate.seconds_left(0.0, "c") == pytest.approx(100)
-
-
-def test_each_running_run_has_a_line(clock: Clock) -> None:
-    stream = io.StringIO()
-    built = Terminal(Estimate(2, None, 2), 2, stream)
-    built.begin("B0", 1)
-    built.begin("B1", 2)
-    clock.now = 20.0
-    built.update("B0", train(30))
-    built.update("B1", train(40))
-    built.end("B0", "done")
-    built.update("B1", train(41))
-    built.end("B1", "done")
-    lines = [line[:17] for line in stream.getvalue().splitlines()]
-    assert lines == ["[1/2] B0   30%  l", "[2/2] B1   40%  l", "[1/2] B0  done", "[2/2] B1  done"]
