@@ -21,7 +21,7 @@ READS.lm-eval := RUN TASKS TASK_DATA
 READS.logp-diff := RUN THRESHOLD OUT
 READS.memory := TARGET FROM VARIANTS
 READS.monitor := RUN ON OFF
-READS.oracle := RECORD OTHER OUT
+READS.oracle := RUN STEP RECORD OTHER OUT
 READS.pack-run := RUN OUT
 READS.plan := SPREAD
 READS.record := RUN STEP LEVEL TASK OUT
@@ -139,7 +139,7 @@ pack-run: setup-core  ## RUN=results/x/runs/B0 [OUT=a.zip]: the checklist of a r
 logp-diff: setup-core  ## RUN=results/x/runs/B0 [THRESHOLD=0.01] [OUT=]: sample with a KV cache, compare with training
 	@$(INTERPRETER) -m scripts.logp_diff
 
-oracle: setup-core  ## RECORD=results/x/records/B0/step40 [OTHER=oracle.json] [OUT=]: operations against float64
+oracle: setup-core  ## RUN=results/x/runs/B0 STEP=40 [OTHER=oracle.json] [OUT=]: operations against float64
 	@$(INTERPRETER) -m scripts.oracle
 
 evaluate: setup-core  ## RUN=results/x/runs/B0 PLATFORM="bf16 int4" [MACHINE=w7900]: other arithmetic; RUN=models/gpt2

@@ -32,7 +32,11 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = commands.add_parser(
         "oracle", description=DESCRIPTION, help="check each operation of a recorded step"
     )
-    parser.add_argument("record", type=Path, help="the record: dump, step or rank")
+    parser.add_argument(
+        "record",
+        type=Path,
+        help="the record: dump, step or rank; or FILE.py:FUNCTION, whose step is recorded first",
+    )
     parser.add_argument("--other", type=Path, help="oracle.json of the benchmark machine, or its folder")
     parser.add_argument(
         "--device", default="", help="by default the accelerator of this machine, else the CPU"
@@ -46,8 +50,12 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run_oracle(given: argparse.Namespace) -> int:
     from numerics.oracle.recorded_operations import operations
+    from numerics.record.record_command import record_factory
 
-    found, source = operations(given.record), f"record {given.record}"
+    record, source = given.record, f"record {given.record}"
+    if ".py:" in str(record):
+        record = record_factory(str(record), given.output_path / "record", task="tensor")
+    found = operations(record)
     show(check_all(found, source, given.device, given.other, not given.no_extremes), given.output_path)
     return 0
 

@@ -1,36 +1,45 @@
-"""`make oracle RECORD=results/x/records/B0/step40 [OTHER=oracle.json] [OUT=]`: operations against float64 on the CPU.
+"""`make oracle RUN=results/x/runs/B0 STEP=40 [OTHER=oracle.json] [OUT=]`: operations against float64 on the CPU.
 
-RECORD: a step that `make record` wrote. OTHER: the results of the benchmark machine. The exit status is 0 for every
-verdict.
+The step is recorded first; RECORD is one that `make record` wrote. OTHER: the results of the benchmark machine. The
+exit status is 0 for every verdict.
 """
 
 from __future__ import annotations
 
-import argparse
+import functools
 from pathlib import Path
 
-from configuration.arguments import command_arguments
+from gpt2.artifacts import run_record
 from gpt2.hardware.resolve import export_environment
-from gpt2.system.errors import UserError, run_command
+from gpt2.system.errors import run_command
+from scripts.record.__main__ import record_run
+from scripts.record.arguments import result_folder, run_arguments
+from scripts.record.run_replay import enter_environment, open_run
+
+USAGE = "make oracle RUN=results/STUDY/runs/NAME STEP=40, or RECORD=the folder of a step"
+VARIABLES = {"STEP": "", "RECORD": "", "OTHER": "", "OUT": ""}  # and RUN
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="scripts.oracle")
-    for name in ("record", "other", "out"):
-        parser.add_argument(f"--{name}", type=Path)
-    given = parser.parse_args(command_arguments(("RECORD", "OTHER", "OUT")))
-    if given.record is None:
-        raise UserError(
-            "there is no RECORD; fix: make record RUN=results/x/runs/B0, then RECORD=the step's folder"
-        )
+def main(restart: bool = False) -> int:
+    """restart: whether to restart this process with the environment of the run."""
+    given = run_arguments("oracle", USAGE, VARIABLES, ("STEP",), unless="RECORD")
     export_environment()  # before torch is imported
+    record = given.record or record_of_run(given.run, given.step, restart)
     from numerics.oracle.command import check_all, show
     from numerics.oracle.recorded_operations import operations
 
-    out = given.out or given.record.with_name(f"{given.record.name}-oracle")
-    show(check_all(operations(given.record), f"record {given.record}", other=given.other), out)
+    out = given.out or record.with_name(f"{record.name}-oracle")
+    show(check_all(operations(record), f"record {record}", other=given.other), out)
     return 0
 
 
+def record_of_run(run_dir: Path, step: int, restart: bool) -> Path:
+    """Record the values of a step of a run. Returns the folder of the step."""
+    record = run_record.load_given(run_dir)
+    enter_environment(record, restart)
+    out = result_folder(run_dir, "records")
+    return record_run(open_run(run_dir, record, step), out, "mix", "tensor")
+
+
 if __name__ == "__main__":
-    run_command(main)
+    run_command(functools.partial(main, restart=True))

@@ -17,12 +17,14 @@ def run_arguments(
     needed: Collection[str] = (),
     choices: Mapping[str, Collection[str]] | None = None,
     hidden: Mapping[str, int] | None = None,
+    unless: str = "",
 ) -> argparse.Namespace:
     """Parse RUN and other variables of make. UserError names a wrong one.
 
-    variables: name -> default. needed: those without which there is nothing to do. choices: name -> allowed values.
-    hidden: option of child processes -> number of its words. RUN, AGAINST and OUT become paths and STEP a number; each
-    but RUN is None where it is not given.
+    variables: name -> default. needed: those besides RUN without which there is nothing to do, unless the variable
+    `unless` is given. choices: name -> allowed values.
+    hidden: option of child processes -> number of its words. Folders become paths and STEP a number; each is None
+    where it is not given.
     """
     parser = argparse.ArgumentParser(prog=f"scripts.{program}")
     for name, default in {"RUN": "", **variables}.items():
@@ -31,7 +33,7 @@ def run_arguments(
         parser.add_argument(f"--{name}", nargs=words, help=argparse.SUPPRESS)
     found = parser.parse_args(command_arguments(("RUN", *variables)))
     values = vars(found)
-    for name in ("RUN", *needed):
+    for name in () if values.get(unless.lower()) else ("RUN", *needed):
         if not values[name.lower()]:
             raise UserError(f"{name} is missing; fix: {usage}")
     step = values.get("step", "")
@@ -40,10 +42,10 @@ def run_arguments(
     for name, allowed in (choices or {}).items():
         if (value := values[name.lower()]) not in ("", *allowed):
             raise UserError(f"{name}={value} is unknown; fix: use {', '.join(allowed)}")
-    found.run, found.step = Path(found.run), int(step) if step else None
-    for name in {"against", "out"} & values.keys():
+    found.step = int(step) if step else None
+    for name in {"run", "against", "record", "other", "out"} & values.keys():
         values[name] = Path(values[name]) if values[name] else None
-    if values.get("out") and found.out.resolve().is_relative_to(found.run.resolve()):
+    if found.run and values.get("out") and found.out.resolve().is_relative_to(found.run.resolve()):
         raise UserError(
             f"OUT={found.out} is in the run's folder, which stays as it is; fix: OUT=another folder"
         )

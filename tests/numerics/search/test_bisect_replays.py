@@ -210,6 +210,8 @@ def test_the_commands_take_a_factory(
         rows = json.loads(Path(f"{name}/step{step}/rank0/dump.json").read_text())["data"]
         assert "Module.blocks.1.linear.Linear.parameters_grad.0" in rows
     assert main(["repeat", f"{SOURCE}:pair", "-n", "2"]) == 0
+    assert main(["oracle", f"{SOURCE}:pair"]) == 0
+    assert Path("oracle/oracle.json").exists()
 
 
 @pytest.mark.parametrize("command", ["bisect", "record", "repeat"])

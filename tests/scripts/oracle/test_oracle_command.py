@@ -42,7 +42,9 @@ def test_a_record_is_checked_and_its_folder_is_only_read(
     }
 
 
-@pytest.mark.parametrize(("variables", "message"), [("", "no RECORD"), ("RECORD=nothing", "does not exist")])
+@pytest.mark.parametrize(
+    ("variables", "message"), [("", "RUN is missing"), ("RECORD=nothing", "does not exist")]
+)
 def test_what_is_missing_is_one_line(
     place: Path, variables: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from gpt2.system.errors import UserError
 from gpt2.system.signals import Stop
 from gpt2.train.step import NotFiniteError
 from ra import names
+from scripts.oracle import __main__ as oracle_command
 from scripts.record import __main__ as command
 from scripts.record import run_replay
 from tests import small_runs
@@ -118,6 +119,13 @@ def test_other_numbers_are_named_with_both_values_and_noted_in_the_record(
     found = dump(tmp_path / "out/step3")
     assert found["notes"][0].startswith("step 2 differs from the run: loss ")
     assert any("md5" in entry for row in found["data"].values() for entry in row.get("output", []) if entry)
+
+
+def test_the_oracle_records_the_step_of_a_run_first(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["scripts.oracle", f"--run={finished}", "--step=2"])
+    assert oracle_command.main() == 0
+    rows = json.loads((finished.parents[1] / "records/B0/step2-oracle/oracle.json").read_text())
+    assert rows["verdict"] in ("exact", "rounding")
 
 
 def copy_of(run_dir: Path, folder: Path) -> Path:
