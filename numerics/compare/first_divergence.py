@@ -31,7 +31,7 @@ from numerics.compare.compared_rows import (
     is_parameter,
 )
 from numerics.compare.gradient_terms import Terms
-from numerics.compare.judged_updates import Earlier, hidden_errors, wrong_updates
+from numerics.compare.judged_updates import Earlier, wrong_updates
 from numerics.compare.replayed_rows import replay_row
 from numerics.compare.step_record import Call, StepRecord, Value
 from numerics.compare.tensor_difference import compare_values
@@ -127,7 +127,6 @@ class _Judge:
         parameters = [cell for row in rows for cell in row.cells if cell.side == "parameter"]
         differ = sum(not cell.difference.equal for cell in parameters)
         self.many = 2 * differ > len(parameters)  # other weights
-        self.hidden = hidden_errors(rows, earlier) if earlier else {}  # of parameters, which statistics hide
         self.stack: list[CallRow] = []
         self.scope: dict[
             str, float
@@ -268,8 +267,7 @@ class _Judge:
 
     def _explained(self, row: CallRow) -> float:
         """Return the error that explains one of the call's results."""
-        sources = [row.error("input", "parameter"), row.inner]
-        sources += [known.get(row.name, 0.0) for known in (self.hidden, self.envelope)]
+        sources = [row.error("input", "parameter"), row.inner, self.envelope.get(row.name, 0.0)]
         return self._rounding(row) + max(*sources, self._of_forward(row))
 
     def _of_forward(self, row: CallRow) -> float:

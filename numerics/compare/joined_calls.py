@@ -7,8 +7,7 @@ those of its parts, its checksum does not. A value that cannot be joined is comp
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -202,8 +201,7 @@ def without(record: StepRecord, dropped: set[Place]) -> StepRecord:
 
 def join_micro_batches(target: StepRecord, golden: StepRecord) -> tuple[StepRecord, StepRecord, list[str]]:
     """Join the calls of micro-batches where the sides have other numbers of them. Returns notes as well."""
-    has_modules = any(call.is_module for record in (target, golden) for call in record.calls.values())
-    counts = _batches(target, golden) if has_modules else _batches_of_functions(target, golden)
+    counts = _batches(target, golden)
     if counts is None:
         return target, golden, []
     shared = math.gcd(*counts)
@@ -215,12 +213,10 @@ def join_micro_batches(target: StepRecord, golden: StepRecord) -> tuple[StepReco
     dropped |= more
     if 1 not in sizes:
         dropped |= _repeated(joined, others)
-    for record, other in ((joined, others), (others, joined)):
-        dropped |= _outside(record) if has_modules else _of_loss(record) | _uneven(record, other)
-    left = "outside the modules, such as the loss," if has_modules else "after the model, such as the loss,"
+    dropped |= _outside(joined) | _outside(others)
     note = (
         f"{counts[0]} micro-batches against {counts[1]}: their calls are joined. Checksums of joined values are "
-        f"unknown, their statistics or values are compared. Functions {left} are not"
+        "unknown, their statistics or values are compared. Functions outside the modules, such as the loss, are not"
     )
     return without(joined, dropped), without(others, dropped), [note]
 
@@ -263,57 +259,6 @@ def _batches(target: StepRecord, golden: StepRecord) -> tuple[int, int] | None:
         if others and len(mine) != len(others) and _rows(mine) == _rows(others) > 0:
             return len(mine), len(others)
     return None
-
-
-def _batches_of_functions(target: StepRecord, golden: StepRecord) -> tuple[int, int] | None:
-    """Return how often each side uses a parameter, where it is with parts of the same batch.
-
-    A parameter that is used several times in one forward is counted as often: the smallest count is taken.
-    """
-    sides = [_uses(record) for record in (target, golden)]
-    counts = {
-        (len(mine), len(others))
-        for use, mine in sides[0].items()
-        if (others := sides[1].get(use)) and _rows(mine) == _rows(others) > 0
-    }
-    found = min(counts, default=(1, 1))
-    return found if found[0] != found[1] else None
-
-
-def _uses(record: StepRecord) -> dict[Hashable, list[Call]]:
-    """Return the forward calls with the same function and parameters, in their order."""
-    found: dict[Hashable, list[Call]] = {}
-    for call in record.calls.values():
-        parameters = tuple(
-            (value.shape, value.statistics) for value in call.inputs.values() if value.is_parameter
-        )
-        if parameters and not call.backward:
-            found.setdefault((call.path, parameters), []).append(call)
-    return found
-
-
-def _of_loss(record: StepRecord) -> set[Place]:
-    """Return every value of the functions after the last one with a new parameter, except those with a parameter."""
-    known: set[Hashable] = set()
-    names: set[str] = set()
-    for call in record.calls.values():
-        parameters = {(value.shape, value.statistics) for value in call.inputs.values() if value.is_parameter}
-        if not call.backward and not parameters <= known:
-            known |= parameters
-            names.clear()
-        elif not call.backward and not parameters:
-            names.add(call.name)
-    return {place for call in record.calls.values() if call.forward_name in names for place in _places(call)}
-
-
-def _uneven(record: StepRecord, other: StepRecord) -> set[Place]:
-    """Return every value of the functions that one side calls more often for the same batch."""
-    one, two = (
-        Counter(call.path for call in side.calls.values() if not call.backward) for side in (record, other)
-    )
-    return {
-        place for call in record.calls.values() if one[call.path] != two[call.path] for place in _places(call)
-    }
 
 
 def _places(call: Call) -> Iterator[Place]:

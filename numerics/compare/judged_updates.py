@@ -84,26 +84,6 @@ def wrong_updates(
     return WrongUpdate(*wrong[0], "update", context)
 
 
-def hidden_errors(rows: Sequence[CallRow], earlier: Earlier) -> dict[str, float]:
-    """Return the errors of matrices that their statistics may hide after an update, by row, relative to the matrix.
-
-    Where gradients have the relative error e, an update has the error sqrt(e): see judge_updates. It may be in any
-    elements, so maximum, minimum, mean and norm of the matrix show next to nothing of it.
-    """
-    before = {(row.name, cell.place): cell.golden for row in earlier.rows for cell in row.cells}
-    found: dict[str, float] = {}
-    for row in rows:
-        for cell in row.cells:
-            old, now = before.get((row.name, cell.place)), cell.golden
-            if cell.difference.equal or not is_parameter(cell) or now is None or old is None:
-                continue
-            if len(now.shape) > 1 and not now.has_values and now.norm:
-                moved = max(abs(x - y) for x, y in zip(_numbers(now), _numbers(old), strict=True))
-                error = moved / _numbers(now)[3] * math.sqrt(earlier.error)
-                found[row.name] = max(found.get(row.name, 0.0), error)
-    return found
-
-
 def gradient_error(row: CallRow) -> float:
     """Return the error of the gradients of a module's parameters, or of those that a function's backward returns."""
     is_function = row.pair.call.backward and not row.pair.call.is_module

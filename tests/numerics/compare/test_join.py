@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,8 @@ from numerics.__main__ import main
 from numerics.compare.joined_calls import join_micro_batches
 from numerics.compare.read_record import read_record
 from numerics.compare.tensor_difference import load
-from tests.numerics.compare.small_models import STATISTICS, TENSORS, compared, ours, record
-from tests.numerics.corpus.models import IDS, MicroBatches, transformers_gpt2
+from tests.numerics.compare.small_models import STATISTICS, TENSORS, ours, record
+from tests.numerics.corpus.models import MicroBatches
 
 
 def test_joined_statistics_are_those_of_the_joined_tensor(tmp_path: Path) -> None:
@@ -37,36 +36,6 @@ def test_joined_statistics_are_those_of_the_joined_tensor(tmp_path: Path) -> Non
                 )
                 checked += 1
     assert checked > 50
-
-
-@pytest.mark.parametrize(
-    ("parts", "make", "task"),
-    [
-        ((2, 1), ours, "tensor"),
-        ((1, 4), ours, "statistics"),
-        ((4, 2), transformers_gpt2, "statistics"),
-        ((3, 2), ours, "statistics"),
-        ((3, 2), transformers_gpt2, "statistics"),
-    ],
-)
-def test_micro_batches_are_joined_where_functions_alone_were_recorded(
-    parts: tuple[int, int], make: Callable[[], nn.Module], task: str, tmp_path: Path
-) -> None:
-    ids = torch.cat([IDS, IDS + 1, IDS + 2]) % 199 if 3 in parts else IDS
-
-    def recorded(model: nn.Module, parts: int, scale: float = 0.25) -> Path:
-        return record(tmp_path, model, MicroBatches(ids, parts, scale), level="L1", task=task)
-
-    golden = recorded(make(), parts[1])
-    found = compared(recorded(make(), parts[0]), golden)
-    assert found.first is None
-    assert any("micro-batches against" in note for note in found.notes)
-    wrong = make()
-    next(module for name, module in wrong.named_modules() if name.endswith(("1.norm2", "1.ln_2"))).eps = 1e-3  # type: ignore[assignment]
-    first = compared(recorded(wrong, parts[0]), golden).first
-    assert first
-    assert first.call == "Functional.layer_norm.3.forward"
-    assert compared(recorded(make(), parts[0], 0.2), golden).verdict == "diverges"
 
 
 class Merged(nn.Module):
