@@ -14,7 +14,7 @@ from fractions import Fraction
 GLUE = "\x01"  # before a fraction: becomes a space after a digit (1½ is 1 1/2), else nothing
 SIGNS = {
     "\u2212": "-", "\u2019": "'", "\u066b": ".", "\u066c": ",", "\u2044": "/", "\u2215": "/",
-    **dict.fromkeys("≈≅≃∼", "="), **dict.fromkeys("×÷·⋅∙∗✕✖\u2061\u2062\u2063\u2064", "*"),
+    **dict.fromkeys("≈≅≃∼≤≥→⇒", "="), **dict.fromkeys("×÷·⋅∙∗✕✖\u2061\u2062\u2063\u2064", "*"),
 }  # fmt: skip
 # In this order: escapes, breaks and spaces of LaTeX, its relations, degrees, braces around a sign, tags, currency.
 PLAIN = tuple((re.compile(pattern), put) for pattern, put in (
@@ -46,16 +46,16 @@ NUMBER = (
     rf"(?:(?:(?P<whole>\d+)[ ])?(?P<over>{DECIMAL})[ ]?/[ ]?(?P<under>{DECIMAL})"
     rf"|(?P<number>{DECIMAL})(?:[ ](?P<scale>{'|'.join(SCALES)})\b)?)"
 )
-LAST = re.compile(rf"(?<![\w.])(?P<sign>[-+]?)(?:\$[ ]?)?(?P<inner>(?:(?<=\$)[-+])?){NUMBER}")
-BEHIND = re.compile(rf"[\s*_`:=(\[{{$]*(?P<sign>[-+]?)[\s(\[{{$]*(?P<inner>[-+]?)\$?{NUMBER}")
+LAST = re.compile(rf"(?<![a-zA-Z0-9_.])(?P<sign>[-+]?)(?:\$[ ]?)?(?P<inner>(?:(?<=\$)[-+])?){NUMBER}")
+BEHIND = re.compile(rf"[\s*_`\"':=(\[{{$]*(?:(?P<sign>[-+])[\s(\[{{$]*)?(?P<inner>[-+]?)\$?{NUMBER}")
 OPERAND = r"[ \t]*[-+$({\[]*[ \t]*(?:\.?\d|[b-zB-HJ-Z](?![a-zA-Z])|\\[a-zA-Z])"
 GOES_ON = re.compile(
-    rf"[.,:'_/]*\d|[ \t]+\d|[xyzn](?![a-zA-Z])|[eE][-+]?\d|[(\[]\s*\d|_+\{{?[^\W_]"
+    rf"[.,:'_/&]*\d|[ \t]+\d|[xyzn](?![a-zA-Z])|[eE][-+]?\d|[(\[]\s*\d|_+\{{?[^\W_]"
     rf"|(?:[ \t$%°!\"'`)\]}}]|[*_]+(?=[\s.,;:)]|$))*"
     rf"(?:\^|\\[a-zA-Z]|[-+*/=<>±]+{OPERAND}|(?:plus|minus|times|divided by|mod)[ ]{OPERAND})"
 )
 BEFORE = re.compile(
-    r"(?:\d[,.:'/_]|[\^_]\s*\{?\s*|\\[a-zA-Z]+\s*[({\[]?\s*|[\]}]\s*\{\s*"
+    r"(?:\d[,.:'/_&]|[√∛∜]|[\^_]\s*\{?\s*|\\[a-zA-Z]+\s*[({\[]?\s*|[\]}]\s*\{\s*"
     r"|(?:\d|[)\]}!%°]|(?<![a-zA-Z])[b-zB-HJ-Z])(?:[ \t$%°)]*[-+*/^±]+[\s$({\[]*|(?P<next>[ \t]*)))$"
 )
 

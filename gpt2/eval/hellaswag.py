@@ -90,11 +90,13 @@ def load_items(path: Path, limit: int) -> list[Item]:
 
 def _item(raw: Any, where: str) -> Item:
     if not isinstance(raw, dict):
-        raise HellaSwagError(f"{where}: {type(raw).__name__} instead of a JSON object")
+        raise HellaSwagError(
+            f"{where}: {type(raw).__name__} instead of a JSON object; fix: correct or remove the line"
+        )
 
     def value(key: str, wanted: str, valid: Callable[[Any], bool]) -> Any:
         if key not in raw:
-            raise HellaSwagError(f'{where}: "{key}" is missing')
+            raise HellaSwagError(f'{where}: "{key}" is missing; fix: {wanted}')
         if not valid(raw[key]):
             raise HellaSwagError(f'{where}: "{key}" is {json.dumps(raw[key])[:60]}; fix: {wanted}')
         return raw[key]
