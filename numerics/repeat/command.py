@@ -32,7 +32,7 @@ def add_commands(commands: Any) -> None:
 
 def run_repeat(given: argparse.Namespace) -> int:
     from numerics.repeat.processes import child, fresh_conditions
-    from numerics.repeat.report import write_repetition
+    from numerics.repeat.report import report_lines, write_repetition
     from numerics.repeat.step import repeat_step
     from numerics.replayed_step import load_replay
 
@@ -51,7 +51,7 @@ def run_repeat(given: argparse.Namespace) -> int:
         threads=given.threads,
         others=lambda conditions: fresh_conditions(command, conditions, environment),
     )
-    print(found.text())
+    print(*report_lines(found), sep="\n")
     for path in write_repetition(found, given.output_path, "Is the step reproducible?"):
         print(f"wrote {path}")
-    return int(found.conclusion.is_fault)
+    return int(found.is_fault)

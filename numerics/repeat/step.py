@@ -1,7 +1,7 @@
 """Repeat a step under several conditions and conclude why it is not reproducible.
 
 found = repeat_step(step, state=(model, optimizer), times=8)
-print(found.text())
+print(found.verdict)
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from numerics.errors import NumericsError
-from numerics.repeat.conclude import Tree
 from numerics.repeat.conditions import (
     BLOCKING,
     OBSERVED,
@@ -23,7 +22,7 @@ from numerics.repeat.conditions import (
     Progress,
     available_threads,
 )
-from numerics.repeat.report import Repetition
+from numerics.repeat.repeat_evidence import Evidence, Repetition, repetition_notes
 from numerics.replayed_step import ReplayedStep
 
 MOST_TIMES = 1000
@@ -63,11 +62,12 @@ def repeat_step(
         conditions.run()
         if others:
             conditions.found |= others(conditions)
-        conclusion = Tree(conditions.found, conditions.capture).walk()
+        causes = Evidence(conditions.found, conditions.capture).collect()
     finally:
         step.restore()
     operations = len(conditions.found[OBSERVED].traces[0].events)
-    return Repetition(conditions.found, conclusion, operations, tuple(_not_run(conditions)))
+    notes = [*_not_run(conditions), *repetition_notes(conditions.found, causes)]
+    return Repetition(conditions.found, causes, operations, notes)
 
 
 def _not_run(conditions: Conditions) -> list[str]:

@@ -242,22 +242,3 @@ def _scalar(number: int, one: OperationEvent, other: OperationEvent) -> TraceDif
 def _first(one: Sequence[int], other: Sequence[int]) -> int:
     pairs = zip(one, other, strict=False)
     return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
-
-
-def named(
-    difference: TraceDifference, event: OperationEvent | None, events: tuple[OperationEvent, ...]
-) -> tuple[str, ...]:
-    """Return a difference in words. event: that it names; events: of its trace."""
-    if event is None:
-        return (f"unequal results: {difference.text}",) if difference.text else ()
-    if difference.kind == "output":
-        known = "equal inputs" if event.knows_inputs else "inputs that could not be compared"
-        return (f"first difference: {event.title} has {known} and an unequal output",)
-    if difference.kind == "scalar":
-        return (f"first difference: {difference.text}; its tensors are equal",)
-    if difference.kind == "input":
-        writer = event.writers[difference.position] if difference.position < len(event.writers) else -1
-        origin = events[writer].title if writer >= 0 else "from before the step"
-        return (f"first difference: input {difference.position} of {event.title}; its memory is {origin}",)
-    before = " in backward" if event.phase == BACKWARD else ""
-    return (f"first difference{before}: {event.title}",)

@@ -56,7 +56,7 @@ def repeat(replay: RunReplay, out: Path, times: int, environment: dict[str, str]
     import torch
 
     from numerics.repeat.processes import fresh_conditions
-    from numerics.repeat.report import Repetition, write_repetition
+    from numerics.repeat.report import report_lines, write_repetition
     from numerics.repeat.step import repeat_step
 
     out.mkdir(parents=True, exist_ok=True)  # an unusable folder is known before the replay
@@ -79,24 +79,23 @@ def repeat(replay: RunReplay, out: Path, times: int, environment: dict[str, str]
                 f"{name}: {condition}, {done + 1} of {total}", done / total
             ),
         )
-    notes = list(found.notes)
+    notes = found.notes
     notes += [f"not equal to the run: {text}" for text in replay.differences]
     notes += [f"possible reason: {text}" for text in replay.reasons()] if replay.differences else []
     if replay.checked and not replay.differences:
         notes.append(
             f"{replay.checked} replayed steps equal metrics.jsonl in loss and gradient norm, to the bit"
         )
-    if replay.differences and not found.conclusion.findings:
+    if replay.differences and not found.causes:
         notes.append(
             "the step is reproducible here and differs from the run; next: make stress, on the run's machine"
         )
     if replay.run.stepper.compile:
         notes.append("observed repetitions ran without torch.compile")
-    found = Repetition(found.conditions, found.conclusion, found.operations, tuple(notes))
-    print(found.text())
+    print(*report_lines(found), sep="\n")
     for path in write_repetition(found, out, f"Is {name} reproducible?"):
         print(f"wrote {path}")
-    return int(found.conclusion.is_fault)
+    return int(found.is_fault)
 
 
 def repeat_in_child(replay: RunReplay, arguments: list[str]) -> int:

@@ -61,10 +61,9 @@ def monitored(folder: Path) -> list[str]:
 
 def repeated(step: Callable[[], Tensor], state: Mapping[str, Any]) -> tuple[str, str, str] | None:
     """Repeat a step. Returns the cause, the operation and its module; None where the step is reproducible."""
-    conclusion = repeat_step(step, state, times=3, threads=1).conclusion
-    if not conclusion.findings:
-        assert not conclusion.notes
+    causes = repeat_step(step, state, times=3, threads=1).causes
+    if not causes:
         return None
-    first = conclusion.findings[0]
+    first = causes[0]
     assert first.operation is not None
     return first.name, first.operation.name, first.operation.place

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from numerics.repeat import conclude
+from numerics.repeat import repeat_evidence as causes
 from tests.numerics.corpus.answers import repeated
 from tests.numerics.corpus.cases import Corpus, RunFault, Side, agree
 from tests.numerics.corpus.changes import Parts, wrap
@@ -112,11 +112,11 @@ def _fault(
 REPEAT_FAULTS = (
     _fault(
         "unordered scatter-add",
-        conclude.NOT_DETERMINISTIC,
+        causes.NOT_DETERMINISTIC,
         "scatter_add_unordered",
         unordered,
         guide="3.2.2.2",
     ),
-    _fault("uninitialised buffer", conclude.UNINITIALISED, "aten.mean", uninitialised, calm_memory),
-    _fault("two tensors in one memory", conclude.SHARED, "aten.mul", shared, guide="3.2.2.1"),
+    _fault("uninitialised buffer", causes.UNINITIALISED, "aten.mean", uninitialised, calm_memory),
+    _fault("two tensors in one memory", causes.SHARED, "aten.mul", shared, guide="3.2.2.1"),
 )

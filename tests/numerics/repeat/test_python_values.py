@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from numerics import NumericsError, repeat_step
-from numerics.repeat import conclude
-from numerics.repeat.report import Repetition
+from numerics.repeat import repeat_evidence as causes
+from numerics.repeat.repeat_evidence import Repetition
 from numerics.repeat.trace import OperationEvent, Trace, first_difference
 
 X = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
@@ -55,20 +55,18 @@ def test_a_python_value_that_differs_is_named(
     change: Callable[[Tensor, int], Tensor], operation: str, argument: str
 ) -> None:
     found = repeated(change)
-    finding = found.conclusion.findings[0]
-    assert finding.name == conclude.PYTHON, found.text()
-    assert found.conclusion.is_fault
+    finding = found.causes[0]
+    assert finding.name == causes.PYTHON, found.rows()
+    assert found.is_fault
     assert finding.operation
     assert finding.operation.name == operation
-    assert f"argument {argument} of {operation}" in " ".join(finding.evidence)
+    assert f"argument {argument} of {operation}" in finding.difference
     assert finding.suggestions
 
 
 def test_both_values_are_in_the_evidence() -> None:
-    (finding,) = repeated(lambda y, n: y * (0.5 + n), times=2).conclusion.findings
-    assert (
-        "is 3.5 in one repetition, 4.5 in another" in finding.evidence[-1]
-    )  # calls 1 and 2 are not observed
+    (finding,) = repeated(lambda y, n: y * (0.5 + n), times=2).causes
+    assert "is 3.5 in one repetition, 4.5 in another" in finding.difference  # calls 1 and 2 are not observed
 
 
 def test_values_that_no_result_depends_on_and_equal_values_are_no_difference() -> None:
@@ -77,7 +75,7 @@ def test_values_that_no_result_depends_on_and_equal_values_are_no_difference() -
         return y * 2.0
 
     found = repeated(unused)
-    assert found.conclusion.name == conclude.REPRODUCIBLE, found.text()
+    assert found.verdict == causes.REPRODUCIBLE, found.rows()
 
 
 @torch.library.custom_op("numerics_test::changing_sum", mutates_args=())
@@ -89,8 +87,8 @@ def changing_sum(x: Tensor) -> Tensor:
 
 def test_a_value_that_python_read_from_a_tensor_leads_to_the_operation_that_made_it() -> None:
     found = repeated(lambda y, n: y * changing_sum(y.detach()).item())
-    finding = found.conclusion.findings[0]
-    assert finding.name != conclude.PYTHON
+    finding = found.causes[0]
+    assert finding.name != causes.PYTHON
     assert finding.operation
     assert finding.operation.name == "numerics_test.changing_sum.default"
 
@@ -123,9 +121,9 @@ def test_the_first_of_several_unequal_arguments_is_named(results: dict[str, int]
 @pytest.mark.parametrize(("factor", "expected"), [(float("nan"), True), (float("inf"), True), (1.0, False)])
 def test_a_loss_that_is_not_finite_in_each_repetition_is_a_note(factor: float, expected: bool) -> None:
     found = repeated(lambda y, n: y * factor)
-    assert found.conclusion.name == conclude.REPRODUCIBLE
-    note = "the result returned 0 is not finite (NaN or infinity) in 3 of 3 repetitions"
-    assert (note in found.conclusion.notes) == expected
+    assert found.verdict == causes.REPRODUCIBLE
+    note = "returned 0 is not finite (NaN or infinity) in 3 of 3 repetitions"
+    assert (note in found.notes) == expected
 
 
 def test_gradients_that_are_not_finite_are_noted_and_values_that_cannot_be_read_are_not() -> None:
@@ -136,15 +134,14 @@ def test_gradients_that_are_not_finite_are_noted_and_values_that_cannot_be_read_
         return torch.ones(2, device="meta"), torch.ones(2, dtype=torch.int64)
 
     found = repeat_step(step, {"model": model}, times=2, threads=1)
-    assert [note for note in found.conclusion.notes if "finite" in note] == [
-        "the result gradient of weight is not finite (NaN or infinity) in 2 of 2 repetitions"
+    assert [note for note in found.notes if "finite" in note] == [
+        "gradient of weight is not finite (NaN or infinity) in 2 of 2 repetitions"
     ]
 
 
 def test_numpys_generator_is_restored_and_a_lazy_model_is_refused() -> None:
     found = repeated(lambda y, n: y * float(np.random.rand()))
-    assert not found.conclusion.is_fault, found.text()
-    assert "numpy" not in found.text()
+    assert not found.is_fault, found.rows()
     with pytest.raises(
         NumericsError, match=r"model has parameters without a shape; fix: call it once before"
     ):

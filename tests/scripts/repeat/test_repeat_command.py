@@ -66,7 +66,7 @@ def test_an_injected_fault_is_named_with_its_module(
     assert repeat(monkeypatch, run=run_dir, step=2, times=2, out=tmp_path) == 1
     found = json.loads((tmp_path / "repeat.json").read_text())
     assert found["conclusion"] == "uninitialised memory"
-    assert found["findings"][0]["operation"]["place"] == "blocks.0.mlp"
+    assert found["causes"][0]["operation"]["place"] == "blocks.0.mlp"
     assert "not equal to the run: step 1 differs from the run" in " ".join(capsys.readouterr().out.split())
 
 
