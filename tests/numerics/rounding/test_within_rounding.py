@@ -79,10 +79,7 @@ HARD: dict[str, tuple[Callable[..., Any], list[Any]]] = {
     "saturated softmax": (F.softmax, [torch.tensor([[0.0, 14.0, 0.5], [1.0, 1.1, 15.0]]), -1]),
     "saturated sigmoid": (torch.sigmoid, [torch.tensor([14.0, 16.0, 15.0])]),
     "saturated tanh": (torch.tanh, [torch.tensor([7.0, 8.0, 7.5])]),
-    "positions by a plain number": (
-        lambda x: F.interpolate(x, scale_factor=1.7, mode="bicubic"),
-        [draw(2, 4, 12, 12)],
-    ),
+    "positions by a plain number": (F.interpolate, [draw(2, 4, 12, 12), None, 1.7, "bicubic"]),
     "no elements": (torch.exp, [draw(0, 3)]),
 }
 
