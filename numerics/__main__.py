@@ -64,6 +64,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     compare.add_argument(
         "--map", type=Path, help="JSON, {target name: golden name}: names of modules or calls"
     )
+    compare.add_argument(
+        "--ranks",
+        choices=("equal", "merged"),
+        default="equal",
+        help="merged: ranks share a golden rank's work",
+    )
     compare.set_defaults(run=run_compare)
     diagnosing = commands.add_parser("diagnose", description=DESCRIPTION, help="diagnose two loss curves")
     add_arguments(diagnosing)
@@ -135,7 +141,9 @@ def run_compare(given: argparse.Namespace) -> int:
             "two records are needed; fix: give -tp FOLDER -gp FOLDER (make: A=FOLDER B=FOLDER)"
         )
     names = read_map(given.map) if given.map else {}
-    comparison = compare_records(Path(given.target_path), Path(given.golden_path), given.envelope, names)
+    comparison = compare_records(
+        Path(given.target_path), Path(given.golden_path), given.envelope, names, given.ranks
+    )
     written = write_comparison(comparison, Path(given.output_path))
     written.append(Path(given.output_path) / "tree.html")
     write_comparison_view(comparison, names, written[-1])

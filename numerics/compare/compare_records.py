@@ -10,9 +10,10 @@ from pathlib import Path
 
 from numerics.compare.compared_rows import CallRow, measure_rows
 from numerics.compare.first_divergence import Divergence, Judgement, changed_selection, judge
-from numerics.compare.joined_calls import join_merged_layers, join_micro_batches
+from numerics.compare.joined_calls import join_merged_layers, join_micro_batches, without
 from numerics.compare.judged_updates import Earlier, gradient_error
 from numerics.compare.matched_calls import NameMap, match_calls, recorded_by_both, unwrap
+from numerics.compare.merged_ranks import merge_ranks
 from numerics.compare.read_record import find_records, read_record
 from numerics.compare.step_record import StepRecord
 from numerics.errors import NumericsError
@@ -106,14 +107,27 @@ class Comparison:
 
 
 def compare_records(
-    target: Path, golden: Path, envelope: Path | None = None, names: NameMap | None = None
+    target: Path,
+    golden: Path,
+    envelope: Path | None = None,
+    names: NameMap | None = None,
+    ranks: str = "equal",
 ) -> Comparison:
     """Compare a record with a golden one; both are folders of a dump, a step or a rank.
 
     envelope: another golden record, which differs from the first by rounding alone. names: {target: golden};
-    see read_map. NumericsError where a record cannot be used.
+    see read_map. ranks: "equal" pairs rank with rank; "merged" makes one record of the target's ranks of a step, which
+    share the work of one golden rank: see merge_ranks. NumericsError where a record cannot be used.
     """
-    pairs, notes = _paired(find_records(target), find_records(golden))
+    targets = find_records(target)
+    several: dict[int, list[Path]] = {}
+    for place, folder in targets.items():
+        several.setdefault(_place(place)[0], []).append(folder)
+    if ranks == "merged":
+        targets = {
+            place: folder for place, folder in targets.items() if folder == several[_place(place)[0]][0]
+        }
+    pairs, notes = _paired(targets, find_records(golden))
     others = dict(_paired_folders(find_records(envelope), find_records(golden))) if envelope else {}
     steps: list[StepComparison] = []
     known: set[tuple[int, str]] = set()
@@ -122,6 +136,10 @@ def compare_records(
         if None not in numbers and numbers[0] != numbers[1]:
             notes.append(f"the steps differ: {numbers[0]} of the target, {numbers[1]} of the golden record")
         here, there = read_record(mine), read_record(other)
+        if ranks == "merged":
+            sides = [read_record(folder) for folder in next(one for one in several.values() if mine in one)]
+            here, dropped = merge_ranks(sides, there)
+            there = without(there, dropped)
         notes += [
             f"{side}: {note}"
             for side, record in (("target", here), ("golden", there))

@@ -85,7 +85,7 @@ def _shared(group: Group, record: StepRecord) -> set[tuple[str, str]]:
             found |= {
                 (side, str(place))
                 for place, values in parts
-                if all(_same(value, values[0]) for value in values)
+                if all(same(value, values[0]) for value in values)
             }
     return found
 
@@ -115,19 +115,19 @@ def _value(values: Sequence[Value], other: Value | None, add: bool) -> Value | N
         if all(value.plain == first.plain for value in values):
             return first
         return other if other is not None and _sums(values, other) else None
-    if first.count == 1 and not (other is not None and all(_same(value, other) for value in values)):
+    if first.count == 1 and not (other is not None and all(same(value, other) for value in values)):
         return None  # such as a loss, which may be a mean or a sum
     shape = other.shape if other is not None else None
-    if all(_same(value, first) for value in values) and shape in (None, first.shape):
+    if all(same(value, first) for value in values) and shape in (None, first.shape):
         return first
     if first.shape == shape:
         return (
-            _total(values) if add and all(value.has_values for value in values) and first.count > 1 else None
+            total(values) if add and all(value.has_values for value in values) and first.count > 1 else None
         )
     axis = axis_of(values, shape) if shape is not None else 0
     if axis is None or not first.shape:
         return None
-    return _concatenated(values, axis)
+    return concatenated(values, axis)
 
 
 def _sums(values: Sequence[Value], other: Value) -> bool:
@@ -136,15 +136,18 @@ def _sums(values: Sequence[Value], other: Value) -> bool:
     return all(type(number) is int for number in (*plain, other.plain)) and sum(plain) == other.plain
 
 
-def _same(one: Value, other: Value) -> bool:
+def same(one: Value, other: Value) -> bool:
+    """Return whether two recorded values are equal, as far as statistics and checksums show."""
     return (one.shape, one.statistics, one.checksum) == (other.shape, other.statistics, other.checksum)
 
 
-def _total(values: Sequence[Value]) -> Value:
+def total(values: Sequence[Value]) -> Value:
+    """Return the sum of values that were recorded."""
     return Value(values[0].kind, values[0].dtype, values[0].shape, parts=tuple(values))
 
 
-def _concatenated(values: Sequence[Value], axis: int) -> Value:
+def concatenated(values: Sequence[Value], axis: int) -> Value:
+    """Return the values as one along an axis, with the statistics that follow from theirs."""
     first = values[0]
     shape = (*first.shape[:axis], sum(value.shape[axis] for value in values), *first.shape[axis + 1 :])
     count = sum(value.count for value in values)
