@@ -265,7 +265,7 @@ def _build(config: DataConfig, directory: Path, identity: dict[str, Any], report
             splits, rule = split_tail(temporary, splits, permille)
             report(f"data: {count} documents are too few to split by hash: {rule}")
         eot = tokenizers.load(config.tokenizer).eot
-        Manifest(identity, identity["tokenizer"], count, eot, splits, rule, marks).write(temporary)
+        Manifest(identity, identity["tokenizer"], count, eot, splits, rule, dict(marks)).write(temporary)
         if directory.exists():
             report(f"data: the damaged corpus is moved to {quarantine(directory)}")
         temporary.rename(directory)
