@@ -30,10 +30,8 @@ ROUNDS = 3  # turns of a process per class, where classes do not fit in memory t
 BLOCKS = 10  # of consecutive turns: what an interval takes as independent
 STALL = 3.0  # a longer step counts as this many medians
 LEAST_TURNS = 3  # that are timed, however long they take
-STEADY_TURNS, STEADY = (
-    20,
-    0.01,
-)  # turns, and relative standard error of the mean, from which an estimate is steady
+# An estimate is steady from this number of turns on, at this relative standard error of the mean.
+STEADY_TURNS, STEADY = 20, 0.03
 
 
 class DoesNotFitError(Exception):

@@ -35,7 +35,7 @@ def test_a_stall_of_any_length_counts_as_a_slow_step(samples: list[float], stall
     assert usual < stalled < usual + 3 * 1.4 / len(samples)
 
 
-def test_an_estimate_is_steady_when_its_mean_is_known_to_a_percent() -> None:
+def test_an_estimate_is_steady_when_the_standard_error_of_its_mean_is_small() -> None:
     alternating = [1.0, 1.1] * STEADY_TURNS
     assert is_steady(alternating)
     assert not is_steady(alternating[: STEADY_TURNS - 1])
