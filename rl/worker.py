@@ -168,6 +168,7 @@ class GrpoRun:
         if status in records.ENDED:
             for marker in (self.run_dir / CHECKPOINTS).glob(f"checkpoint-*/{COMPLETE}"):
                 shutil.rmtree(marker.parent)
+            files.remove_files(self.run_dir / CHECKPOINTS, ())
         return status
 
     def _previous(self) -> GrpoRecord | None:
