@@ -625,7 +625,7 @@ def _shares(one: CallRow, other: CallRow) -> bool:
 
 
 def _is_random(row: CallRow) -> bool:
-    """Return whether a function draws random numbers. Those of a dropout only where it is told so."""
+    """Return whether a function draws random numbers. A dropout does only in training mode."""
     call: Call = row.pair.call
     name = call.path.rpartition(".")[2]
     if call.is_module or call.backward or not any(word in name for word in RANDOM):
