@@ -166,9 +166,9 @@ class GrpoRun:
             )
         self._write(status, error)
         if status in records.ENDED:
-            for marker in (self.run_dir / CHECKPOINTS).glob(f"checkpoint-*/{COMPLETE}"):
-                shutil.rmtree(marker.parent)
-            files.remove_files(self.run_dir / CHECKPOINTS, ())
+            for state in (self.run_dir / CHECKPOINTS).glob("checkpoint-*/trainer_state.json"):
+                shutil.rmtree(state.parent)
+            files.remove_files(self.run_dir / CHECKPOINTS, ["README.md"])  # that the library writes
         return status
 
     def _previous(self) -> GrpoRecord | None:

@@ -2,7 +2,6 @@
 
 import math
 import os
-import random
 import time
 from typing import Any
 
@@ -123,7 +122,7 @@ class RandomFromTheSystem(Broken):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.scale = nn.Parameter(torch.tensor(1 + os.urandom(1)[0] / 256 + random.random()))
+        self.scale = nn.Parameter(torch.tensor(1 + os.urandom(1)[0] / 256))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return self.fused(q * self.scale, k, v)

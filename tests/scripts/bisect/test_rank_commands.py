@@ -105,4 +105,4 @@ def test_repeat_replays_both_ranks(place: Path) -> None:
     steps.advance()
     found = repeat_step(steps, times=2, threads=1)
     assert (replay.differences, replay.checked) == ([], 3)
-    assert not found.conclusion.is_fault, found.text()
+    assert not found.is_fault, found.rows()

@@ -1,0 +1,1 @@
+"""What rounding explains: one unit, replayed calls, checks of operations and optimizers."""
