@@ -77,7 +77,7 @@ def test_a_change_at_import_is_refused_by_its_name(code: str, named: str) -> Non
     assert "\n" not in refusal
 
 
-@pytest.mark.parametrize("code", [*CHANGES][:-2:4])
+@pytest.mark.parametrize("code", [*CHANGES][1:-2:4])
 def test_a_change_in_a_call_is_refused_by_its_name(code: str) -> None:
     assert outcome(called=code).startswith(f"MINE fails the check outside: a call changes {CHANGES[code]}")
 
