@@ -360,7 +360,7 @@ def _unrecorded() -> Iterator[Case]:
 
 
 def micro_batches(clipped: tuple[int, ...] = (2,), cast: str = "") -> Side:
-    """Return a step of three micro-batches. clipped: after which gradients are clipped. cast: around "each" or "all"."""
+    """Return a step of three micro-batches. clipped: after which of them. cast: autocast around "each" or "all"."""
 
     def run(model: nn.Module) -> None:
         with autocast() if cast == "all" else contextlib.nullcontext():
