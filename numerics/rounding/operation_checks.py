@@ -210,7 +210,7 @@ class Oracle:
                 known = changed.in_float64(done)
                 assert known is not None, RANDOM
                 found = [
-                    error if error.within else _tolerated(kind, changed, dict(done.parts), known, error)
+                    error if error.within else _tolerated(kind, changed, done.parts, known, error)
                     for error in known.errors(done)
                 ]
             except Exception as error:  # an operation that refuses such values, as a Cholesky decomposition
@@ -358,7 +358,7 @@ def _tolerated(
     kind: str, operation: Operation, parts: Mapping[str, Tensor], known: Float64Reference, error: Error
 ) -> Error:
     """Return the error of extreme inputs without the elements in which correct devices differ."""
-    result, exact = parts.get(error.part), dict(known.exact.parts).get(error.part)
+    result, exact = parts.get(error.part), known.exact.parts.get(error.part)
     if result is None or exact is None or not is_number(result) or result.shape != exact.shape:
         return error
     result = result.cpu()

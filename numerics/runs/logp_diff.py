@@ -236,7 +236,7 @@ def _rows(content: Any) -> tuple[list[Any], list[Any] | None]:
     values, mask = content, None
     if isinstance(content, dict):
         values, mask = _named(content, LOGP_NAMES), _named(content, MASK_NAMES)
-    if not np.iterable(values) or not len(values):
+    if not isinstance(values, list | np.ndarray) or not len(values):
         raise ValueError(f"no list under one of the names {', '.join(LOGP_NAMES)}")
     if np.ndim(values[0]):
         return list(values), None if mask is None else list(mask)
