@@ -32,7 +32,8 @@ def main() -> int:
     import torch
 
     from gpt2.model.sampling import Cache, CacheError, response_log_probs, sample
-    from numerics.runs.logp_diff import logp_diff, show
+    from numerics.runs.logp_diff import logp_diff
+    from numerics.runs.logp_files import show
     from study.attention.inspect import choose_text, load_run
 
     run = load_run(given.runs[0])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from numerics import NumericsError, logp_diff
 from numerics.__main__ import main
-from numerics.runs.logp_diff import advice, compare_files
+from numerics.runs.logp_files import advice, compare_files
 
 
 def loop(rollout: Any, training: Any, mask: Any) -> tuple[float, float]:
