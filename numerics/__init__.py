@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from numerics.errors import NumericsError
+    from numerics.logp.diff import logp_diff
     from numerics.monitor.monitor import Monitor
     from numerics.monitor.settings import MonitorConfig
     from numerics.monitor.trainer_mon import TrainerMon
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from numerics.repeat.step import repeat_step
     from numerics.rounding.operation_checks import check_operation
     from numerics.rounding.optimizer_checks import check_optimizer
-    from numerics.runs.logp_diff import logp_diff
     from numerics.search.fix_words import fix
     from numerics.seed import seed_all
     from numerics.setup.config_checker import ConfigChecker
@@ -36,7 +36,7 @@ MODULES = {
     "check_optimizer": "rounding.optimizer_checks",
     "fix": "search.fix_words",
     "TrainerMon": "monitor.trainer_mon",
-    "logp_diff": "runs.logp_diff",
+    "logp_diff": "logp.diff",
     "repeat_step": "repeat.step",
     "seed_all": "seed",
 }

@@ -27,7 +27,6 @@ ALLOWED = {
     "gpt2/system/ranks.py": (1, "torch's device type and its backend"),
     "gpt2/train/peak_memory.py": (1, "a comment names both modules"),
     "numerics/setup/config_checker.py": (3, "the version of CUDA, and switches of cuBLAS and cuDNN"),
-    "numerics/monitor/statistics.py": (1, "the kernels for lists of tensors are CUDA's"),
     "ra/global_state.py": (4, "settings of kernels and of autocast on a GPU"),
     "numerics/seed.py": (1, "cuBLAS reads a variable when CUDA starts"),
     "scripts/dev/setup.py": (3, "the build of torch for a kind of card"),

@@ -106,14 +106,14 @@ class ActivationWatch:
 
     def _once(self, key: tuple[str, str], tensor: Tensor) -> None:
         if tensor.is_inference():  # has no version
-            self.pending.add([key], [tensor])
+            self.pending.add(key, tensor)
             return
         version, first = self._read.get(tensor, (None, None))
         if first is not None and version == tensor._version and first[0] == key[0]:
             self.pending.alias(key, first)
             return
         self._read[tensor] = (tensor._version, key)
-        self.pending.add([key], [tensor])
+        self.pending.add(key, tensor)
 
     def _gradient(self, key: tuple[str, str], tensor: Tensor) -> None:
         names = self._hooked.get(tensor)
@@ -127,7 +127,7 @@ class ActivationWatch:
         pending = self.pending  # without this object, which holds the tensor
 
         def hook(gradient: Tensor) -> None:
-            pending.add(mine[:1], [gradient])
+            pending.add(mine[0], gradient)
             for other in mine[1:]:
                 pending.alias(other, mine[0])
 
@@ -136,7 +136,7 @@ class ActivationWatch:
     def _attention(self, values: Tensor) -> None:
         name = self._call()
         if self.wanted("attention", name):
-            self.pending.add_values([("attention", name)], values[None])
+            self.pending.add_values(("attention", name), values)
 
     def _failed(self, error: Exception) -> None:
         self.pending.fail(("attention", self._call()), error)

@@ -28,7 +28,7 @@ from torch.nn.parameter import is_lazy
 from numerics.dump_files import write_json, writing
 from numerics.monitor.activations import ActivationWatch
 from numerics.monitor.settings import MonitorConfig
-from numerics.monitor.statistics import Pending, update_ratios
+from numerics.monitor.statistics import Pending, update_ratio
 from numerics.monitor.tables import FIX, KINDS, LAYOUT, MOMENTS, STATISTICS, TableWriter
 from numerics.monitor.targets import MonitorTarget, model_names, parse_targets
 
@@ -161,36 +161,28 @@ class StepMonitor:
     @contextlib.contextmanager
     def update(self) -> Iterator[None]:
         """Read weights, moments and the size of the update. Enter around optimizer.step()."""
-        ratios = [
-            (name, parameter) for name, parameter in self.parameters if self.wants("update_ratio", name)
-        ]
         pairs = []
         with torch.no_grad():
-            for name, parameter in ratios:
-                try:
-                    pairs.append((name, local(parameter).clone(), parameter))
-                except Exception as error:
-                    self.pending.fail(("update_ratio", name), error)
+            for name, parameter in self.parameters:
+                if self.wants("update_ratio", name):
+                    with self._noting("update_ratio", name):
+                        pairs.append((name, local(parameter).clone(), parameter))
         self._rates()
         yield
         with torch.no_grad():
-            self._compare([(name, old, local(new)) for name, old, new in pairs])
+            for name, before, parameter in pairs:
+                with self._noting("update_ratio", name):
+                    ratio = update_ratio(before, local(parameter))
+                    self.pending.add_values(("update_ratio", name), ratio)
         self.weights()
 
-    def _compare(self, pairs: Sequence[tuple[str, Tensor, Tensor]]) -> None:
-        """Add the update ratio of each pair of weights. Where the list cannot be computed, each pair is tried alone."""
-        if not pairs:
-            return
-        names, before, after = zip(*pairs, strict=True)
+    @contextlib.contextmanager
+    def _noting(self, kind: str, name: str) -> Iterator[None]:
+        """Note an error as the reason why a name has no row of a kind."""
         try:
-            ratios = update_ratios(before, after)[:, None]
-            self.pending.add_values([("update_ratio", name) for name in names], ratios)
+            yield
         except Exception as error:
-            if len(pairs) == 1:
-                self.pending.fail(("update_ratio", names[0]), error)
-                return
-            for pair in pairs:
-                self._compare([pair])
+            self.pending.fail((kind, name), error)
 
     def _rates(self) -> None:
         """Read the rate of each group, that of the schedule, and the steps of the scheduler so far."""
@@ -199,9 +191,9 @@ class StepMonitor:
         count = getattr(self.scheduler, "_step_count", math.nan)
         for number, (group, wanted) in enumerate(zip(groups, expected, strict=True)):
             if self.wants("learning_rate", f"group{number}"):
-                values = [[float(group.get("lr", math.nan)), wanted, count]]
+                values = [float(group.get("lr", math.nan)), wanted, count]
                 key = "learning_rate", f"group{number}"
-                self.pending.add_values([key], torch.tensor(values, dtype=torch.float64))
+                self.pending.add_values(key, torch.tensor(values, dtype=torch.float64))
 
     def weights(self) -> None:
         """Read the weights and Adam's moments as they are now."""
@@ -212,8 +204,9 @@ class StepMonitor:
 
     def read(self, kind: str, named: Sequence[tuple[str, Tensor | None]]) -> None:
         """Add the statistics of named tensors as a kind, where the step includes them."""
-        found = [(name, tensor) for name, tensor in named if tensor is not None and self.wants(kind, name)]
-        self.pending.add([(kind, name) for name, _ in found], [local(tensor) for _, tensor in found])
+        for name, tensor in named:
+            if tensor is not None and self.wants(kind, name):
+                self.pending.add((kind, name), local(tensor))
 
     def finish(self, write: bool = True) -> dict[str, list[tuple[str, Sequence[float]]]]:
         """Transfer the statistics of the step and write its rows. Returns kind -> (name, values).

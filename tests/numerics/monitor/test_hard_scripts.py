@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from numerics import TrainerMon
 from numerics.monitor import statistics
-from numerics.monitor.statistics import Pending
-from numerics.monitor.tables import STATISTICS, read_table
+from numerics.monitor.tables import read_table
 
 SWITCHES = ("xy", "wg", "param", "mv", "ur", "attention")
 ALL = {f"{name}_distribution": True for name in SWITCHES}
@@ -44,14 +43,6 @@ def steps_of(output: Path, kind: str) -> list[int]:
     return sorted({row.step for row in read_table(output, kind).rows})
 
 
-def statistic(tensor: Tensor) -> dict[str, float]:
-    pending = Pending()
-    pending.add([("actv", "x")], [tensor])
-    moments, _ = pending.take()
-    assert not pending.problems
-    return {name: moments["actv", "x"].statistic(name) for name in STATISTICS}
-
-
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradients_within_a_reentrant_checkpoint_have_a_line(
     reentrant: bool, tmp_path: Path, output: Path, capsys: pytest.CaptureFixture[str]
@@ -67,37 +58,17 @@ def test_gradients_within_a_reentrant_checkpoint_have_a_line(
     assert ("use_reentrant=True" in printed) is reentrant
 
 
-@pytest.mark.parametrize("host", [True, False])
-@pytest.mark.parametrize("layout", ["coo", "uncoalesced", "csr", "complex"])
-def test_a_sparse_tensor_has_the_statistics_of_the_dense_one(
-    host: bool, layout: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(statistics, "fused", lambda tensor: not host)
-    dense = torch.tensor([[0.0, -2.0, 0.0], [3.0, 0.0, 0.5]])
-    sparse = {
-        "coo": dense.to_sparse,
-        "csr": dense.to_sparse_csr,
-        "uncoalesced": lambda: torch.sparse_coo_tensor(
-            torch.tensor([[0, 1, 1, 1], [1, 0, 0, 2]]), torch.tensor([-2.0, 1.0, 2.0, 0.5]), (2, 3)
-        ),
-        "complex": lambda: (dense * (1 + 2j)).to_sparse(),
-    }[layout]()
-    exact = dense * (1 + 2j) if layout == "complex" else dense
-    assert statistic(sparse) == pytest.approx(statistic(exact))
-    assert statistic(exact)["zeros"] == 0.5
-
-
 def test_what_cannot_be_read_is_one_line_and_the_script_ends_alike(
     tmp_path: Path, output: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = statistics.cpu_row
+    original = statistics.host_row
 
     def fails(part: Tensor) -> list[float]:
         if part.numel() == 16:  # 2.weight, and its gradients and moments
             raise RuntimeError("no such\nkernel")
         return original(part)
 
-    monkeypatch.setattr(statistics, "cpu_row", fails)
+    monkeypatch.setattr(statistics, "host_row", fails)
     model = small()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     watch(tmp_path, model, optimizer, {"wg_distribution": True, "param_distribution": True})

@@ -1,4 +1,4 @@
-"""Statistics equal numpy's in float64, in chunks on the CPU and in lists as with CUDA."""
+"""Statistics equal numpy's in float64, as on a CPU and as on another device."""
 
 import math
 from typing import Any
@@ -9,10 +9,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from numerics.monitor import statistics
-from numerics.monitor.statistics import CPU_CHUNK, WIDTH, Moments, Pending, update_ratios
+from numerics.monitor.statistics import CPU_CHUNK, WIDTH, Moments, Pending, update_ratio
 from numerics.monitor.tables import STATISTICS
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -20,29 +19,17 @@ SPECIAL = [0.0, -0.0, 1.5, -2.0, math.nan, math.inf, -math.inf, 65504.0]
 Found = dict[str, float]
 
 
-class Operations(TorchDispatchMode):
-    """Notes the operations that torch dispatches."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(func.overloadpacket.__name__)
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.fixture(params=["chunks", "lists"], autouse=True)
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Reduce the CPU's tensors as such, or as those of CUDA."""
-    if request.param == "lists":
-        monkeypatch.setattr(statistics, "fused", lambda tensor: tensor.dtype in DTYPES)
-    return str(request.param)
+@pytest.fixture(params=["host", "device"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read the CPU's tensors as such, or as those of another device."""
+    if request.param == "device":
+        monkeypatch.setattr(statistics, "on_host", lambda tensor: False)
 
 
 def found(tensors: list[Tensor]) -> list[Found]:
     pending = Pending()
-    pending.add([("param", str(number)) for number in range(len(tensors))], tensors)
+    for number, tensor in enumerate(tensors):
+        pending.add(("param", str(number)), tensor)
     moments, _ = pending.take()
     assert not pending.problems
     return [
@@ -96,17 +83,17 @@ def test_special_values_are_counted(values: list[list[float]]) -> None:
 
 
 def test_parts_and_micro_batches_are_joined_as_one_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics, "DEVICE_BATCH", 5000)
+    monkeypatch.setattr(statistics, "DEVICE_CHUNK", 5000)
     whole = torch.randn(10, 4000, generator=torch.Generator().manual_seed(1)) + 100
     pending = Pending()
     for part in whole.split(3):
-        pending.add([("actv", "a")], [part])
+        pending.add(("actv", "a"), part)
         pending.alias(("actv", "b"), ("actv", "a"))
     moments, _ = pending.take()
     assert moments["actv", "a"] == moments["actv", "b"]
     joined = {name: moments["actv", "a"].statistic(name) for name in STATISTICS}
     assert joined == pytest.approx(expected(whole), rel=2e-5)
-    pending.add([("actv", "a")], [torch.ones(5, 70_000)])
+    pending.add(("actv", "a"), torch.ones(5, 70_000))
     pending.replace(("actv", "a"), torch.full((5, 70_000), 3.0))
     only = pending.take()[0]["actv", "a"]
     assert (only.mean, only.statistic("std")) == (3.0, 0.0)
@@ -120,32 +107,41 @@ def test_moments_join_in_any_order() -> None:
         assert one.statistic(name) == pytest.approx(other.statistic(name))
 
 
-def test_a_list_needs_as_many_operations_as_it_has_sizes_and_a_step_is_one_transfer(
-    way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def model(layers: int) -> list[Tensor]:
-        shapes = [(64, 8), *[(8,), (8, 24), (24,), (8, 8), (8, 32), (32, 8)] * layers]
-        return [torch.ones(shape) for shape in shapes]
-
-    counts = []
-    for tensors in (model(2), model(20)):
-        with Operations() as noted:
-            found(tensors)
-        counts.append(len(noted.names))
-    assert (counts[0] == counts[1] <= 30 + 2 * 6) is (way == "lists")
+def test_a_step_is_one_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
     transfers: list[Any] = []
     to_list = Tensor.tolist
     monkeypatch.setattr(Tensor, "tolist", lambda tensor: (transfers.append(tensor.shape), to_list(tensor))[1])
     pending = Pending()
-    pending.add([("param", str(number)) for number in range(13)], model(2))
-    pending.add_values([("update_ratio", "x")], torch.ones(1, 1))
+    for number in range(13):
+        pending.add(("param", str(number)), torch.ones(4, 3))
+    pending.add_values(("update_ratio", "x"), torch.ones(1))
     assert not transfers
     pending.take()
     assert transfers == [(14, WIDTH)]
 
 
-def test_update_ratios(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
-    monkeypatch.setattr(statistics, "on_host", lambda tensor: way == "chunks")
-    before = [torch.tensor([3.0, 4.0]), torch.zeros(2), torch.zeros(2)]
-    after = [torch.tensor([3.0, 9.0]), torch.zeros(2), torch.ones(2)]
-    assert update_ratios([value.clone() for value in before], after).tolist() == [1.0, 0.0, math.inf]
+@pytest.mark.parametrize("layout", ["coo", "uncoalesced", "csr", "complex"])
+def test_a_sparse_tensor_has_the_statistics_of_the_dense_one(layout: str) -> None:
+    dense = torch.tensor([[0.0, -2.0, 0.0], [3.0, 0.0, 0.5]])
+    sparse = {
+        "coo": dense.to_sparse,
+        "csr": dense.to_sparse_csr,
+        "uncoalesced": lambda: torch.sparse_coo_tensor(
+            torch.tensor([[0, 1, 1, 1], [1, 0, 0, 2]]), torch.tensor([-2.0, 1.0, 2.0, 0.5]), (2, 3)
+        ),
+        "complex": lambda: (dense * (1 + 2j)).to_sparse(),
+    }[layout]()
+    exact = dense * (1 + 2j) if layout == "complex" else dense
+    first, second = found([sparse, exact])
+    assert first == pytest.approx(second)
+    assert second["zeros"] == 0.5
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_update_ratios(dtype: torch.dtype) -> None:
+    pairs = [([3.0, 4.0], [3.0, 9.0], 1.0), ([0.0, 0.0], [0.0, 0.0], 0.0), ([0.0, 0.0], [1.0, 1.0], math.inf)]
+    for before, after, ratio in pairs:
+        given = torch.tensor(before, dtype=dtype)
+        assert update_ratio(given, torch.tensor(after, dtype=dtype)).tolist() == [ratio]
+        assert given.tolist() == before
+    assert update_ratio(torch.empty(0), torch.empty(0)).tolist() == [0.0]
