@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from numerics.errors import NumericsError
     from numerics.logp.diff import logp_diff
-    from numerics.monitor.monitor import Monitor
+    from numerics.monitor.monitor import Monitor, TrainerMon
     from numerics.monitor.settings import MonitorConfig
-    from numerics.monitor.trainer_mon import TrainerMon
     from numerics.record.debugger import PrecisionDebugger
     from numerics.record.record_settings import RecorderConfig
     from numerics.record.recorder import Recorder
@@ -35,7 +34,7 @@ MODULES = {
     "check_operation": "rounding.operation_checks",
     "check_optimizer": "rounding.optimizer_checks",
     "fix": "search.fix_words",
-    "TrainerMon": "monitor.trainer_mon",
+    "TrainerMon": "monitor.monitor",
     "logp_diff": "logp.diff",
     "repeat_step": "repeat.step",
     "seed_all": "seed",

@@ -1,7 +1,6 @@
 """Monitor a run of the trainer: CONFIG_MONITOR.
 
     <run>/monitor/rank<r>/       tables (numerics.monitor.tables)
-    <run>/monitor/names.json     modules and parameters, which targets can name
     <run>/monitor/control.json   targets that `make monitor` switched on
     <run>/monitor/triggers.jsonl triggers that fired: {"step", "trigger", "reason", "checkpoint"}
     <run>/monitor/caught/step<k>/rank<r>/   the tables of a step in which a trigger fired
@@ -15,9 +14,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -35,7 +35,7 @@ from numerics.errors import NumericsError
 from numerics.monitor.settings import MonitorConfig
 from numerics.monitor.step_monitor import StepMonitor
 from numerics.monitor.tables import TableWriter
-from numerics.monitor.targets import ControlFile, ModelNames, write_names
+from numerics.monitor.targets import ControlFile, ModelNames, MonitorTarget
 from numerics.monitor.triggers import TRIGGERED, Fired, Triggers, read_triggers
 
 FOLDER, CAUGHT = "monitor", "caught"
@@ -71,25 +71,27 @@ class RunMonitor(StepObserver):
 
         Targets that match nothing of this model are noted: they may match in another arm of the study.
         """
-        names = ModelNames.of(self.monitor.model)
-        for problem in filter(None, map(names.problem, self.monitor.targets)):
-            if ranks.first() and not iteration:  # a checkpoint has the note
-                self.note(f"monitor: {problem.partition('; fix')[0]}")
+        if not iteration:  # a checkpoint has the note
+            self._note_unmatched(self.monitor.targets)
         with self._harmless():
-            if ranks.first():
-                write_names(self.folder, names)
             self.monitor.writer.truncate(iteration)
         steps = [
             line for line in read_steps(self.directory / "metrics.jsonl").steps if line.iteration <= iteration
         ]
         for line in steps[-(WINDOW + RECENT) :]:
-            self.triggers.recall(line.iteration, line.loss, line.grad_norm)
+            norm = math.nan if line.grad_norm is None else line.grad_norm
+            self.triggers.observe(line.iteration, line.loss, norm)
         after = self.settings.full_steps
         found = read_triggers(self.folder)
         # a step that went wrong is repeated from the checkpoint: everything of it is watched, from one step before
         self.windows = [
             (entry["step"] - 1, entry["step"] + after) for entry in found if entry["step"] > iteration
         ]
+
+    def _note_unmatched(self, targets: Sequence[MonitorTarget]) -> None:
+        names = ModelNames.of(self.monitor.model)
+        for problem in filter(None, map(names.problem, targets)) if ranks.first() else ():
+            self.note(f"monitor: {problem}")
 
     # -- the points of a step
 
@@ -99,8 +101,10 @@ class RunMonitor(StepObserver):
         if self.broken:
             yield
             return
-        if self.control.poll() and ranks.first() and self.control.problem:
-            self.note(f"monitor: {self.control.problem}; the targets stay as they were")
+        if self.control.poll():
+            if ranks.first() and self.control.problem:
+                self.note(f"monitor: {self.control.problem}; the targets stay as they were")
+            self._note_unmatched([one for one in self.control.targets if one not in self.monitor.extra])
         self.monitor.extra = self.control.targets
         self.monitor.begin(number)
         if any(first <= number <= last for first, last in self.windows):

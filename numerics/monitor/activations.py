@@ -50,8 +50,6 @@ class ActivationWatch:
             plain = model_names(root)
             # of a wrapper and the module in it, which have one name, the module
             for path, module in {plain(path): one for path, one in root.named_modules()}.items():
-                if isinstance(module, torch.jit.ScriptModule):  # takes no hooks
-                    continue
                 for handle in self._hooks(path, module, module is root):
                     stack.callback(handle.remove)
             if attention:
@@ -105,9 +103,6 @@ class ActivationWatch:
                 self.pending.fail(key, error)
 
     def _once(self, key: tuple[str, str], tensor: Tensor) -> None:
-        if tensor.is_inference():  # has no version
-            self.pending.add(key, tensor)
-            return
         version, first = self._read.get(tensor, (None, None))
         if first is not None and version == tensor._version and first[0] == key[0]:
             self.pending.alias(key, first)
@@ -118,9 +113,7 @@ class ActivationWatch:
     def _gradient(self, key: tuple[str, str], tensor: Tensor) -> None:
         names = self._hooked.get(tensor)
         if names is not None:
-            if (
-                key not in names
-            ):  # a module that reads the tensor twice: the gradient is the sum over both uses
+            if key not in names:  # a module that reads the tensor twice has the sum over both uses
                 names.append(key)
             return
         mine = self._hooked[tensor] = [key]

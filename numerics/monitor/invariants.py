@@ -18,7 +18,6 @@ import argparse
 import dataclasses
 import math
 import re
-import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,8 +27,16 @@ from numpy.typing import NDArray
 
 from numerics.dump_files import read_json
 from numerics.errors import NumericsError
-from numerics.monitor.series import Floats, TensorSeries, common, read_series
-from numerics.monitor.tables import KINDS, LAYOUT, MOMENTS, rank_folders
+from numerics.monitor.tables import (
+    KINDS,
+    LAYOUT,
+    MOMENTS,
+    Floats,
+    TensorSeries,
+    common,
+    rank_folders,
+    read_series,
+)
 from numerics.rows import TableRow, text_table
 
 UPDATE_FACTOR, LOGIT_FACTOR = 100.0, 10.0
@@ -109,11 +116,21 @@ def run_monitor(given: argparse.Namespace) -> int:
     return 0
 
 
-def _found(table: TensorSeries, name: str, step: int, value: float | str, expected: float | str) -> Found:
+def finding(
+    table: TensorSeries,
+    name: str,
+    step: int,
+    value: float | str,
+    expected: float | str,
+    column: str = "",
+    units: float = math.nan,
+    bound: float = math.nan,
+) -> Found:
+    """Return the row of a tensor and a step, after the step. column: the statistic that has the value."""
     target, golden = (one if isinstance(one, str) else f"{one:.6g}" for one in (value, expected))
     place = f"step {step}, rank {table.rank}" if table.rank else f"step {step}"
-    evidence = EVIDENCE.get(table.kind, "computed")
-    return step, TableRow(f"{table.kind} {name}", "", place, target, golden, math.nan, evidence=evidence)
+    call, evidence = f"{table.kind} {name}".strip(), EVIDENCE.get(table.kind, "computed")
+    return step, TableRow(call, column, place, target, golden, units, bound, evidence)
 
 
 # -- ranks
@@ -142,7 +159,7 @@ def _replicas(tables: RankTables, ranks: Sequence[int], sharded: set[str]) -> It
     golden = max(texts, key=texts.count)  # of two ranks the first
     for table, text in zip(read, texts, strict=True):
         if text != golden:
-            yield _found(table, name, step, text, golden)
+            yield finding(table, name, step, text, golden)
 
 
 def same(first: Floats, second: Floats) -> NDArray[np.bool_]:
@@ -163,7 +180,7 @@ def _same_data(tables: RankTables, ranks: Sequence[int]) -> Iterator[Found]:
             if "norm" in first.values and not first.values["norm"].any():
                 continue  # gradients of no size
             for at in np.flatnonzero(equal.all(axis=0))[:1] if len(first.names) else ():
-                row = _found(
+                row = finding(
                     table, first.names[0], int(first.steps[at]), "equal", f"not rank {before.rank}'s"
                 )
                 yield row[0], dataclasses.replace(row[1], evidence="data")
@@ -182,7 +199,7 @@ def _lost(tables: RankTables, ranks: Sequence[int]) -> Iterator[Found]:
             zero = mine.present & theirs.present & (mine.values["norm"] == 0) & (theirs.values["norm"] > 0)
             for row in np.flatnonzero(zero.any(axis=1)):
                 step = int(mine.steps[np.flatnonzero(zero[row])[0]])
-                found = _found(table, mine.names[row], step, "norm 0", f"above 0, as on rank {other.rank}")
+                found = finding(table, mine.names[row], step, "norm 0", f"above 0, as on rank {other.rank}")
                 lost[mine.names[row]] = min(lost.get(mine.names[row], found), found, key=lambda one: one[0])
         yield from lost.values()
 
@@ -198,7 +215,7 @@ def _left_over(table: TensorSeries | None) -> Iterator[Found]:
     there = table.present & np.any([size != 0 for size in sizes], axis=0)
     for at in np.flatnonzero(there.any(axis=0))[:1]:
         row = int(np.flatnonzero(there[:, at])[0])
-        yield _found(table, table.names[row], int(table.steps[at]), sizes[0][row, at], "no gradient")
+        yield finding(table, table.names[row], int(table.steps[at]), sizes[0][row, at], "no gradient")
 
 
 def _rates(table: TensorSeries | None) -> Iterator[Found]:
@@ -209,12 +226,12 @@ def _rates(table: TensorSeries | None) -> Iterator[Found]:
         rates, expected, counts = (table.values[column][row] for column in KINDS["learning_rate"])
         wrong = np.abs(rates - expected) > RATE * np.abs(expected)  # False where no schedule is known
         for at in np.flatnonzero(wrong)[:1]:
-            yield _found(table, name, int(table.steps[at]), rates[at], expected[at])
+            yield finding(table, name, int(table.steps[at]), rates[at], expected[at])
         often = np.diff(counts) > np.diff(table.steps)
         for at in np.flatnonzero(often)[:1]:
             steps = int(table.steps[at + 1] - table.steps[at])
             made = f"{int(counts[at + 1] - counts[at])} steps of the scheduler"
-            yield _found(table, name, int(table.steps[at + 1]), made, f"at most {steps}")
+            yield finding(table, name, int(table.steps[at + 1]), made, f"at most {steps}")
 
 
 def _unchanged(tables: RankTables, rank: int) -> Iterator[Found]:
@@ -232,7 +249,7 @@ def _unchanged(tables: RankTables, rank: int) -> Iterator[Found]:
         else:
             still = all(same(values, values[:1]).all() for values in columns.values())
         if still and len(steps) >= LEAST_STEPS:
-            yield _found(table, name, int(steps[0]), f"the same in {len(steps)} steps", "changes")
+            yield finding(table, name, int(steps[0]), f"the same in {len(steps)} steps", "changes")
 
 
 def _large_updates(table: TensorSeries | None) -> Iterator[Found]:
@@ -252,27 +269,19 @@ def _large_updates(table: TensorSeries | None) -> Iterator[Found]:
         large = np.flatnonzero((ratios[row] > UPDATE_FACTOR * highest) & (highest > 0))
         if len(large) >= LEAST_STEPS:
             at = large[0]
-            yield _found(
-                table,
-                name,
-                int(table.steps[at]),
-                ratios[row, at],
-                f"at most {highest[at]:.3g}",
-            )
+            yield finding(table, name, int(table.steps[at]), ratios[row, at], f"at most {highest[at]:.3g}")
 
 
 def _logits(table: TensorSeries | None) -> Iterator[Found]:
     """Yield each attention whose largest logit is far above those of all others."""
     if table is None or len(table.names) < 2 or "logit_max" not in table.values:
         return
-    logits = np.where(table.present, table.values["logit_max"], -np.inf)
+    logits = np.nan_to_num(table.values["logit_max"], posinf=np.inf, neginf=0.0)
     for row, name in enumerate(table.names):
-        others = np.abs(np.delete(np.where(table.present, table.values["logit_max"], 0.0), row, axis=0)).max(
-            axis=0
-        )
+        others = np.abs(np.delete(logits, row, axis=0)).max(axis=0)
         for at in np.flatnonzero(logits[row] > np.maximum(LEAST_LOGIT, LOGIT_FACTOR * others))[:1]:
             text = f"at most {others[at]:.3g}, as of the others"
-            yield _found(table, name, int(table.steps[at]), logits[row, at], text)
+            yield finding(table, name, int(table.steps[at]), logits[row, at], text)
 
 
 def _coarse(tables: RankTables, rank: int) -> Iterator[Found]:
@@ -281,23 +290,16 @@ def _coarse(tables: RankTables, rank: int) -> Iterator[Found]:
     for kind in (*MOMENTS, "param"):
         table = tables.of(kind, rank)
         if table is not None and _is_coarse(table):
-            yield _found(table, kind, int(table.steps[0]), "8 significant bits", "as of the gradients")
+            yield finding(table, kind, int(table.steps[0]), "8 significant bits", "as of the gradients")
 
 
 def _is_coarse(table: TensorSeries | None) -> bool | None:
-    """Whether all extremes have 8 significant bits; None for too few values."""
-    columns = [table.values[name] for name in ("min", "max") if name in table.values] if table else []
-    values = {float(value) for numbers in columns for value in numbers.ravel() if np.isfinite(value)} - {
-        0.0,
-        1.0,
-    }
+    """Whether all extremes have 8 significant bits, as bfloat16 has; None for too few values."""
+    extremes = [table.values[name] for name in ("min", "max") if name in table.values] if table else []
+    values = np.unique(np.array(extremes, dtype=np.float32))
+    values = values[np.isfinite(values) & (values != 0) & (values != 1)]
     if len(values) < LEAST_VALUES:
         return None
-    return all(abs(_bfloat16(value) - value) <= COARSE * abs(value) for value in values)
-
-
-def _bfloat16(value: float) -> float:
-    """Round to bfloat16; ties away from zero, which no exact value has."""
-    (bits,) = struct.unpack("<I", struct.pack("<f", value))
-    (rounded,) = struct.unpack("<f", struct.pack("<I", min((bits + 0x8000) & 0xFFFF0000, 0xFFFFFFFF)))
-    return float(rounded)
+    fraction, _ = np.frexp(values)
+    rounded = np.round(fraction * 2**8) / 2**8
+    return bool((np.abs(rounded - fraction) <= COARSE).all())

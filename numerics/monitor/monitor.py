@@ -23,7 +23,6 @@ from numerics.errors import NumericsError
 from numerics.monitor.settings import check_targets, monitor_config, read_settings
 from numerics.monitor.statistics import reason
 from numerics.monitor.step_monitor import StepMonitor, local
-from numerics.monitor.tables import MOMENTS
 from numerics.monitor.targets import ModelNames, model_names
 
 OUTPUT, DYNAMIC = "MONITOR_OUTPUT_DIR", "DYNAMIC_MONITOR"  # environment variables of msProbe
@@ -96,7 +95,6 @@ class Monitor(StepMonitor):
         self.running = False  # from the first forward of a step to the end of its update
         self.updating = False  # between the gradients of a step and its end
         self.observed = False  # whether a forward was
-        self.ignored = "it was not called; fix: pass the module that the script calls"  # why none was
         self.compared = False  # whether the rows of a step were compared with the switches
         self.backward: tuple[nn.Parameter, Any] | None = (
             None  # a parameter, and its gradient's state after backward
@@ -117,16 +115,13 @@ class Monitor(StepMonitor):
             names = model_names(model)
             for path, module in model.named_modules():
                 self._handles.append(module.register_forward_hook(self._note_shapes(names(path))))
-        self._watch(self.parameters)
+        for name, parameter in self.parameters:
+            hook = untraced(functools.partial(self._after_gradient, name))
+            self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
         # a model that is compiled from within its forward calls hooks that are installed after its first call
         torch._dynamo.config.skip_nnmodule_hook_guards = False
         self._handles.append(optimizer.register_step_pre_hook(untraced(self._before_update)))
         self._handles.append(optimizer.register_step_post_hook(untraced(self._after_update)))
-
-    def _watch(self, named: Sequence[tuple[str, nn.Parameter]]) -> None:
-        for name, parameter in named:
-            hook = torch.compiler.disable(functools.partial(self._after_gradient, name))
-            self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
 
     def close(self) -> None:
         """Remove every hook. The rows of a step that the optimizer skipped are written."""
@@ -147,11 +142,7 @@ class Monitor(StepMonitor):
 
     @harmless
     def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if not module.training:
-            self.ignored = "it was in eval mode; fix: call model.train() before training"
-        if (
-            not module.training or not torch.is_grad_enabled() or self.updating
-        ):  # updating: a closure's further call
+        if not module.training or not torch.is_grad_enabled():
             return
         if self._skipped():
             self._end_skipped()
@@ -168,10 +159,8 @@ class Monitor(StepMonitor):
             self._reload()
         self.running = self.observed = True
         self.micro_batch, self.backward = 0, None
-        self._watch(self.new_parameters())
         self.begin(self.iteration)
-        wanted = self.settings["module_ranks"]
-        if not self.active or (wanted and this_rank() not in wanted):
+        if not self.active:
             self.now = ()
         watch = self._open.enter_context(self.forward())
         if watch:
@@ -222,26 +211,13 @@ class Monitor(StepMonitor):
         )
 
     @harmless
-    def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if callable(closure) and self.backward is None:  # forward and backward follow, within the step
-
-            def observed() -> Any:
-                loss = closure()
-                if not self.updating:
-                    self._read_gradients()
-                return loss
-
-            return (args[0], observed, *args[2:]), {k: v for k, v in kwargs.items() if k != "closure"}
-        self._read_gradients()
-        return None
-
-    @harmless
-    def _read_gradients(self) -> None:
+    def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not self.running:
             if not self.observed:
-                fact = "the optimizer made a step and no forward of the model was observed"
-                self.say_once(f"{fact}: {self.ignored}")
+                self.say_once(
+                    "the optimizer made a step and no forward in training mode was observed; fix: pass the module that "
+                    "the script calls, call model.train(), and no closure to optimizer.step()"
+                )
             return
         self.updating = True
         self._open.close()
@@ -270,16 +246,15 @@ class Monitor(StepMonitor):
         return self.finish()
 
     def _report_missing(self, kinds: Sequence[str], optimizer: Any) -> None:
-        """Print one line on each kind without a tensor in the first monitored step."""
-        for kind in kinds:
-            if kind in ("grad_before", "data"):
-                continue  # none in a sound step, or of a model without inputs
-            fact = "no tensor of the targets has it"
-            if kind in MOMENTS:
-                fact = f"{type(optimizer).__name__} keeps no such state"
-            elif kind == "attention":
-                fact = "no module of the targets called scaled_dot_product_attention"
-            self.say(f"monitor: step {self.current} has no {kind}: {fact}; no table is written")
+        """Print one line on the kinds without a tensor in the first monitored step."""
+        missing = [
+            kind for kind in kinds if kind not in ("grad_before", "data")
+        ]  # none in a sound step, or of inputs
+        if missing:
+            self.say(
+                f"monitor: step {self.current} has no {', '.join(missing)}: no tensor of the targets has it, "
+                f"{type(optimizer).__name__} keeps no such state, or no module called scaled_dot_product_attention"
+            )
 
     def _note_shapes(self, path: str) -> Any:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -293,3 +268,52 @@ class Monitor(StepMonitor):
                 }
 
         return hook
+
+
+class TrainerMon:
+    """A monitor with the names of msProbe, as in section 4.6 of the guide.
+
+    process_group, params_have_main_grad, opt_ty: accepted. Every rank of torch.distributed writes its folder, and a
+    gradient is read from main_grad where a parameter has it. NumericsError where config.json cannot be used.
+    """
+
+    def __init__(
+        self,
+        config_file_path: str | os.PathLike[str],
+        process_group: Any = None,
+        params_have_main_grad: bool = True,
+        opt_ty: str | None = None,
+    ) -> None:
+        self.path = Path(config_file_path)
+        read_settings(self.path)
+        self.monitor: Monitor | None = None
+
+    def set_monitor(
+        self,
+        model: nn.Module | Sequence[nn.Module],
+        optimizer: torch.optim.Optimizer,
+        grad_acc_steps: int = 1,
+        dp_group: Any = None,
+        tp_group: Any = None,
+        start_iteration: int = 0,
+    ) -> None:
+        """Install the hooks. grad_acc_steps: micro-batches of a step. start_iteration: steps before this process.
+
+        dp_group: the ranks that hold the same weights, by default all. tp_group: accepted.
+        """
+        if not isinstance(model, nn.Module):
+            model = nn.ModuleList(model) if len(model) > 1 else model[0]
+        replicas = torch.distributed.get_process_group_ranks(dp_group) if dp_group else ()
+        self.monitor = Monitor.attach(
+            model,
+            optimizer,
+            self.path,
+            micro_batches=grad_acc_steps,
+            start=start_iteration,
+            replicas=replicas,
+        )
+
+    def close(self) -> None:
+        """Remove every hook. The rows of a step that the optimizer skipped are written."""
+        if self.monitor:
+            self.monitor.close()

@@ -22,20 +22,16 @@ SWITCHES = {  # of config.json -> group of targets
     "attention_distribution": "attention",  # not msProbe's
 }
 DEFAULTS: dict[str, Any] = {
-    "targets": {}, "xy_distribution": False, "all_xy": False, "forward_only": False, "backward_only": False,
+    "targets": {}, "xy_distribution": False, "forward_only": False, "backward_only": False,
     **dict.fromkeys(SWITCHES, False), "ops": ["norm", "mean", "max", "min"], "ndigits": 6, "start_step": 0,
     "collect_times": 10**8, "step_interval": 1, "step_count_per_record": 1, "print_struct": False,
-    "format": "csv", "dynamic_on": False, "module_ranks": [],
+    "format": "csv", "dynamic_on": False,
 }  # fmt: skip
-REFUSED = {
-    "cc_distribution": "calls of torch.distributed are not observed; grad_unreduced and grad_reduced are the two sides",
-    "alert": "the triggers of a run of this project have its rules",
-    "append_output": "start_iteration of set_monitor continues the tables of a resumed run",
-    "stack_info": "call stacks are not recorded",
-    "monitor_mbs_grad": "gradients of single micro-batches are not recorded",
-    "mg_direction": "signs of gradients are not compared with those of moments",
-    "recording_l2_features": "attention_distribution has entropy and largest logit",
-}
+# of msProbe, refused where they are switched on
+REFUSED = (
+    "cc_distribution", "alert", "append_output", "stack_info", "monitor_mbs_grad", "mg_direction",
+    "recording_l2_features", "module_ranks", "all_xy",
+)  # fmt: skip
 IGNORED = ("eps", "squash_name", "sa_order")  # of msProbe; nothing here depends on them
 SIDES = ("input", "output", "input_grad", "output_grad")
 
@@ -79,10 +75,10 @@ def read_settings(path: Path) -> dict[str, Any]:
 def _checked(content: Any) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise NumericsError("the configuration is not a JSON object; fix: see docs/monitor.md")
-    for name, reason in REFUSED.items():
+    for name in REFUSED:
         value = content.get(name)
         if value.get("enable", value.get("rules")) if isinstance(value, dict) else value:
-            raise NumericsError(f"{name} is not supported: {reason}; fix: remove it")
+            raise NumericsError(f"{name} is not supported; fix: remove it")
     for name in content.keys() - {*DEFAULTS, *REFUSED, *IGNORED}:
         near = difflib.get_close_matches(name, [*DEFAULTS, *REFUSED], n=1, cutoff=0.5)
         fix = f"did you mean {near[0]}" if near else "remove it; docs/monitor.md has the keys"
@@ -126,7 +122,7 @@ def check_targets(path: Path, settings: dict[str, Any], names: ModelNames) -> No
 def _paths(group: str, settings: dict[str, Any], names: ModelNames | None = None) -> list[MonitorTarget]:
     """Return the targets of a group: all modules, or those that `targets` lists with their sides."""
     activations = group in ("actv", "actv_grad")
-    if not settings["targets"] or (activations and settings["all_xy"]):
+    if not settings["targets"]:
         return [MonitorTarget(group)]
     found = []
     known = (*names.modules, *names.parameters) if names else ()

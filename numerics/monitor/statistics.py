@@ -186,7 +186,8 @@ def chunks(tensor: Tensor) -> Sequence[Tensor]:
     """Return a dense tensor in flat parts that are read at once; none of an empty one."""
     if not tensor.numel():
         return ()
-    return tensor.reshape(-1).split(CPU_CHUNK if on_host(tensor) else DEVICE_CHUNK)
+    parts: Sequence[Tensor] = tensor.reshape(-1).split(CPU_CHUNK if on_host(tensor) else DEVICE_CHUNK)
+    return parts
 
 
 def computed(part: Tensor) -> Tensor:

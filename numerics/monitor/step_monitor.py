@@ -23,14 +23,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from numerics.dump_files import write_json, writing
 from numerics.monitor.activations import ActivationWatch
 from numerics.monitor.settings import MonitorConfig
 from numerics.monitor.statistics import Pending, update_ratio
 from numerics.monitor.tables import FIX, KINDS, LAYOUT, MOMENTS, STATISTICS, TableWriter
-from numerics.monitor.targets import MonitorTarget, model_names, parse_targets
+from numerics.monitor.targets import WRAPPERS, MonitorTarget, model_names, parse_targets
 
 EVERYTHING = MonitorTarget("all")
 FORWARD = ("actv", "actv_grad", "attention")  # kinds that need hooks during forward
@@ -53,9 +52,12 @@ class StepMonitor:
         rank: int = 0,
     ) -> None:
         self.model, self.optimizer, self.config = model, optimizer, config or MonitorConfig()
-        self.parameters: list[tuple[str, nn.Parameter]] = []
-        self.sharded: list[str] = []  # parameters of which this rank has a part
-        self.new_parameters()
+        names = model_names(model)
+        trained = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
+        self.parameters = [(names(name), one) for name, one in trained]
+        self.sharded = [  # parameters of which this rank has a part
+            names(name) for name, one in trained if hasattr(one, "to_local") or WRAPPERS[-1] in name
+        ]
         self.folder = folder / f"rank{rank}"
         self.configure(self.config)
         self.extra: tuple[MonitorTarget, ...] = ()
@@ -69,7 +71,7 @@ class StepMonitor:
         self._before: list[Any] = []  # hooks of the running step
         self.full_until = -1  # the last step in which everything is watched
         self.say: Callable[[str], None] = functools.partial(print, flush=True)
-        self._said: set[tuple[str, str]] = set()  # kinds and names whose problem was printed
+        self._said: set[str] = set()  # problems that were printed
 
     # -- what to watch
 
@@ -116,21 +118,6 @@ class StepMonitor:
     def wants_forward(self) -> bool:
         """Whether the running step needs hooks on the modules."""
         return any(self.wants(kind) for kind in FORWARD)
-
-    def new_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Add the parameters that the model has gained or unfrozen, and return them. Replaced ones are left out."""
-        present = {id(parameter) for parameter in self.model.parameters()}
-        self.parameters = [one for one in self.parameters if id(one[1]) in present]
-        known = {id(parameter) for _, parameter in self.parameters}
-        names = model_names(self.model)
-        found = []
-        for name, parameter in self.model.named_parameters():
-            if parameter.requires_grad and id(parameter) not in known and not is_lazy(parameter):
-                found.append((names(name), parameter))
-                if hasattr(parameter, "to_local") or "_fsdp_wrapped_module" in name:
-                    self.sharded.append(names(name))
-        self.parameters += found
-        return found
 
     # -- what a training loop calls
 
@@ -239,16 +226,13 @@ class StepMonitor:
                 write_json(path, {"replicas": self.replicas, "sharded": self.sharded})
 
     def _report(self) -> None:
-        """Print one line on each name that could not be read, once for each of its kinds."""
-        found: dict[tuple[str, str], list[str]] = {}
+        """Print one line on each reason why a tensor could not be read, the first time."""
         for (kind, name), problem in self.pending.problems.items():
-            if (kind, name) not in self._said:
-                self._said.add((kind, name))
-                found.setdefault((name, problem), []).append(kind)
-        for (name, problem), kinds in found.items():
-            missing = ", ".join(kinds)
-            self.say(f"monitor: step {self.current}: {name} has no {missing}: {problem}; the row is missing")
-        self.pending.problems.clear()
+            if problem not in self._said:
+                self._said.add(problem)
+                self.say(
+                    f"monitor: step {self.current}: {name} has no {kind}: {problem}; such rows are missing"
+                )
 
 
 def local(tensor: Tensor) -> Tensor:

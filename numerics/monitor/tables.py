@@ -24,12 +24,11 @@ writer). Every file begins with a header. One row is one tensor in one step:
     update_ratio    <parameter>                                  norm of the update / norm of the weights before
     attention       <module>.sdpa.<i>                            call i of scaled_dot_product_attention in the module
 
-vpp_stage is 0: models of one pipeline stage. step counts from 1 in this trainer, as `iteration` in metrics.jsonl does.
-norm is the Euclidean norm, std is of the population, zeros is the fraction of elements that equal 0, nan and inf are
-counts. The update ratio of weights that are zero, as of new
-biases, is inf. mean, min, max, std and norm are nan where an element is nan. entropy is the mean over heads and
-queries, in nats; logit_max is the largest scaled score that the mask admits. Only ranks with a difference write
-grad_unreduced: a run of one rank has no reduction.
+vpp_stage is 0. step counts from 1 in this trainer, as `iteration` in metrics.jsonl does. norm is the Euclidean norm,
+std is of the population, zeros is the fraction of elements that equal 0, nan and inf are counts; the others are nan
+where an element is. The update ratio of weights that are zero, as of new biases, is inf. entropy is the mean over heads
+and queries, in nats; logit_max is the largest scaled score that the mask admits. A run of one rank has no reduction,
+and so no grad_unreduced.
 
 A step is absent where its kind was not monitored in it, so rows are not evenly spaced. The last line of a killed run
 may be torn; `read_table` leaves it out. Rows are in the order of the steps, and a step has a name at most once.
@@ -39,8 +38,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from numerics.dump_files import replacing, writing
 from numerics.errors import NumericsError
@@ -70,8 +73,8 @@ RANK = re.compile(r"(?:[\w-]{0,20}-)?rank(\d{1,6})(?:-.*)?")  # msProbe: <time>-
 STEPS_PER_FILE = 1000
 # of a rank: {"replicas": the ranks with the same weights, "sharded": the parameters of which it has a part}
 LAYOUT = "layout.json"
-LARGEST_STEP = 10**15
 FIX = "free space on the disk, or choose another folder"
+Floats = NDArray[np.float64]
 
 
 class TensorRow(NamedTuple):
@@ -89,6 +92,29 @@ class StatisticsTable(NamedTuple):
     columns: tuple[str, ...]
     rows: tuple[TensorRow, ...]
     damaged: int = 0
+
+
+@dataclass
+class TensorSeries:
+    """One kind of a rank as arrays.
+
+    values: statistic -> (tensors, steps), NaN also where there is no row. present: (tensors, steps), where one is.
+    """
+
+    kind: str
+    rank: int
+    names: list[str]
+    steps: NDArray[np.int64]
+    values: dict[str, Floats]
+    present: NDArray[np.bool_]
+    damaged: int = 0
+
+    def cut(self, names: Sequence[str], steps: NDArray[np.int64]) -> TensorSeries:
+        """Return the part with these names and steps, which it has, in their order."""
+        rows = np.array([self.names.index(name) for name in names], dtype=np.int64)
+        at = np.ix_(rows, np.searchsorted(self.steps, steps))
+        values = {column: numbers[at] for column, numbers in self.values.items()}
+        return TensorSeries(self.kind, self.rank, list(names), steps, values, self.present[at])
 
 
 class TableWriter:
@@ -126,9 +152,7 @@ class TableWriter:
 
     def truncate(self, last: int) -> None:
         """Drop the rows after step `last`, which a resumed run writes again, and torn lines."""
-        for path in sorted(self.folder.glob("*.csv")):
-            if FILE.fullmatch(path.name) is None:
-                continue
+        for path in [path for paths in table_files(self.folder).values() for path in paths]:
             with writing(path, FIX):
                 head, *lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
                 read = _reader(path, head)
@@ -138,22 +162,6 @@ class TableWriter:
                 elif lines != [*kept, ""]:
                     with replacing(path) as temporary:
                         temporary.write_text("\n".join([head, *kept]) + "\n", encoding="utf-8")
-
-
-def read_file(path: Path) -> StatisticsTable:
-    """Read one file. Torn and damaged lines are left out. NumericsError where it is not a monitor table."""
-    match = FILE.fullmatch(path.name)
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise NumericsError(f"{path} cannot be read: {error.strerror}; fix: check the path") from error
-    head, *lines = text.split("\n")
-    if not lines:  # the process was killed at its first line
-        return StatisticsTable(match["kind"] if match else "", (), ())
-    read = _reader(path, head)
-    rows = [read(line) for line in lines[:-1]]  # what follows the last line break is torn, or empty
-    whole = tuple(row for row in rows if row is not None)
-    return StatisticsTable(match["kind"] if match else "", _columns(head), whole, len(rows) - len(whole))
 
 
 def table_files(folder: Path) -> dict[str, list[Path]]:
@@ -166,14 +174,50 @@ def table_files(folder: Path) -> dict[str, list[Path]]:
 
 
 def read_table(folder: Path, kind: str) -> StatisticsTable:
-    """Read all rows of a kind from the folder of a rank. A kind without files has no rows."""
-    tables = [read_file(path) for path in table_files(folder).get(kind, [])]
-    tables = [table for table in tables if table.columns]
-    columns = tables[0].columns if tables else KINDS.get(kind, ())
-    if any(table.columns != columns for table in tables):
-        raise NumericsError(f"{folder} has files of {kind} with different columns; fix: separate them")
-    rows = tuple(row for table in tables for row in table.rows)
-    return StatisticsTable(kind, columns, rows, sum(table.damaged for table in tables))
+    """Read all rows of a kind from the folder of a rank; torn and damaged lines are left out.
+
+    A kind without files has no rows. NumericsError where a file is not a monitor table.
+    """
+    columns: tuple[str, ...] | None = None
+    rows: list[TensorRow | None] = []
+    for path in table_files(folder).get(kind, []):
+        try:
+            head, *lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+        except OSError as error:
+            raise NumericsError(f"{path} cannot be read: {error.strerror}; fix: check the path") from error
+        if not lines:  # the process was killed at its first line
+            continue
+        if columns not in (None, _columns(head)):
+            raise NumericsError(f"{path} has other columns than the files before; fix: separate them")
+        columns = _columns(head)
+        rows += map(_reader(path, head), lines[:-1])  # what follows the last line break is torn, or empty
+    whole = tuple(row for row in rows if row is not None)
+    return StatisticsTable(kind, columns or KINDS.get(kind, ()), whole, len(rows) - len(whole))
+
+
+def read_series(folder: Path, kind: str, rank: int = 0) -> TensorSeries | None:
+    """Read all rows of a kind as arrays; of a step that was written twice the last row counts. None without a row."""
+    table = read_table(folder, kind)
+    if not table.rows:
+        return None
+    names = list(dict.fromkeys(row.name for row in table.rows))
+    places = {name: place for place, name in enumerate(names)}
+    rows = [places[row.name] for row in table.rows]
+    steps, columns = np.unique([row.step for row in table.rows], return_inverse=True)
+    present = np.zeros((len(names), len(steps)), dtype=bool)
+    present[rows, columns] = True
+    values = np.full((len(table.columns), *present.shape), np.nan)
+    values[:, rows, columns] = np.array([row.values for row in table.rows]).T
+    statistics = dict(zip(table.columns, values, strict=True))
+    return TensorSeries(kind, rank, names, steps, statistics, present, table.damaged)
+
+
+def common(first: TensorSeries, second: TensorSeries) -> tuple[TensorSeries, TensorSeries]:
+    """Return the parts of both with their common names and steps."""
+    theirs = set(second.names)
+    names = [name for name in first.names if name in theirs]
+    steps = np.intersect1d(first.steps, second.steps)
+    return first.cut(names, steps), second.cut(names, steps)
 
 
 def rank_folders(folder: Path) -> dict[int, Path]:
@@ -201,32 +245,24 @@ def _columns(head: str) -> tuple[str, ...]:
 
 
 def _reader(path: Path, head: str) -> Callable[[str], TensorRow | None]:
-    """Return the function from a line to its row; None for a damaged one.
-
-    A micro step and a virtual pipeline stage, which msProbe writes, are parts of the name where they are not 0.
-    """
-    names = [ALIASES.get(name, name) for name in head.split(",")]
-    places = {name: names.index(name) for name in (*KEYS, "micro_step") if name in names}
-    values = [place for place, name in enumerate(names) if name in COLUMNS and name not in KEYS]
-    if FILE.fullmatch(path.name) is None or not {"name", "step"} <= places.keys() or not values:
+    """Return the function from a line to its row; None for a damaged one."""
+    names, columns = [ALIASES.get(name, name) for name in head.split(",")], _columns(head)
+    if not columns or not {"name", "step"} <= {*names}:
         raise NumericsError(f"{path} is not a monitor table: its header is {head[:60]!r}; fix: move it away")
-    name_at, step_at = places["name"], places["step"]
-    micro, stage = places.get("micro_step"), places.get("vpp_stage")
 
     def read(line: str) -> TensorRow | None:
-        fields = line.split(",")
-        if len(fields) != len(names):
-            return None
-        name = fields[name_at]
-        if micro is not None and fields[micro] not in ("0", ""):
-            name = f"{name}:micro{fields[micro]}"
-        if stage is not None and fields[stage] not in ("0", ""):
-            name = f"{fields[stage]}:{name}"
         try:
-            step = int(fields[step_at])
-            found = TensorRow(name, step, tuple([float(fields[place]) for place in values]))
+            fields = dict(zip(names, line.split(","), strict=True))
+            values = tuple([float(fields[column]) for column in columns])
+            return TensorRow(_full_name(fields), int(fields["step"]), values)
         except ValueError:
             return None
-        return found if abs(step) <= LARGEST_STEP else None
 
     return read
+
+
+def _full_name(fields: Mapping[str, str]) -> str:
+    """Return the name, with the pipeline stage and the micro step that msProbe writes, where they are not 0."""
+    stage, micro = fields.get("vpp_stage", "0"), fields.get("micro_step", "0")
+    name = fields["name"] if micro in ("0", "") else f"{fields['name']}:micro{micro}"
+    return name if stage in ("0", "") else f"{stage}:{name}"

@@ -12,15 +12,14 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import functools
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from numerics.dump_files import read_json, replacing, write_json, writing
+from numerics.dump_files import read_json, write_json, writing
 from numerics.errors import NumericsError
 from numerics.monitor.tables import GRADIENTS, KINDS, MOMENTS
 
@@ -33,7 +32,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 # trigger (numerics.monitor.triggers) -> its limit by default
 TRIGGERS: Mapping[str, float] = {"nan": 0.0, "spike": 8.0, "grad_norm": 8.0}
-NAMES, CONTROL = "names.json", "control.json"  # of <run>/monitor
+CONTROL = "control.json"  # of <run>/monitor
 # parts of a tensor's name after its module
 SIDES = {"actv": ("input", "output"), "actv_grad": ("input_grad", "output_grad"), "attention": ("sdpa",)}
 MOST_NAMES = 3  # in a message
@@ -72,7 +71,7 @@ def parse_targets(words: Iterable[str]) -> tuple[MonitorTarget, ...]:
     for word in words:
         group, _, path = word.partition(":")
         if group not in GROUPS and group not in KINDS:
-            known = ", ".join([*GROUPS, *(kind for kind in KINDS)])
+            known = ", ".join([*GROUPS, *KINDS])
             raise NumericsError(
                 f"{word!r} has the unknown kind {group!r}; fix: use KIND or KIND:PATH, KIND one of {known}"
             )
@@ -152,30 +151,13 @@ class ModelNames:
         """Return the line on a target without a match, with near names; "" where it matches."""
         if self.matches(target):
             return ""
-        kinds = {"module" if kind in SIDES else "trained parameter" for kind in target.kinds}
+        kinds = sorted({"module" if kind in SIDES else "trained parameter" for kind in target.kinds})
         known = sorted({*self.modules, *self.parameters} - {target.path})
         near = difflib.get_close_matches(target.path, known, n=MOST_NAMES, cutoff=0.5)
         fix = (
             f"did you mean {', '.join(near)}" if near else f"use a path such as {known[0] if known else '*'}"
         )
-        return f"{target} matches no {' and no '.join(sorted(kinds))} of the model; fix: {fix}"
-
-
-def write_names(folder: Path, names: ModelNames) -> None:
-    """Write the names into the folder of a monitor. NumericsError where it cannot be written."""
-    with writing(folder / NAMES, "check the permissions of the folder"):
-        write_json(folder / NAMES, asdict(names))
-
-
-def read_names(folder: Path) -> ModelNames | None:
-    """Return the names that the monitor of a run wrote; None where it wrote none."""
-    if not (folder / NAMES).exists():
-        return None
-    content = read_json(folder / NAMES, "move it away")
-    try:
-        return ModelNames(tuple(content["parameters"]), tuple(content["modules"]))
-    except (KeyError, TypeError) as error:
-        raise NumericsError(f"{folder / NAMES} has no names; fix: move it away") from error
+        return f"{target} matches no {' and no '.join(kinds)} of the model; fix: {fix}"
 
 
 def read_control(folder: Path) -> tuple[MonitorTarget, ...]:
@@ -190,10 +172,8 @@ def read_control(folder: Path) -> tuple[MonitorTarget, ...]:
     return parse_targets(words)
 
 
-def change_control(
-    folder: Path, on: Sequence[str] = (), off: Sequence[str] = ()
-) -> tuple[MonitorTarget, ...]:
-    """Switch targets on and off, and return those that are on. off: as they were switched on, or "all"."""
+def change_control(folder: Path, on: Sequence[str] = (), off: Sequence[str] = ()) -> None:
+    """Switch targets on and off. off: as they were switched on, or "all"."""
     adding, removing = parse_targets(on), parse_targets(off)
     everything = MonitorTarget("all") in removing
     before = () if everything else read_control(folder)
@@ -202,13 +182,9 @@ def change_control(
         known = ", ".join(map(str, before)) or "nothing"
         raise NumericsError(f"{', '.join(missing)} is not switched on; fix: switch off {known}, or all")
     kept = [target for target in before if target not in removing]
-    after = tuple(dict.fromkeys([*kept, *adding]))
     path = folder / CONTROL
-    with writing(path, "check the permissions of the run's folder"), replacing(path) as temporary:
-        temporary.write_text(
-            json.dumps({"targets": [f"{target}" for target in after]}) + "\n", encoding="utf-8"
-        )
-    return after
+    with writing(path, "check the permissions of the run's folder"):
+        write_json(path, {"targets": list(dict.fromkeys(map(str, [*kept, *adding])))})
 
 
 class ControlFile:

@@ -34,40 +34,28 @@ class Fired:
 
 
 class Triggers:
-    """The rules of a run. `observe` every step in order; after a resume, the steps before it by `recall`."""
+    """The rules of a run. `observe` every step in order; after a resume, also those before it."""
 
     def __init__(self, words: Sequence[str]) -> None:
         """words: NAME or NAME:K. NumericsError names one that cannot be used."""
         self.factors = parse_triggers(words)
         self.outliers = {
-            name: Outlier(quantity, self.factors[name])
-            for name, quantity in QUANTITIES.items()
-            if name in self.factors
+            name: Outlier(QUANTITIES[name], factor)
+            for name, factor in self.factors.items()
+            if name in QUANTITIES
         }
-
-    def recall(self, step: int, loss: float, gradient_norm: float | None) -> None:
-        """Append a step of the past."""
-        self.observe(step, loss, math.nan if gradient_norm is None else gradient_norm)
 
     def observe(self, step: int, loss: float, gradient_norm: float) -> list[Fired]:
         """Append a step. Returns the triggers that it fires."""
-        found = []
-        values = {"loss": loss, "gradient norm": gradient_norm}
-        if "nan" in self.factors:
-            found += [
-                Fired("nan", step, f"{name} {value}")
-                for name, value in values.items()
-                if not math.isfinite(value)
-            ][:1]
-        if "spike" in self.outliers and math.isfinite(loss):
-            bound = self.outliers["spike"].observe(loss)
-            if bound is not None:
-                found.append(Fired("spike", step, f"loss {loss:.4f}, above {bound:.4f}"))
-        if "grad_norm" in self.outliers and math.isfinite(gradient_norm) and gradient_norm > 0:
-            bound = self.outliers["grad_norm"].observe(gradient_norm)
-            if bound is not None:
-                reason = f"gradient norm {gradient_norm:.4g}, above {bound:.4g}"
-                found.append(Fired("grad_norm", step, reason))
+        values = {"spike": ("loss", loss), "grad_norm": ("gradient norm", gradient_norm)}
+        bad = [f"{name} {value}" for name, value in values.values() if not math.isfinite(value)]
+        found = [Fired("nan", step, bad[0])] if bad and "nan" in self.factors else []
+        for trigger, outlier in self.outliers.items():
+            name, value = values[trigger]
+            if math.isfinite(value) and (value > 0 or not outlier.quantity.log):
+                bound = outlier.observe(value)
+                if bound is not None:
+                    found.append(Fired(trigger, step, f"{name} {value:.4g}, above {bound:.4g}"))
         return found
 
 

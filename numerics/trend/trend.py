@@ -8,6 +8,7 @@ is off by over 6 percent in nine of ten common steps or in the first eight, and 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,9 +20,16 @@ from numpy.typing import NDArray
 from numerics.diagnose.loss_files import Curve, read_curve
 from numerics.diagnose.spikes import LIMIT, LOGIT, LOSS, NORM, TENSOR, Quantity, expected
 from numerics.errors import NumericsError
-from numerics.monitor.invariants import EVIDENCE, same
-from numerics.monitor.series import Floats, TensorSeries, common, read_series
-from numerics.monitor.tables import KINDS, rank_folders, table_files
+from numerics.monitor.invariants import finding, same
+from numerics.monitor.tables import (
+    KINDS,
+    Floats,
+    TensorSeries,
+    common,
+    rank_folders,
+    read_series,
+    table_files,
+)
 from numerics.rows import TableRow
 
 FIX = "name a run with CONFIG_MONITOR=y, or a folder with monitor files such as rank0/grad_reduced_0-99.csv"
@@ -56,10 +64,10 @@ class MonitoredRun:
         return [table for (one, _), table in sorted(self.tables.items()) if one == kind]
 
 
-def read_run(path: Path, losses: Path | None = None) -> MonitoredRun:
-    """Read a run's folder, a folder of ranks or that of one rank. NumericsError names what cannot be read.
+def read_run(path: Path) -> MonitoredRun:
+    """Read a run's folder, with the losses of its metrics.jsonl, a folder of ranks or that of one rank.
 
-    losses: a file of losses and gradient norms; by default the metrics.jsonl of the run, if it has one.
+    NumericsError names what cannot be read.
     """
     folder = path / "monitor" if (path / "monitor").is_dir() else path
     if not path.is_dir():
@@ -73,8 +81,8 @@ def read_run(path: Path, losses: Path | None = None) -> MonitoredRun:
                     found.notes.append(f"rank {rank}, {kind}: {table.damaged} damaged lines are left out")
     if not found.tables:
         raise NumericsError(f"{path} has no monitor files; fix: {FIX}")
-    if losses or (path / "metrics.jsonl").exists():
-        curves = read_curve(losses or path / "metrics.jsonl")
+    if (path / "metrics.jsonl").exists():
+        curves = read_curve(path / "metrics.jsonl")
         for kind, curve in (("loss", curves.losses), ("gradient norm", curves.gradient_norms)):
             if curve:
                 found.tables[kind, 0] = _series_of(kind, curve)
@@ -154,12 +162,10 @@ def _anomalies(
     places = _positions(run, table)
 
     def row(
-        at: int, step: int, value: str, golden: str, units: float, bound: float, word: str
+        at: int, column: int, golden: float | str, word: str, units: float = math.nan, bound: float = math.nan
     ) -> tuple[Place, TableRow, str]:
-        name = table.names[at]
-        where = f"step {step}, rank {table.rank}" if table.rank else f"step {step}"
-        evidence = EVIDENCE.get(table.kind, "computed")
-        found = TableRow(f"{table.kind} {name}".strip(), word, where, value, golden, units, bound, evidence)
+        name, value = table.names[at], float(table.values[word][at, column])
+        step, found = finding(table, name, int(table.steps[column]), value, golden, word, units, bound)
         return _place(step, table.kind, places[at], table.rank), found, name
 
     bad = not_finite(table)
@@ -171,20 +177,17 @@ def _anomalies(
         word = next(
             (word for word, values in table.values.items() if not np.isfinite(values[at, column])), "nan"
         )
-        value = f"{table.values[word][at, column]:.6g}"
-        yield row(at, int(table.steps[column]), value, "finite", math.nan, math.nan, word)
+        yield row(at, column, "finite", word)
     for word, quantity in words.items():
         units, middle = deviations(table, word, quantity, other)
         with np.errstate(invalid="ignore"):
             jumps = (units if table.kind in RISING and other is None else np.abs(units)) > LIMIT
         for at in np.flatnonzero(jumps.any(axis=1)).tolist():
             column = int(np.flatnonzero(jumps[at])[0])
-            value, golden = (f"{one[at, column]:.6g}" for one in (table.values[word], middle))
-            yield row(at, int(table.steps[column]), value, golden, abs(units[at, column]), LIMIT, word)
+            yield row(at, column, float(middle[at, column]), word, abs(units[at, column]), LIMIT)
         if other is not None and quantity.log:
             for at, column, size in _departures(table.values[word], other.values[word]):
-                value, golden = (f"{one.values[word][at, column]:.6g}" for one in (table, other))
-                yield row(at, int(table.steps[column]), value, golden, size, DEPARTS, word)
+                yield row(at, column, float(other.values[word][at, column]), word, size, DEPARTS)
 
 
 def _departures(values: Floats, base: Floats) -> Iterator[tuple[int, int, float]]:
@@ -259,9 +262,8 @@ def _first_unequal(run: MonitoredRun, reference: MonitoredRun) -> list[Found]:
             for column in np.flatnonzero(differs.any(axis=0))[:1]:
                 at = min(np.flatnonzero(differs[:, column]).tolist(), key=places.__getitem__)
                 value, golden = (f"{one.values[word][at, column]:.9g}" for one in (mine, base))
-                step = int(mine.steps[column])
-                where = f"first unequal, step {step}" + (f", rank {mine.rank}" if mine.rank else "")
-                row = TableRow(f"{mine.kind} {mine.names[at]}".strip(), word, where, value, golden, math.nan)
+                step, row = finding(mine, mine.names[at], int(mine.steps[column]), value, golden, word)
+                row = dataclasses.replace(row, place=f"first unequal, {row.place}", evidence="")
                 found.append((_place(step, mine.kind, places[at], mine.rank), row))
     return [min(found, key=lambda one: one[0])] if found else []
 
@@ -308,16 +310,9 @@ def _reductions(run: MonitoredRun) -> list[Found]:
         size = float(np.median(sizes[at, usable[at]])) if usable[at].sum() >= FEWEST else 0.0
         if size > DEPARTS:
             column = int(np.flatnonzero(usable[at])[0])
-            step, golden = int(whole.steps[column]), f"{'sum' if summed else 'mean'} {wanted[at, column]:.6g}"
-            row = TableRow(
-                f"grad_reduced {name}",
-                "mean",
-                f"step {step}",
-                f"{target[at, column]:.6g}",
-                golden,
-                size,
-                DEPARTS,
-            )
+            golden = f"{'sum' if summed else 'mean'} {wanted[at, column]:.6g}"
+            value, step = float(target[at, column]), int(whole.steps[column])
+            step, row = finding(whole, name, step, value, golden, "mean", size, DEPARTS)
             found.append((_place(step, "grad_reduced", -at, 0), row))
     return found
 

@@ -13,7 +13,7 @@ import numpy as np
 from numerics.diagnose.spikes import LIMIT
 from numerics.dump_files import finite, write_json, writing
 from numerics.errors import NumericsError
-from numerics.monitor.series import Floats, TensorSeries, common
+from numerics.monitor.tables import Floats, TensorSeries, common
 from numerics.rows import HEADINGS, TableRow, text_table
 from numerics.trend.trend import MonitoredRun, deviations, not_finite, quantities, read_run, trend
 from pages.document import Block, Document, Figure, Paragraph, Table
@@ -27,7 +27,7 @@ runs the first is the reference. Files are those of the monitor or of msProbe: r
 trend.html with a heat map, and trend.json. The exit status is 0 for every result, and 1 where files cannot be used.
 """
 LISTED = 20  # rows in the terminal
-COLUMNS, MAPS = 400, 24  # steps of a heat map, each the most extreme of several in a long run; maps of a page
+COLUMNS, MAPS = 180, 24  # steps of a heat map, each the most extreme of several in a long run; maps of a page
 DeviationMap = tuple[str, Floats, TensorSeries]  # name, deviations (tensors, steps), table
 COLORS = [[0, "#2166ac"], [0.5, "#f7f7f7"], [1, "#b2182b"]]  # below, as and above the expected value
 
@@ -41,16 +41,11 @@ def add_command(commands: Any) -> None:
         "runs", nargs="+", type=Path, help="folder of a run, of ranks, or of one rank; the reference first"
     )
     parser.add_argument("-o", "--output_path", type=Path, default=Path("trend"), help="folder of results")
-    parser.add_argument("--losses", nargs="+", type=Path, default=[], help="a file of losses for each run")
     parser.set_defaults(run=run_trend)
 
 
 def run_trend(given: argparse.Namespace) -> int:
-    if len(given.losses) not in (0, len(given.runs)):
-        raise NumericsError(
-            f"{len(given.losses)} files of losses for {len(given.runs)} runs; fix: give one for each run"
-        )
-    print(*show(given.runs, given.output_path, record_command, given.losses), sep="\n")
+    print(*show(given.runs, given.output_path, record_command), sep="\n")
     return 0
 
 
@@ -61,66 +56,43 @@ def record_command(run: Path, step: int) -> str:
     )
 
 
-def show(
-    paths: Sequence[Path], folder: Path, record: Callable[[Path, int], str], losses: Sequence[Path] = ()
-) -> list[str]:
+def show(paths: Sequence[Path], folder: Path, record: Callable[[Path, int], str]) -> list[str]:
     """Compare a run with its history or with a reference, and write the results. Returns the lines to print."""
     if len(paths) > 2:
         raise NumericsError(f"{len(paths)} runs are given; fix: name one run, or a reference and a run")
     if len(paths) == 2 and os.path.realpath(paths[0]) == os.path.realpath(paths[1]):
         raise NumericsError(f"{paths[0]} is named twice; fix: name two different runs")
-    files: Sequence[Path | None] = losses or [None] * len(paths)
-    runs = [read_run(path, file) for path, file in zip(paths, files, strict=True)]
+    runs = [read_run(path) for path in paths]
     run, reference = runs[-1], runs[0] if len(runs) > 1 else None
-    rows = trend(run, reference)
+    rows, maps = trend(run, reference), deviation_maps(run, reference)
+    count = sum(int(np.isfinite(units).sum()) for _, units, _ in maps)
+    whole = sum(int(table.present.sum()) for _, _, table in maps)
+    tested = f"{count:,} of {whole:,} values were tested: a value needs 16 of its tensor before it"
+    facts = [tested, *(note for one in runs for note in one.notes)]
     title = "Trends of " + " against ".join(str(one.path) for one in (run, reference) if one)
-    maps = deviation_maps(run, reference)
-    facts = [tested(maps), *(note for one in runs for note in one.notes)]
-    written = write_trend(rows, facts, title, maps, folder)
-    more = [f"{len(rows) - LISTED} more rows are in {written[0]}"] if len(rows) > LISTED else []
-    step = next(
-        (row.place.partition("step ")[2].partition(",")[0] for row in rows if "step " in row.place), ""
-    )
-    commands = [f"next: {record(path, int(step))}" for path in paths] if step else ["next: nothing"]
-    return [
-        title,
-        "",
-        *text_table(rows[:LISTED]),
-        *more,
-        *facts,
-        *(f"wrote {one}" for one in written),
-        *commands,
-    ]
+    page = write_trend(rows, facts, title, maps, folder)
+    more = [f"{len(rows) - LISTED} more rows are in {page}"] if len(rows) > LISTED else []
+    steps = [row.place.partition("step ")[2].partition(",")[0] for row in rows if "step " in row.place]
+    commands = [record(path, int(steps[0])) for path in paths] if steps else ["nothing"]
+    table = text_table(rows[:LISTED])
+    return [title, "", *table, *more, *facts, f"wrote {page}", *(f"next: {one}" for one in commands)]
 
 
 def write_trend(
-    rows: Sequence[TableRow],
-    facts: Sequence[str],
-    title: str,
-    maps: Sequence[DeviationMap],
-    folder: Path,
-) -> list[Path]:
-    """Write trend.json and trend.html into the folder. Returns their paths."""
-    paths = [folder / "trend.json", folder / "trend.html"]
-    table = Table(HEADINGS, [row.cells for row in rows], tuple(range(5)))
-    blocks: list[Block] = [
-        *map(Paragraph, facts),
-        table,
-        Figure("tensors", heat_map(maps), numbers=()),
-    ]
+    rows: Sequence[TableRow], facts: Sequence[str], title: str, maps: Sequence[DeviationMap], folder: Path
+) -> Path:
+    """Write trend.html, and the rows as trend.json, into the folder. Returns the path of the page."""
+    page = folder / "trend.html"
+    kind = rows[0].call.partition(" ")[0] if rows else ""
+    first = sorted(maps, key=lambda one: one[2].kind != kind)  # the map of the first row is shown first
+    table = Table(HEADINGS, [row.cells for row in rows])
+    blocks: list[Block] = [*map(Paragraph, facts), table, Figure("tensors", heat_map(first), numbers=())]
     with writing(folder, "give another folder for the results"):
         folder.mkdir(parents=True, exist_ok=True)
         plain = [{key: finite(value) for key, value in vars(row).items()} for row in rows]
-        write_json(paths[0], {"title": title, "facts": list(facts), "rows": plain})
-        paths[1].write_text(render_html(Document(title, blocks)), encoding="utf-8")
-    return paths
-
-
-def tested(maps: Sequence[DeviationMap]) -> str:
-    """Return how many values have a history, without which only values that are not finite are found."""
-    count = sum(int(np.isfinite(units).sum()) for _, units, _ in maps)
-    whole = sum(int(table.present.sum()) for _, _, table in maps)
-    return f"{count:,} of {whole:,} values were tested: a value needs 16 of its tensor before it"
+        write_json(folder / "trend.json", {"title": title, "facts": list(facts), "rows": plain})
+        page.write_text(render_html(Document(title, blocks)), encoding="utf-8")
+    return page
 
 
 def deviation_maps(run: MonitoredRun, reference: MonitoredRun | None) -> list[DeviationMap]:
@@ -157,18 +129,33 @@ def heat_map(maps: Sequence[DeviationMap]) -> dict[str, Any] | None:
         )
     if not options:
         return None
-    map_of: dict[str, Any] = {
+    bar = {
+        "orientation": "h",
+        "y": 1,
+        "yanchor": "bottom",
+        "thickness": 10,
+        "title": {"text": "scales", "side": "top"},
+    }
+    colors = {"cmin": -2 * LIMIT, "cmax": 2 * LIMIT, "colorscale": COLORS, "colorbar": bar}
+    map_of = {
         "type": "heatmap",
-        "zmin": -2 * LIMIT,
-        "zmax": 2 * LIMIT,
-        "colorscale": COLORS,
+        "coloraxis": "coloraxis",
         "hovertemplate": "%{y}<br>step %{x}: %{z} scales<extra></extra>",
-        "colorbar": {"title": {"text": "scales"}},
     } | options[0]["data"][0]
     choice = {"label": "Kind", "options": options}
+    axes = {
+        "xaxis": {"tickprefix": "step ", "showtickprefix": "first"},
+        "yaxis": {
+            "type": "category",
+            "automargin": True,
+            "showgrid": False,
+            "dtick": 1,
+            "tickfont": {"size": 10},
+        },
+    }
+    narrow = {"yaxis": {"tickfont": {"size": 8}}}
     height = options[0]["layout"]["height"]
-    axes = {"xaxis": {"title": {"text": "step"}}, "yaxis": {"type": "category", "automargin": True}}
-    return figure([map_of], height, (200, 20, 10, 60), {"margin": {"l": 90}}, [choice], **axes)
+    return figure([map_of], height, (120, 10, 60, 30), narrow, [choice], coloraxis=colors, **axes)
 
 
 def _extreme(part: Floats) -> Floats:

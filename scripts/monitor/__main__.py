@@ -15,7 +15,7 @@ from gpt2.config.monitor import MonitorSettings
 from gpt2.system.errors import UserError, run_command
 from numerics.monitor.invariants import invariants
 from numerics.monitor.tables import rank_folders, read_table, table_files
-from numerics.monitor.targets import change_control, parse_targets, read_control, read_names
+from numerics.monitor.targets import change_control, read_control
 from numerics.monitor.triggers import read_triggers
 from numerics.rows import text_table
 from scripts.record.arguments import run_arguments
@@ -39,10 +39,6 @@ def main() -> int:
             raise UserError(
                 f"{record.run} is finished, so {given} changes nothing; fix: leave it out to print the tables"
             )
-        names = read_names(folder)
-        problems = map(names.problem, parse_targets(split_words(arguments.on))) if names else ()
-        for problem in filter(None, problems):
-            raise UserError(f"ON={problem}")
         change_control(folder, split_words(arguments.on), split_words(arguments.off))
     print(*describe(record, settings, folder), sep="\n")
     return 0

@@ -1,12 +1,9 @@
 """Targets that match nothing of a model are named with near names."""
 
-from pathlib import Path
-
 import pytest
 from torch import nn
 
-from numerics.errors import NumericsError
-from numerics.monitor.targets import NAMES, ModelNames, parse_targets, read_names, write_names
+from numerics.monitor.targets import ModelNames, parse_targets
 
 
 @pytest.fixture
@@ -44,12 +41,3 @@ def test_a_target_without_a_match_is_named_with_near_names(
 ) -> None:
     (target,) = parse_targets([word])
     assert message in names.problem(target)
-
-
-def test_the_names_of_a_run_are_read_again(names: ModelNames, tmp_path: Path) -> None:
-    assert read_names(tmp_path) is None
-    write_names(tmp_path / "monitor", names)
-    assert read_names(tmp_path / "monitor") == names
-    (tmp_path / NAMES).write_text("[]")
-    with pytest.raises(NumericsError, match="has no names; fix"):
-        read_names(tmp_path)

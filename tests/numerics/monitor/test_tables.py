@@ -11,7 +11,6 @@ from numerics.monitor.tables import (
     KINDS,
     TableWriter,
     rank_folders,
-    read_file,
     read_table,
     table_files,
 )
@@ -62,7 +61,7 @@ def test_a_torn_last_line_is_left_out_and_written_again(tmp_path: Path, torn: in
     path = tmp_path / "param_0-3.csv"
     content = path.read_bytes()
     path.write_bytes(content[:-torn])
-    assert [row.step for row in read_file(path).rows] == [1, 1, 2]
+    assert [row.step for row in read_table(tmp_path, "param").rows] == [1, 1, 2]
     TableWriter(tmp_path, 4).truncate(1)
     write(tmp_path, range(2, 3))
     assert path.read_bytes() == content

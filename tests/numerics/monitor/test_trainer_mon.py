@@ -183,5 +183,7 @@ def test_a_kind_without_a_tensor_is_one_line(
     for _ in range(2):
         model(torch.ones(1, 4)).sum().backward()
         optimizer.step()
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[5].rstrip(":") for line in lines] == ["exp_avg", "exp_avg_sq", "attention"]
+    (line,) = capsys.readouterr().out.splitlines()
+    assert (
+        "has no attention, exp_avg, exp_avg_sq: " in line or "has no exp_avg, exp_avg_sq, attention: " in line
+    )

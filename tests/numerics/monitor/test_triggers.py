@@ -57,7 +57,7 @@ def test_a_resumed_process_fires_as_the_first_one_would() -> None:
     values[299] = (5.0, 50.0)
     resumed = Triggers(NAMES)
     for step, (loss, norm) in enumerate(values[200:290], 201):
-        resumed.recall(step, loss, norm)
+        resumed.observe(step, loss, norm)
     later = [one.trigger for step in range(291, 301) for one in resumed.observe(step, *values[step - 1])]
     assert later == ["spike", "grad_norm"]
 
