@@ -13,36 +13,22 @@ from configuration.arguments import command_arguments
 from gpt2.config.dotconfig import read_symbols
 from gpt2.hardware.resolve import export_environment
 from gpt2.system.errors import UserError, run_command
-from gpt2.system.progress import LiveLine, duration
-
-USAGE = "make stress MINUTES=10"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts.stress")
     parser.add_argument("--minutes", default="10")
-    parser.add_argument("--out", default="")
+    parser.add_argument("--out", default="results/stress")
     given = parser.parse_args(command_arguments(("MINUTES", "OUT")))
     try:
         minutes = float(given.minutes)
     except ValueError as error:
-        raise UserError(f"MINUTES={given.minutes} is not a number; fix: {USAGE}") from error
+        raise UserError(f"MINUTES={given.minutes} is not a number; fix: make stress MINUTES=10") from error
     export_environment(launched=True)  # before torch is imported
     from numerics.runs.stress_command import stress_devices
 
-    with LiveLine() as line:
-
-        def progress(share: float, text: str) -> None:
-            line.update(f"{share:4.0%}  {text}  {duration(60 * minutes * (1 - share))} left", share)
-
-        return stress_devices(
-            minutes, Path(given.out or "results/stress"), processes=configured_ranks(), progress=progress
-        )
-
-
-def configured_ranks() -> int:
-    """Return CONFIG_RANKS of .config; 1 without the file."""
-    return read_symbols(".config").integer("RANKS") if Path(".config").exists() else 1
+    ranks = read_symbols(".config").integer("RANKS") if Path(".config").exists() else 1
+    return stress_devices(minutes, Path(given.out), processes=ranks)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,6 @@ import os
 import re
 import socket
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +14,9 @@ from numerics.errors import NumericsError
 from numerics.rows import text_table
 
 DESCRIPTION = """
-Repeat matrix products, attention, copies and all-reduces on each device alone and on all together. A result that is
-not golden, the majority's, is a deviation. Each machine writes its golden results into the output folder and compares
-them with those of other machines there. Ctrl-C ends the stress. The exit status is 1 where a device deviates.
+Repeat matrix products, attention, copies and all-reduces on all devices. A result that is not golden, the majority's,
+is a deviation. Each machine writes its golden results into the output folder and compares them with those of other
+machines there. Ctrl-C ends the stress. The exit status is 1 where a device deviates.
 """
 MOST_MINUTES = 7 * 24 * 60
 
@@ -29,9 +27,7 @@ def add_commands(commands: Any) -> None:
     parser.add_argument("-o", "--output_path", type=Path, default=Path("stress"), help="folder of results")
     parser.add_argument("-d", "--devices", nargs="+", help="torch's names, such as cpu cpu; default: all")
     parser.add_argument(
-        "--simulate",
-        metavar="DEVICE:RATE:BIT",
-        help="flip a bit in a share of the results of a device: a drill",
+        "--simulate", metavar="DEVICE:RATE:BIT", help="flip a bit in a share of results: a drill"
     )
     parser.set_defaults(
         run=lambda given: stress_devices(given.minutes, given.output_path, given.devices, given.simulate)
@@ -44,7 +40,6 @@ def stress_devices(
     devices: list[str] | None = None,
     simulate: str | None = None,
     processes: int = 1,
-    progress: Callable[[float, str], None] = lambda share, text: None,
 ) -> int:
     """Stress devices, write the golden results, print the table. Returns the exit status.
 
@@ -54,19 +49,19 @@ def stress_devices(
 
     if not 0 < minutes <= MOST_MINUTES:
         raise NumericsError(f"{minutes:g} minutes cannot be used; fix: more than 0, at most {MOST_MINUTES}")
+    chosen = devices or default_devices(processes)
+    fault = parse_fault(simulate, len(chosen)) if simulate else None
     with writing(folder, "give another folder for the results"):  # known before the stress
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
-    chosen = devices or default_devices(processes)
-    began = time.monotonic()
-    outcome = stress(chosen, minutes, parse_fault(simulate, len(chosen)) if simulate else None, progress)
+    print(f"{minutes:g} minutes on {', '.join(chosen)}; Ctrl-C ends it with the table so far", flush=True)
+    outcome = stress(chosen, minutes, fault)
     label = re.sub(r"[^A-Za-z0-9.]+", "-", f"{socket.gethostname()}-{os.environ.get('RANK', 0)}")
     write_json(folder / f"stress-{label}.json", {"kind": outcome.kind, "golden": outcome.golden})
-    results = sum(counts.results for counts in outcome.counts.values())
-    print(f"{outcome.kind}: {results:,} results in {time.monotonic() - began:.0f} s")
+    print(f"{outcome.kind}: {outcome.results.total():,} results")
     print(*text_table(outcome.rows()), sep="\n")
     if outcome.faulty:
-        print(f"{len(outcome.faulty)} of {len(outcome.devices)} devices deviate: {', '.join(outcome.faulty)}")
+        print(f"{len(outcome.faulty)} of {len(chosen)} devices deviate: {', '.join(outcome.faulty)}")
     else:
         print("no device deviates; a fault that is rarer or needs other computations is not excluded")
     fix = "remove the file: the next stress writes it"

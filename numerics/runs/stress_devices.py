@@ -1,4 +1,4 @@
-"""Find a faulty device: repeat computations whose results must be equal to the bit, on each device and on all at once.
+"""Find a faulty device: repeat computations whose results must be equal to the bit, on all devices at once.
 
 The golden result of a computation is that of more than half of the first results of all devices. Inputs are drawn on
 the CPU from a seed, so that all devices of a kind, on all machines, have the same golden results.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import itertools
 import math
 import multiprocessing
 import os
@@ -18,7 +19,7 @@ import socket
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,16 +29,14 @@ import torch.nn.functional as F
 from torch import Tensor, distributed
 
 from numerics.describe import device_name
-from numerics.errors import NumericsError
+from numerics.errors import NumericsError, described
 from numerics.record.tensor_digest import bits_of, digest
 from numerics.rows import TableRow
 from numerics.seed import process_environment
 
-FIRST_RESULTS = 5  # of each device, which elect the golden result
-BATCH_SECONDS = 0.5
-MOST_REPETITIONS = 1000  # of a batch
+BATCH = 16  # results of a device between two questions
 PATIENCE_SECONDS = 600.0  # for an answer; a device that hangs is lost
-Progress = Callable[[float, str], None]
+ALL_REDUCE = "all_reduce"
 
 
 class Flip(NamedTuple):
@@ -48,113 +47,95 @@ class Flip(NamedTuple):
     bit: int
 
 
-class BatchResults(NamedTuple):
-    """The results of a batch on a device. first: how the first deviation differs from a golden result."""
-
-    digests: list[int]
-    seconds: float
-    first: str = ""
-
-
-@dataclass
-class ResultCounts:
-    """The results of a computation on a device, of which `deviations` are not golden. first: the first of these."""
-
-    results: int = 0
-    deviations: int = 0
-    first: str = ""
-
-
 @dataclass
 class Stressed:
-    """The result of a stress. counts: (device, computation) -> results. lost: device -> reason."""
+    """The result of a stress. kind: of the devices. counts: (computation, device) -> number."""
 
     devices: list[str]
     kind: str = ""
-    golden: dict[str, int | None] = field(default_factory=dict)
-    counts: dict[tuple[str, str], ResultCounts] = field(default_factory=dict)
-    lost: dict[str, str] = field(default_factory=dict)
+    golden: dict[str, int | None] = field(default_factory=dict)  # computation -> digest; None: no majority
+    results: Counter[tuple[str, str]] = field(default_factory=Counter)
+    deviations: Counter[tuple[str, str]] = field(default_factory=Counter)
+    first: dict[tuple[str, str], str] = field(default_factory=dict)  # how the first deviation differs
+    lost: dict[str, str] = field(default_factory=dict)  # device -> why it gives no answer
 
     @property
     def faulty(self) -> list[str]:
         """Return the devices with a deviation or without an answer."""
-        wrong = {device for (device, _), counts in self.counts.items() if counts.deviations}
+        wrong = {device for _, device in self.deviations}
         return [device for device in self.devices if device in wrong or device in self.lost]
+
+    def count(self, computation: str, answers: Mapping[str, tuple[list[int], str]]) -> None:
+        """Count the results of devices. answers: device -> digests, and how the first deviation differs."""
+        golden = self.golden.setdefault(
+            computation, majority([value for digests, _ in answers.values() for value in digests])
+        )
+        for device, (digests, first) in answers.items():
+            key = computation, device
+            self.results[key] += len(digests)
+            if wrong := 0 if golden is None else sum(value != golden for value in digests):
+                self.deviations[key] += wrong
+                self.first[key] = self.first.get(key) or first
 
     def rows(self) -> list[TableRow]:
         """Return a row for each computation that deviates on a device, has no golden result, or lost its device."""
         rows = [
-            TableRow(
-                computation, device, counts.first, f"{counts.deviations} of {counts.results}", "0", math.nan
-            )
-            for (device, computation), counts in self.counts.items()
-            if counts.deviations
+            TableRow(*key, self.first[key], f"{wrong} of {self.results[key]}", "0", math.nan)
+            for key, wrong in self.deviations.items()
         ]
-        rows += [
-            TableRow(name, target="no majority", units=math.nan)
-            for name, value in self.golden.items()
-            if value is None
-        ]
-        return rows + [
-            TableRow("", device, reason, "no answer", units=math.nan) for device, reason in self.lost.items()
-        ]
-
-
-# -- one device, in a process of its own
+        undecided = [name for name, value in self.golden.items() if value is None]
+        rows += [TableRow(name, target="no majority", units=math.nan) for name in undecided]
+        lost = self.lost.items()
+        return rows + [TableRow("", device, reason, "no answer", units=math.nan) for device, reason in lost]
 
 
 class StressedDevice:
-    """Runs computations on one device."""
+    """Runs computations on one device, in a process of its own."""
 
     def __init__(self, device: str, rank: int, world: int, fault: Flip | None) -> None:
         self.device, self.fault = device, fault if fault and fault.rank == rank else None
         self.computations = computations(device, world)
-        self._inputs: dict[str, tuple[Tensor, ...]] = {}
+        self._inputs: dict[str, list[Tensor]] = {}
+        self._golden: dict[str, Tensor] = {}
         self._random = torch.Generator().manual_seed(1)
 
+    def batch(self, name: str, golden: int | None) -> tuple[list[int], str]:
+        """Return digests of results, and how the first one that is not golden differs."""
+        digests, first = [], ""
+        for _ in range(BATCH):
+            output = self.result(name)
+            digests.append(int(digest(output)))
+            if digests[-1] == golden:
+                self._golden.setdefault(name, output)
+            elif name in self._golden:
+                first = first or difference(output, self._golden[name])
+        return digests, first
+
+    @torch.no_grad()
     def result(self, name: str) -> Tensor:
         make, run = self.computations[name]
         if name not in self._inputs:
             generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-            self._inputs = {name: tuple(value.to(self.device) for value in make(generator))}
-        with torch.no_grad():
-            return self._disturbed(run(*self._inputs[name]))
-
-    def batch(self, name: str, repetitions: int, golden: int | None) -> BatchResults:
-        began, digests, first = time.monotonic(), [], ""
-        for _ in range(repetitions):
-            output = self.result(name)
-            digests.append(int(digest(output)))
-            if golden is not None and digests[-1] != golden and not first and name != ALL_REDUCE:
-                first = self._difference(name, output, golden)
-        return BatchResults(digests, time.monotonic() - began, first)
-
-    def _difference(self, name: str, output: Tensor, golden: int) -> str:
-        """Describe how an output differs from a golden one, which is computed again."""
-        outputs = (self.result(name) for _ in range(20))
-        good = next((value for value in outputs if int(digest(value)) == golden), None)
-        if good is None:
-            return "no golden result on this device"
-        flipped = bits_of(output).cpu() ^ bits_of(good).cpu()
-        places = flipped.nonzero().flatten().tolist()
-        if not places:
-            return "the same values, another hash of them"
-        bits = [
-            bit for bit in range(64) if int(flipped[places[0]]) >> bit & 1 and bit < 8 * output.element_size()
-        ]
-        return f"{len(places)} of {len(flipped)} differ: element {places[0]}, bits {bits}"
-
-    def _disturbed(self, output: Tensor) -> Tensor:
-        if self.fault is None or float(torch.rand((), generator=self._random)) >= self.fault.rate:
-            return output
-        output = output.clone(memory_format=torch.contiguous_format)
-        bits = bits_of(output)
-        index = int(torch.randint(len(bits), (), generator=self._random))
-        bits[index] ^= 1 << (self.fault.bit % (8 * bits.element_size() - 1))
+            self._inputs[name] = [value.to(self.device) for value in make(generator)]
+        output = run(*self._inputs[name])
+        if self.fault and float(torch.rand((), generator=self._random)) < self.fault.rate:
+            output = output.clone(memory_format=torch.contiguous_format)
+            bits = bits_of(output)
+            index = int(torch.randint(len(bits), (), generator=self._random))
+            bits[index] ^= 1 << (self.fault.bit % (8 * bits.element_size() - 1))
         return output
 
 
-ALL_REDUCE = "all_reduce"
+def difference(output: Tensor, golden: Tensor) -> str:
+    """Return how many elements differ, the first of them, and its bits that are flipped."""
+    flipped = bits_of(output).cpu() ^ bits_of(golden).cpu()
+    places = flipped.nonzero().flatten().tolist()
+    if not places:
+        return "equal values of another digest"
+    bits = [bit for bit in range(8 * flipped.element_size()) if int(flipped[places[0]]) >> bit & 1]
+    return f"{len(places)} of {len(flipped)} differ: element {places[0]}, bits {bits}"
+
+
 Computation = tuple[Callable[[torch.Generator], tuple[Tensor, ...]], Callable[..., Tensor]]
 
 
@@ -190,6 +171,7 @@ def _all_reduce(x: Tensor) -> Tensor:
 
 def _serve(pipe: Any, device: str, rank: int, world: int, port: int, fault: Flip | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
+    os.environ.update(process_environment(os.environ))  # before cuBLAS and HCCL start
     try:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // world))
         torch.use_deterministic_algorithms(True, warn_only=True)
@@ -202,14 +184,14 @@ def _serve(pipe: Any, device: str, rank: int, world: int, port: int, fault: Flip
                 init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world,
                 timeout=datetime.timedelta(seconds=PATIENCE_SECONDS),
             )  # fmt: skip
-        station = StressedDevice(device, rank, world, fault)
+        worker = StressedDevice(device, rank, world, fault)
         pipe.send(device_kind(device))
         while True:
-            pipe.send(station.batch(*pipe.recv()))
+            pipe.send(worker.batch(*pipe.recv()))
     except (EOFError, OSError):
         return
     except Exception as error:
-        pipe.send(RuntimeError(f"{type(error).__name__}: {error}"))
+        pipe.send(RuntimeError(described(error)))
 
 
 def device_kind(device: str) -> str:
@@ -225,18 +207,10 @@ def device_kind(device: str) -> str:
     return f"{name}, torch {torch.__version__}"
 
 
-# -- all devices
+def stress(devices: Sequence[str], minutes: float = 10.0, fault: Flip | None = None) -> Stressed:
+    """Repeat the computations on all devices at once. NumericsError for devices that torch cannot use, or of two kinds.
 
-
-def stress(
-    devices: Sequence[str],
-    minutes: float = 10.0,
-    fault: Flip | None = None,
-    progress: Progress = lambda share, text: None,
-) -> Stressed:
-    """Repeat the computations on each device alone and on all together. NumericsError for a device without torch.
-
-    devices: torch's names; a name may occur several times. progress: receives the finished share and a text.
+    devices: torch's names; a name may occur several times.
     """
     names = [f"{name} process {n}" if devices.count(name) > 1 else name for n, name in enumerate(devices)]
     outcome = Stressed(names)
@@ -246,33 +220,36 @@ def stress(
             raise NumericsError(
                 f"{outcome.kind} and {other} have different results; fix: stress devices of one kind at a time"
             )
-        began, each = time.monotonic(), dict[str, float]()
-        while not outcome.lost:
-            for computation in computations(devices[0], len(devices)):
-                everyone = list(range(len(names)))
-                together = computation == ALL_REDUCE or computation not in outcome.golden
-                for ranks in [everyone] if together else [*([rank] for rank in everyone), everyone]:
-                    share = (time.monotonic() - began) / (60 * minutes)
-                    if share >= 1 and computation in outcome.golden:
-                        return outcome
-                    progress(min(share, 1.0), f"{computation}, {len(outcome.faulty)} faulty")
-                    times = min(
-                        max(int(BATCH_SECONDS / each.get(computation, 1.0)), FIRST_RESULTS), MOST_REPETITIONS
-                    )
-                    found = _batch(outcome, pipes, computation, ranks, times)
-                    each[computation] = max((batch.seconds / times for batch in found), default=1.0)
+        end = time.monotonic() + 60 * minutes
+        for computation in itertools.cycle(computations(devices[0], len(devices))):
+            if outcome.lost or (time.monotonic() >= end and computation in outcome.golden):
+                break
+            _batch(outcome, pipes, computation)
     return outcome
+
+
+def _batch(outcome: Stressed, pipes: Sequence[Any], computation: str) -> None:
+    """Run a computation on all devices at once and count the results."""
+    for pipe in pipes:
+        with contextlib.suppress(OSError):
+            pipe.send((computation, outcome.golden.get(computation)))
+    answers = {}
+    for pipe, device in zip(pipes, outcome.devices, strict=True):
+        try:
+            answers[device] = _answer(pipe, device)
+        except NumericsError as error:
+            outcome.lost[device] = f"{computation}: {error}".partition("; fix")[0]
+    outcome.count(computation, answers)
 
 
 @contextlib.contextmanager
 def _started(devices: Sequence[str], fault: Flip | None) -> Iterator[list[Any]]:
     """Start a process for each device; yield their pipes."""
-    context, before = multiprocessing.get_context("spawn"), dict(os.environ)
+    context = multiprocessing.get_context("spawn")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     pipes, processes = [], []
-    os.environ.update(process_environment(before))  # cuBLAS reads its variable when it is loaded
     try:
         for rank, device in enumerate(devices):
             ours, theirs = context.Pipe()
@@ -283,8 +260,6 @@ def _started(devices: Sequence[str], fault: Flip | None) -> Iterator[list[Any]]:
             pipes.append(ours)
         yield pipes
     finally:
-        os.environ.clear()
-        os.environ.update(before)
         for process in processes:
             process.kill()
 
@@ -300,60 +275,34 @@ def _answer(pipe: Any, device: str) -> Any:
     return answer
 
 
-def _batch(
-    outcome: Stressed, pipes: Sequence[Any], computation: str, ranks: Sequence[int], times: int
-) -> list[BatchResults]:
-    """Run a computation on the devices `ranks` at once and count the results. The first batch elects the golden one."""
-    for rank in ranks:
-        with contextlib.suppress(OSError):
-            pipes[rank].send((computation, times, outcome.golden.get(computation)))
-    found: dict[int, BatchResults] = {}
-    for rank in ranks:
-        try:
-            found[rank] = _answer(pipes[rank], outcome.devices[rank])
-        except NumericsError as error:
-            outcome.lost[outcome.devices[rank]] = f"{computation}: {error}".partition("; fix")[0]
-    if computation not in outcome.golden:
-        outcome.golden[computation] = majority([value for batch in found.values() for value in batch.digests])
-    golden = outcome.golden[computation]
-    for rank, batch in found.items():
-        counts = outcome.counts.setdefault((outcome.devices[rank], computation), ResultCounts())
-        counts.results += len(batch.digests)
-        counts.deviations += 0 if golden is None else sum(value != golden for value in batch.digests)
-        counts.first = counts.first or batch.first
-    return list(found.values())
-
-
 def majority(values: Sequence[Any]) -> Any:
     """Return the value of more than half; None where there is none."""
     counts = Counter(values).most_common(1)
     return counts[0][0] if counts and 2 * counts[0][1] > len(values) else None
 
 
-def odd_machines(contents: dict[str, dict[str, Any]]) -> list[str]:
-    """Return the machines whose golden results differ from those of most machines with the same kind of device.
+def odd_machines(contents: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the machines whose golden results are not those of most machines with the same kind of device.
 
     contents: machine -> its file: kind, and golden with computation -> digest.
     """
     odd = []
     for machine, content in contents.items():
         alike = [other["golden"] for other in contents.values() if other["kind"] == content["kind"]]
-        for name, value in content["golden"].items():
-            usual = majority([golden.get(name) for golden in alike])
-            if usual is not None and value != usual and machine not in odd:
-                odd.append(machine)
+        usual = {name: majority([golden.get(name) for golden in alike]) for name in content["golden"]}
+        if any(usual[name] not in (None, value) for name, value in content["golden"].items()):
+            odd.append(machine)
     return odd
 
 
 def default_devices(processes: int = 1) -> list[str]:
-    """Return every accelerator, of a rank its own; without accelerators `processes` times the CPU."""
-    if not torch.accelerator.is_available():
+    """Return every accelerator, or that of this rank under torchrun; without accelerators `processes` times the CPU."""
+    kind = torch.accelerator.current_accelerator(check_available=True)
+    if kind is None:
         return ["cpu"] * processes
-    kind = torch.accelerator.current_accelerator()
-    count = torch.accelerator.device_count()
-    local = os.environ.get("LOCAL_RANK", "")
+    count, local = torch.accelerator.device_count(), os.environ.get("LOCAL_RANK", "")
     numbers = [int(local)] if local.isdigit() and int(local) < count else range(count)
-    return [f"{kind.type}:{number}" for number in numbers if kind]
+    return [f"{kind.type}:{number}" for number in numbers]
 
 
 def parse_fault(text: str, count: int) -> Flip:

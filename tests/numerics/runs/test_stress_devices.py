@@ -1,6 +1,8 @@
 """The stress of devices names the device with the fault, and no other one."""
 
 import json
+import multiprocessing
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,46 +14,46 @@ from gpt2.system.errors import UserError
 from numerics.errors import NumericsError
 from numerics.runs import stress_devices
 from numerics.runs.stress_command import stress_devices as run_command
-from numerics.runs.stress_devices import Flip, computations, majority, odd_machines, parse_fault, stress
+from numerics.runs.stress_devices import (
+    Flip,
+    Stressed,
+    StressedDevice,
+    computations,
+    majority,
+    odd_machines,
+    parse_fault,
+)
 from scripts import stress as make_stress
-
-THREE = ("cpu", "cpu", "cpu")
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(stress_devices, "BATCH_SECONDS", 0.02)
+    monkeypatch.setattr(stress_devices, "BATCH", 4)
 
 
-def test_the_device_that_flips_a_bit_is_named_with_the_bit() -> None:
-    outcome = stress(THREE, 0.03, Flip(1, 0.2, 21))
-    assert outcome.faulty == ["cpu process 1"]
-    assert set(outcome.golden) == {*computations("cpu", 3)}
-    assert None not in outcome.golden.values()
-    rows = outcome.rows()
-    assert {row.side for row in rows} == {"cpu process 1"}
-    places = [row.place for row in rows if row.place]
-    assert places
-    assert all("1 of " in place and "bits [21]" in place for place in places)
+def test_the_device_that_flips_a_bit_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(0.005, tmp_path, ["cpu"] * 2, "1:0.2:21") == 1
+    printed = capsys.readouterr().out
+    assert "1 of 2 devices deviate: cpu process 1" in printed
+    assert not {"cpu process 0", "no majority"} & {*re.split(r"  +|\n", printed)}
+    (file,) = tmp_path.glob("stress-*.json")
+    assert set(json.loads(file.read_text())["golden"]) == {*computations("cpu", 2)}
 
 
-def test_sound_devices_do_not_deviate_alone_or_together() -> None:
-    for devices in (THREE[:1], THREE[:2]):
-        outcome = stress(devices, 0.001)
-        assert outcome.rows() == []
-        assert {name for _, name in outcome.counts} == {*computations("cpu", len(devices))}
-        assert all(counts.results >= 5 for counts in outcome.counts.values())
-
-
-def test_two_devices_that_disagree_have_no_majority() -> None:
-    outcome = stress(THREE[:2], 0.001, Flip(0, 1.0, 3))
+def test_a_deviation_names_its_bit_and_devices_that_disagree_have_no_majority() -> None:
+    good, bad = StressedDevice("cpu", 0, 1, None), StressedDevice("cpu", 0, 1, Flip(0, 0.5, 21))
+    golden = good.batch("matrix product", None)[0][0]
+    bad.fault, flip = None, bad.fault
+    assert bad.batch("matrix product", golden) == ([golden] * 4, "")
+    bad.fault = flip
+    digests, first = bad.batch("matrix product", golden)
+    assert digests != [golden] * 4
+    assert first.startswith("1 of 65536 differ")
+    assert "bits [21]" in first
+    outcome = Stressed(["a", "b"])
+    outcome.count("copy", {"a": ([1, 1], ""), "b": ([2, 2], "")})
     assert {row.target for row in outcome.rows()} == {"no majority"}
-
-
-def test_a_device_that_torch_does_not_know_is_one_line() -> None:
-    with pytest.raises(NumericsError, match=r"cuda:7 gives no answer: .*; fix: name devices"):
-        stress(["cuda:7"], 0.001)
 
 
 @given(st.lists(st.integers(0, 3)))
@@ -75,27 +77,32 @@ def test_a_drill_that_is_none_is_refused(text: str) -> None:
         parse_fault(text, 3)
 
 
-def test_make_stress_writes_the_golden_results(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_make_stress_takes_the_ranks_of_the_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert make_stress.configured_ranks() == 1
     (tmp_path / ".config").write_text("CONFIG_RANKS=3\n")
-    assert make_stress.configured_ranks() == 3
-    monkeypatch.setattr(make_stress, "configured_ranks", lambda: 1)
-    monkeypatch.setattr("sys.argv", ["scripts.stress", "--minutes=0.001", "--out=out"])
-    assert make_stress.main() == 0
-    assert "no device deviates" in capsys.readouterr().out
-    (file,) = Path("out").glob("stress-*.json")
-    assert set(json.loads(file.read_text())["golden"]) == {*computations("cpu", 1)}
+    monkeypatch.setattr("numerics.runs.stress_command.stress_devices", lambda *given, **more: (given, more))
+    monkeypatch.setattr("sys.argv", ["scripts.stress", "--minutes=2", "--out=out"])
+    assert make_stress.main() == ((2.0, Path("out")), {"processes": 3})
     monkeypatch.setattr("sys.argv", ["scripts.stress", "--minutes=x"])
     with pytest.raises(UserError, match="MINUTES=x is not a number; fix"):
         make_stress.main()
 
 
-def test_wrong_minutes_and_folders_are_known_before_the_stress(tmp_path: Path) -> None:
+def test_settings_that_cannot_be_used_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(NumericsError, match="0 minutes cannot be used; fix"):
         run_command(0, tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(NumericsError, match="file cannot be written: it is not a folder; fix"):
         run_command(1, tmp_path / "file", ["no device"])
+
+
+def test_a_device_that_torch_does_not_know_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("signal.signal", "torch.set_num_threads", "torch.use_deterministic_algorithms"):
+        monkeypatch.setattr(name, lambda *given, **more: None)  # in this process
+    monkeypatch.setattr(stress_devices, "process_environment", lambda variables: {})
+    ours, theirs = multiprocessing.Pipe()
+    stress_devices._serve(theirs, "cuda:7", 0, 1, 0, None)
+    with pytest.raises(NumericsError, match=r"cuda:7 gives no answer: .*; fix: name devices"):
+        stress_devices._answer(ours, "cuda:7")
