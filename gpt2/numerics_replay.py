@@ -26,7 +26,7 @@ from gpt2.hardware import attention_kernels
 from gpt2.hardware.resolve import target_record
 from gpt2.model.transformer import ModelParts
 from gpt2.numerics.fixes import LOSS, RunFixes, StepLoss
-from gpt2.numerics.observer import StepObserver
+from gpt2.numerics.observer import StopBeforeUpdate
 from gpt2.system.errors import UserError
 from gpt2.system.signals import Stop
 from gpt2.train.fingerprint import NUMBERS
@@ -123,7 +123,7 @@ class RunReplay:
     @contextlib.contextmanager
     def _before_update(self, stop: Callable[[], None]) -> Iterator[None]:
         stepper = self.run.stepper
-        before, stepper.observer = stepper.observer, _StopBeforeUpdate(stop)
+        before, stepper.observer = stepper.observer, StopBeforeUpdate(stop)
         try:
             yield
         finally:
@@ -224,14 +224,6 @@ class _Position:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.run.iteration = state["iteration"]
-
-
-@dataclasses.dataclass
-class _StopBeforeUpdate(StepObserver):
-    stop: Callable[[], None]
-
-    def unreduced(self) -> None:
-        self.stop()
 
 
 def check_step(record: RunRecord, run_dir: Path, step: int) -> int:

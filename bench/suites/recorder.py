@@ -12,13 +12,14 @@ from pathlib import Path
 from torch import Tensor
 
 from bench.observed_step import ITERATIONS, ObservationMode, ObservedShape, ObservedSuite
+from gpt2.numerics.observer import StepObserver, StopBeforeUpdate
 from gpt2.train.step import Stepper, StepResult
-from numerics.record.debugger import StopAtOptimizer
 from numerics.record.record_settings import RecorderConfig
 from numerics.record.recorder import Recorder
 
 
 def not_recorded(stepper: Stepper, ids_ET: Tensor, folder: Path) -> Callable[[], StepResult]:
+    stepper.observer = StepObserver()
     return lambda: stepper.step(ids_ET, 0, ITERATIONS)
 
 
@@ -26,11 +27,12 @@ def recorded(
     level: str, summary: str, stepper: Stepper, ids_ET: Tensor, folder: Path
 ) -> Callable[[], StepResult]:
     """Return the step with a recorder, which is started and ended within the step."""
+    recorder = Recorder(RecorderConfig(dump_path=str(folder), level=level, summary_mode=summary))
+    stepper.observer = StopBeforeUpdate(recorder.stop)
 
     def step() -> StepResult:
-        recorder = Recorder(RecorderConfig(dump_path=str(folder), level=level, summary_mode=summary))
         recorder.start(stepper.model)
-        result = stepper.step(ids_ET, 0, ITERATIONS, StopAtOptimizer(recorder))
+        result = stepper.step(ids_ET, 0, ITERATIONS)
         recorder.step()
         return result
 

@@ -1,13 +1,14 @@
-"""Interface of observers of an optimizer step (gpt2.train.step). This one does nothing."""
+"""Observers of an optimizer step (gpt2.train.step)."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 
 class StepObserver:
-    """Called at fixed points of each step. An observer changes no number of it."""
+    """Called at fixed points of each step. An observer changes no number of it. This one does nothing."""
 
     @property
     def watches_forward(self) -> bool:
@@ -34,3 +35,13 @@ class StepObserver:
     def update(self) -> AbstractContextManager[None]:
         """Enter around the optimizer."""
         return contextlib.nullcontext()
+
+
+class StopBeforeUpdate(StepObserver):
+    """Calls `stop` before the gradients of ranks are summed and the optimizer releases them."""
+
+    def __init__(self, stop: Callable[[], None]) -> None:
+        self.stop = stop
+
+    def unreduced(self) -> None:
+        self.stop()

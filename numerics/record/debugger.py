@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -58,16 +57,3 @@ class PrecisionDebugger:
         if cls._latest is None:
             raise NumericsError("there is no PrecisionDebugger; fix: create one before start()")
         return cls._latest.recorder
-
-
-class StopAtOptimizer:
-    """Stop a recorder before the optimizer, which releases the gradients. For a trainer that reports its phases."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
-
-    @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        if name == "optimizer":
-            self.recorder.stop()
-        yield
