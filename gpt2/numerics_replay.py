@@ -129,12 +129,6 @@ class RunReplay:
         finally:
             stepper.observer = before
 
-    @property
-    def seconds(self) -> float | None:
-        """Expected duration of the replayed steps, from the speed of the run."""
-        speed = self.record.throughput.tokens_per_second if self.record.throughput else None
-        return (self.step - self.start) * self.run.plan.batch.tokens / speed if speed else None
-
     def _refuse_other_data(self) -> None:
         now, before = self.run.log.record["fingerprint"], self.record.fingerprint
         differing = [

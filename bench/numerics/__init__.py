@@ -1,1 +1,1 @@
-"""Injected faults and clean pairs that judge `python -m numerics compare`."""
+"""Measurements of numerics."""

@@ -1,1 +1,1 @@
-"""`make admit`."""
+"""`make record`, and what the commands that replay a run share."""

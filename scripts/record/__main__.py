@@ -45,12 +45,8 @@ def record_run(replay: RunReplay, out: Path, level: str, task: str) -> Path:
     from numerics.record.recorder import Recorder
 
     origin = f"the checkpoint at {replay.start}" if replay.start else "the start"
-    about = f", about {replay.seconds:.0f} s" if replay.seconds else ""
-    before, name = replay.step - 1 - replay.start, replay.record.run
-    print(
-        f"{name}: step {replay.step} of {replay.planned}, from {origin}: {before} steps before it{about}",
-        flush=True,
-    )
+    before = f"{replay.step - 1 - replay.start} steps before it"
+    print(f"{replay.record.run}: step {replay.step} of {replay.planned}, from {origin}: {before}", flush=True)
     recorder, steps = Recorder(settings(out, level, task)), replay.steps()
     steps.advance()
     if replay.run.stepper.compile:
