@@ -45,10 +45,7 @@ def seed_all(seed: int = SEED, mode: bool = False, rm_dropout: bool = True) -> l
         raise ValueError(f"seed {seed} is not a seed; fix: use 0 to {2**32 - 1}")
     late = []
     if sys.flags.hash_randomization and os.environ.get("PYTHONHASHSEED") != str(seed):
-        late.append(
-            "PYTHONHASHSEED: this process has a random hash seed already, so the order of sets of strings is random; "
-            f"fix: start it with PYTHONHASHSEED={seed}"
-        )
+        late.append(f"PYTHONHASHSEED: the order of sets is random; fix: start it with PYTHONHASHSEED={seed}")
     os.environ["PYTHONHASHSEED"] = str(seed)  # for child processes
     random.seed(seed)
     np.random.seed(seed)
@@ -71,15 +68,14 @@ def _deterministic(seed: int) -> list[str]:
     late = []
     if _initialised("cuda") and os.environ.get("CUBLAS_WORKSPACE_CONFIG") not in DETERMINISTIC_CUBLAS:
         late.append(
-            "CUBLAS_WORKSPACE_CONFIG: CUDA is initialised, so cuBLAS ignores it; fix: call seed_all before the first "
-            f"use of the GPU, or set CUBLAS_WORKSPACE_CONFIG={CUBLAS}"
+            "CUBLAS_WORKSPACE_CONFIG: cuBLAS is initialised without it; fix: call seed_all before the first use of "
+            "the GPU"
         )
     communicating = torch.distributed.is_available() and torch.distributed.is_initialized()
     if (_initialised("npu") or communicating) and os.environ.get("HCCL_DETERMINISTIC", "").lower() != "true":
-        first = "the NPU" if _initialised("npu") else "communication between processes"
         late.append(
-            f"HCCL_DETERMINISTIC: {first} is initialised; fix: set it before the process starts, or call seed_all "
-            "before the first use of the NPU and before init_process_group"
+            "HCCL_DETERMINISTIC: devices are initialised without it; fix: call seed_all before their first use and "
+            "before init_process_group"
         )
     os.environ.update(process_environment(seed=seed))
     torch.use_deterministic_algorithms(True)
@@ -107,16 +103,11 @@ def remove_dropout() -> None:
         return
     torch.overrides.resolve_name(attention)  # torch lists its functions once, before they are replaced
 
-    def scaled_dot_product_attention(
-        query: Any,
-        key: Any,
-        value: Any,
-        attn_mask: Any = None,
-        dropout_p: float = 0.0,
-        *rest: Any,
-        **options: Any,
-    ) -> Any:
-        return attention(query, key, value, attn_mask, 0.0, *rest, **options)
+    def scaled_dot_product_attention(*args: Any, **options: Any) -> Any:
+        """The fifth argument is dropout_p."""
+        if len(args) > 4:
+            return attention(*args[:4], 0.0, *args[5:], **options)
+        return attention(*args, **options | {"dropout_p": 0.0})
 
     scaled_dot_product_attention.without_dropout = True  # type: ignore[attr-defined]
     replaced: dict[Any, Any] = {attention: scaled_dot_product_attention}
@@ -126,14 +117,7 @@ def remove_dropout() -> None:
     for module in list(sys.modules.values()):
         _replace_globals(module, replaced)
     nn = torch.nn
-    for kind in (
-        nn.Dropout,
-        nn.Dropout1d,
-        nn.Dropout2d,
-        nn.Dropout3d,
-        nn.AlphaDropout,
-        nn.FeatureAlphaDropout,
-    ):
+    for kind in nn.modules.dropout._DropoutNd.__subclasses__():
         kind.forward = _module_identity  # type: ignore[method-assign]
     nn.RNNBase.dropout = property(lambda self: 0.0, lambda self, value: None)  # type: ignore[assignment]
 
