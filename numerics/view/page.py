@@ -33,7 +33,7 @@ def write_comparison_view(comparison: Comparison, names: NameMap, path: Path) ->
     lines: list[Text] = [*summary(comparison)[1:4]]
     subtitle: Text = ("target ", Code(str(comparison.target)), ", golden ", Code(str(comparison.golden)))
     title = f"Tree of two records: {comparison.verdict}"
-    _save(path, view_page(title, subtitle, lines, comparison_tree(comparison, names)))
+    _write(path, title, subtitle, lines, comparison_tree(comparison, names))
 
 
 def write_record_view(record: Path, path: Path) -> None:
@@ -45,20 +45,16 @@ def write_record_view(record: Path, path: Path) -> None:
         f"{calls} calls in {len(data['steps'])} records",
         f"{len(bad)} calls with an overflow level",
     ]
-    _save(path, view_page("Tree of a record", Code(str(record)), lines, data))
+    _write(path, "Tree of a record", Code(str(record)), lines, data)
 
 
-def _save(path: Path, page: str) -> None:
-    with writing(path, "give another path by -o"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page, encoding="utf-8")
-
-
-def view_page(title: str, subtitle: Text, lines: list[Text], data: dict[str, Any]) -> str:
-    """Return the page."""
+def _write(path: Path, title: str, subtitle: Text, lines: list[Text], data: dict[str, Any]) -> None:
     header = f"<header><h1>{escape_html(title)}</h1><p>{to_html(subtitle)}</p></header>"
     script = (HERE / "tree.js").read_text(encoding="utf-8")
     content = f'<script type="application/json" id="tree-data">{script_json(data)}</script>'
     scripts = f"{content}\n<script>{script}</script>\n"
     body = f"{header}\n{render_blocks([BulletList(lines, small=True)])}{SKELETON}"
-    return html_file(title, body, scripts, (HERE / "tree.css").read_text(encoding="utf-8"))
+    page = html_file(title, body, scripts, (HERE / "tree.css").read_text(encoding="utf-8"))
+    with writing(path, "give another path by -o"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page, encoding="utf-8")
