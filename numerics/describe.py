@@ -84,6 +84,12 @@ def device_name(device_type: str, index: int = 0) -> str:
     return str(named()) if named else device_type
 
 
+def is_dense(tensor: Any) -> bool:
+    """Return whether this is a tensor of torch's class that has all its elements in memory."""
+    plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
+    return plain and not (tensor.is_meta or tensor.is_nested or tensor.is_quantized or is_wrapped(tensor))
+
+
 def is_wrapped(tensor: Tensor) -> bool:
     """Return whether a transform such as vmap or grad wraps the tensor."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
@@ -124,25 +130,29 @@ def describe(value: Any, of_tensor: Callable[[Tensor, str], Any], suffix: str = 
         return {"type": "slice", "value": [_plain(part) for part in (value.start, value.stop, value.step)]}
     if value is Ellipsis:
         return {"type": "ellipsis", "value": "..."}
-    if depth < MOST_DEPTH:
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            value = dict(zip(value._fields, value, strict=True))
-        elif hasattr(value, "__dataclass_fields__"):
-            value = {name: getattr(value, name) for name in value.__dataclass_fields__}
-        if isinstance(value, dict) or hasattr(value, "items"):
-            return {
-                str(key): describe(part, of_tensor, _join(suffix, key), depth + 1)
-                for key, part in value.items()
-            }
-        if isinstance(value, list | tuple):
-            return [
-                describe(part, of_tensor, _join(suffix, index), depth + 1) for index, part in enumerate(value)
-            ]
-    return {"type": f"{type(value).__module__}.{type(value).__qualname__}"}
+    elements = _elements(value) if depth < MOST_DEPTH else None
+    if elements is None:
+        return {"type": f"{type(value).__module__}.{type(value).__qualname__}"}
+    found = {
+        key: describe(part, of_tensor, f"{suffix}.{key}" if suffix else str(key), depth + 1)
+        for key, part in elements.items()
+    }
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        return list(found.values())
+    return {str(key): part for key, part in found.items()}
 
 
-def _join(suffix: str, part: Any) -> str:
-    return f"{suffix}.{part}" if suffix else str(part)
+def _elements(value: Any) -> dict[Any, Any] | None:
+    """Return the elements of a container, or the fields of an object that has names for them; None of others."""
+    if isinstance(value, torch.Size):
+        return None
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return dict(zip(value._fields, value, strict=True))
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: getattr(value, name) for name in value.__dataclass_fields__}
+    if isinstance(value, list | tuple):
+        return dict(enumerate(value))
+    return dict(value.items()) if hasattr(value, "items") else None
 
 
 def _plain(value: Any) -> Any:
@@ -155,19 +165,11 @@ def tensors_in(value: Any, depth: int = 0) -> list[Tensor]:
         return [value]
     if isinstance(value, SCALARS) or depth >= MOST_DEPTH:
         return []
-    return [tensor for part in _parts(value) for tensor in tensors_in(part, depth + 1)]
-
-
-def _parts(value: Any) -> list[Any]:
-    """Return the elements of a container; none of an object whose attributes fail."""
-    if isinstance(value, list | tuple):
-        return [] if isinstance(value, torch.Size) else list(value)
     try:
-        if hasattr(value, "__dataclass_fields__"):
-            return [getattr(value, name) for name in value.__dataclass_fields__]
-        return list(value.values()) if hasattr(value, "items") else []
-    except Exception:  # `describe` names it
+        elements = _elements(value) or {}
+    except Exception:  # of an object whose attributes fail, which `describe` names
         return []
+    return [tensor for part in elements.values() for tensor in tensors_in(part, depth + 1)]
 
 
 def module_settings(module: nn.Module) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from numerics.errors import NumericsError
+from numerics import text_files
+from numerics.errors import NumericsError, UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,15 +23,9 @@ DUMP, STACK, CONSTRUCT, TENSORS = "dump.json", "stack.json", "construct.json", "
 def read_json(path: str | os.PathLike[str], fix: str) -> Any:
     """Return the content of a JSON file. NumericsError names the path, the reason and the fix."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
-        content = json.loads(text)
-        if "\\ud" in text.lower():
-            json.dumps(content, ensure_ascii=False).encode()  # half a character cannot be written or printed
-        return content
-    except OSError as error:
-        raise NumericsError(f"{path} cannot be read: {error.strerror}; fix: check its path") from error
-    except (ValueError, RecursionError) as error:
-        raise NumericsError(f"{path} is not JSON: {error}; fix: {fix}") from error
+        return text_files.read_json(Path(path))
+    except UserError as error:
+        raise NumericsError(f"{error}".partition("; fix")[0] + f"; fix: {fix}") from error
 
 
 @contextlib.contextmanager
@@ -82,14 +77,6 @@ def _lines(content: Mapping[str, Any]) -> str:
     return "{\n" + ",\n".join(entries) + "\n}"
 
 
-def write_tensor(folder: Path, name: str, tensor: Tensor) -> None:
-    """Save a tensor as folder/name, on the CPU."""
-    import torch  # here, because reading JSON needs none
-
-    folder.mkdir(parents=True, exist_ok=True)
-    torch.save(tensor.detach().cpu().contiguous().clone(), folder / name)
-
-
 def this_rank() -> int:
     """Return the rank of this process: of torch.distributed, else of torchrun's environment, else 0."""
     import torch
@@ -117,8 +104,12 @@ def write_record(
     stacks: call -> its callers; written once for all calls that have the same.
     """
     shutil.rmtree(folder / TENSORS, ignore_errors=True)
-    for name, tensor in tensors.items():
-        write_tensor(folder / TENSORS, name, tensor)
+    if tensors:
+        import torch  # here, because reading JSON needs none
+
+        (folder / TENSORS).mkdir(parents=True)
+        for name, tensor in tensors.items():
+            torch.save(tensor.cpu(), folder / TENSORS / name)
     grouped: dict[tuple[str, ...], list[str]] = {}
     for name, lines in stacks.items():
         grouped.setdefault(tuple(lines), []).append(name)

@@ -17,8 +17,6 @@ Report = Callable[[str, int, Tensor], None]
 SEVERAL = (
     "several backward passes reached one call, as with retain_graph: its gradients are those of the first"
 )
-
-
 WITHIN_CHECKPOINT = (
     "the gradients of calls within torch.utils.checkpoint with use_reentrant=True are not recorded; a difference that "
     "arises in their backward is named at the next recorded gradient; fix: use_reentrant=False"
@@ -86,13 +84,12 @@ class GradientWatch:
             for slot, (following, number) in enumerate(node.next_functions):
                 if following is None:
                     continue
+                outside = _is_leaf(following) or following._sequence_nr() < begin
                 index = ends.get((following, number))
-                if index is not None and (_is_leaf(following) or following._sequence_nr() < begin):
+                if index is not None and outside:
                     uses.append((slot, index))
                     self.missing[index] = self.missing.get(index, 0) + 1
-                elif (
-                    following not in visited and not _is_leaf(following) and following._sequence_nr() >= begin
-                ):
+                elif not outside and following not in visited:
                     visited.add(following)
                     todo.append(following)
             if uses:

@@ -6,7 +6,7 @@ parameters. Hooks of torch call the functions below, so that the optimizer and i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
+
+from numerics.describe import SCALARS, is_dense
 
 MOST = 1 << 20  # elements of a parameter that are copied
 LARGEST = 1 << 24  # elements of an optimizer that needs whole parameters
@@ -27,27 +29,21 @@ ELEMENTWISE = tuple(
         "SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adagrad", "Adadelta", "RMSprop", "ASGD",
     )
 )  # fmt: skip
-PLAIN = (bool, int, float, str, type(None))
 
 
 @dataclass
 class OptimizerStep:
-    """Parameters that one step changes together: one parameter where they are independent.
+    """Parameters that one step changes together: one parameter where they are independent."""
 
-    kind: "torch.optim.adamw.AdamW". names, groups: of each parameter: its name, and the place of its options in
-    `options`. sizes: elements of the whole parameters. before, after: for each parameter "parameter", "gradient" and
-    "state". why: the reason why it cannot be checked, then without tensors.
-    """
-
-    kind: str
+    kind: str  # "torch.optim.adamw.AdamW"
     number: int
     names: list[str]
-    groups: list[int] = field(default_factory=list)
-    options: list[dict[str, Any]] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
-    before: list[dict[str, Any]] = field(default_factory=list)
-    after: list[dict[str, Any]] = field(default_factory=list)
-    why: str = ""
+    groups: list[int]  # of each parameter: the place of its options
+    options: list[dict[str, Any]]
+    before: list[dict[str, Any]] = field(default_factory=list)  # "parameter", "gradient" and "state" of each
+    after: list[dict[str, Any]] = field(default_factory=list)  # "parameter" and "state" of each
+    why: str = ""  # the reason why it cannot be checked, then without tensors
+    values: list[Tensor] = field(default_factory=list)  # the parameters, until after the step
 
     @property
     def label(self) -> str:
@@ -65,8 +61,6 @@ def before_step(
     """Copy what a step of the optimizer will read. names: of parameters by id. number: of the step."""
     names = names or {}
     kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
-    found: list[OptimizerStep] = []
-    alone = type(optimizer) in ELEMENTWISE
     options = [_plain_options(group) for group in optimizer.param_groups]
     members = [
         (place, value, names.get(id(value), f"group {place}, parameter {index}"))
@@ -74,44 +68,32 @@ def before_step(
         for index, value in enumerate(group["params"])
         if value.grad is not None
     ]
-    total = sum(value.numel() for _, value, _ in members)
-    for place, value, name in members:
-        if alone or not found:
-            found.append(OptimizerStep(kind, number, [], options=options))
-        step = found[-1]
-        step.names.append(name)
-        step.groups.append(place)
-        step.sizes.append(value.numel())
-        step.why = step.why or _unchecked(value, None if alone else total, has_closure)
+    alone = type(optimizer) in ELEMENTWISE
+    found = []
+    together = [[member] for member in members] if alone else [members]
+    for part in filter(None, together):
+        values = [value for _, value, _ in part]
+        step = OptimizerStep(
+            kind,
+            number,
+            [name for _, _, name in part],
+            [place for place, _, _ in part],
+            options,
+            values=values,
+        )
+        step.why = "the step calls a closure" if has_closure else _unchecked(values, alone)
         if not step.why:
-            rows = _rows(value) if alone else None
-            step.before.append(
-                {
-                    "parameter": _copy(value, rows),
-                    "gradient": _copy(value.grad, rows),  # type: ignore[arg-type]
-                    "state": _state(optimizer, value, rows),
-                }
-            )
-    for step in found:
-        if step.why:
-            step.before.clear()
+            step.before = [_copies(optimizer, value, gradient=value.grad) for value in values]
+        found.append(step)
     return found
 
 
 def after_step(optimizer: Optimizer, steps: Iterable[OptimizerStep]) -> None:
     """Add the results of a step to what `before_step` returned."""
-    values = iter(
-        [value for group in optimizer.param_groups for value in group["params"] if value.grad is not None]
-    )
     for step in steps:
-        alone = type(optimizer) in ELEMENTWISE
-        for _ in step.names:
-            value = next(values, None)
-            if value is None:
-                step.why = step.why or "the step changes the gradients"
-            elif not step.why:
-                rows = _rows(value) if alone else None
-                step.after.append({"parameter": _copy(value, rows), "state": _state(optimizer, value, rows)})
+        if not step.why:
+            step.after = [_copies(optimizer, value) for value in step.values]
+        step.values = []
 
 
 class StepCapture:
@@ -120,7 +102,7 @@ class StepCapture:
     def __init__(self) -> None:
         self.steps: list[OptimizerStep] = []
         self.names: dict[int, str] = {}
-        self._open: dict[int, list[OptimizerStep]] = {}
+        self._open: list[OptimizerStep] = []
         self._handles: list[RemovableHandle] = []
         self._number = 0
 
@@ -140,15 +122,12 @@ class StepCapture:
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         closure = any(part is not None for part in (*args[1:], kwargs.get("closure")))
-        with torch.no_grad():
-            self._open[id(optimizer)] = before_step(optimizer, self.names, self._number, closure)
+        self._open = before_step(optimizer, self.names, self._number, closure)
         self._number += 1
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        steps = self._open.pop(id(optimizer), [])
-        with torch.no_grad():
-            after_step(optimizer, steps)
-        self.steps += steps
+        after_step(optimizer, self._open)
+        self.steps += self._open
 
     def write(self, folder: Path) -> None:
         """Write FILE into the folder of a step and rank; nothing where no optimizer stepped."""
@@ -157,43 +136,38 @@ class StepCapture:
         self.steps = []
 
 
-def _unchecked(value: Tensor, total: int | None, has_closure: bool) -> str:
-    gradient = value.grad
-    assert gradient is not None
-    if has_closure:
-        return "the step calls a closure"
-    if type(value) not in (Tensor, nn.Parameter) or gradient.layout is not torch.strided or value.is_meta:
+def _unchecked(values: Sequence[Tensor], alone: bool) -> str:
+    """Return why a step of parameters cannot be checked; "" where it can."""
+    if not all(is_dense(value) and is_dense(value.grad) for value in values):
         return "a sharded, sparse or other parameter or gradient"
-    if not value.is_floating_point():
+    if not all(value.is_floating_point() for value in values):
         return "a parameter that is not a real number"
-    if total is not None and total > LARGEST:
+    if not alone and sum(value.numel() for value in values) > LARGEST:
         return f"large: over {LARGEST:,} elements, of an optimizer that needs all"
     return ""
 
 
-def _rows(value: Tensor) -> int | None:
-    """Return how many rows have at most MOST elements; None for all."""
-    if value.numel() <= MOST or value.dim() == 0:
-        return None
-    return max(1, MOST * value.shape[0] // value.numel())
-
-
-def _copy(tensor: Tensor, rows: int | None) -> Tensor:
-    part = tensor.detach() if rows is None else tensor.detach()[:rows]
-    return part.clone(memory_format=torch.contiguous_format).cpu()
-
-
-def _state(optimizer: Optimizer, value: Tensor, rows: int | None) -> dict[str, Any]:
-    """Return the state of a parameter: tensors of its shape by rows, scalars as numbers, other tensors whole."""
-    found: dict[str, Any] = {}
+def _copies(optimizer: Optimizer, value: Tensor, **more: Tensor | None) -> dict[str, Any]:
+    """Return copies of a parameter, of its state, and of more tensors."""
+    most = MOST if type(optimizer) in ELEMENTWISE else LARGEST
+    state: dict[str, Any] = {}
     for name, part in optimizer.state.get(value, {}).items():
         if isinstance(part, Tensor):
-            found[name] = (
-                float(part) if name == "step" else _copy(part, rows if part.shape == value.shape else None)
-            )
-        elif isinstance(part, PLAIN):
-            found[name] = part
-    return found
+            state[name] = float(part) if name == "step" else _copy(part, most)
+        elif isinstance(part, SCALARS):
+            state[name] = part
+    copies = {
+        name: _copy(part, most) for name, part in {"parameter": value, **more}.items() if part is not None
+    }
+    return {**copies, "state": state}
+
+
+def _copy(tensor: Tensor, most: int) -> Tensor:
+    """Return a copy, on the CPU, of the first rows that have at most `most` elements together, one at least."""
+    part = tensor.detach()
+    if part.numel() > most and part.dim():
+        part = part[: max(1, most * part.shape[0] // part.numel())]
+    return part.clone(memory_format=torch.contiguous_format).cpu()
 
 
 def _plain_options(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -205,4 +179,4 @@ def _plain_options(group: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in group.items()
         if name != "params"
     }
-    return {name: value for name, value in found.items() if isinstance(value, (*PLAIN, tuple))}
+    return {name: value for name, value in found.items() if isinstance(value, (*SCALARS, tuple))}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,61 +12,53 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from numerics.describe import SCALARS, is_wrapped, tensors_in
+from numerics.describe import SCALARS, is_dense, tensors_in
+from numerics.record.backward_calls import recomputes
 
 FILE = "custom_functions.pt"
-Quietly = Callable[
-    [], AbstractContextManager[None]
-]  # within it the recorder records nothing: copies are its work
 LARGEST = 1 << 22  # elements of a call
 
 
 class CustomCalls:
-    """Copy every call of a custom function of this process between start() and stop()."""
+    """Copy the calls of custom functions, not those within another one or in backward."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
         self._counts: Counter[str] = Counter()
-        self._original: Any = None
-        self._depth = 0
+        self._inside = False
 
-    def start(self, quietly: Quietly) -> None:
-        self.rows, self._counts = [], Counter()
-        if self._original is not None:
-            return
-        self._original = original = Function.__dict__["apply"]
-        capture = self
+    @contextlib.contextmanager
+    def capture(self) -> Iterator[None]:
+        """Copy every call of this process in the block."""
+        self.rows, self._counts, self._inside = [], Counter(), False
+        original = Function.__dict__["apply"]
 
         def apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
-            if (
-                torch._C._current_graph_task_id() != -1 or capture._depth
-            ):  # in backward, or within another one
+            if recomputes() or self._inside:
                 return original.__func__(cls, *args, **kwargs)
-            with quietly():
-                row = capture._begin(cls, args, kwargs)
-            capture._depth += 1
+            with torch._C.DisableTorchFunction():  # copies are no calls of the step
+                row = self._begin(cls, args, kwargs)
+            self._inside = True
             try:
                 output = original.__func__(cls, *args, **kwargs)
             finally:
-                capture._depth -= 1
-            with quietly():
-                capture._end(row, output)
+                self._inside = False
+            with torch._C.DisableTorchFunction():
+                self._end(row, output)
             return output
 
         Function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
-
-    def stop(self) -> None:
-        if self._original is not None:
-            Function.apply = self._original  # type: ignore[method-assign]
-            self._original = None
+        try:
+            yield
+        finally:
+            Function.apply = original  # type: ignore[method-assign]
 
     def _begin(self, cls: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         label = cls.__qualname__.replace("<locals>.", "")
         number = self._counts[label]
         self._counts[label] += 1
-        tensors = [
-            tensor for tensor in tensors_in(list(args)) if tensor.is_floating_point() or tensor.is_complex()
-        ]
+        given = tensors_in(list(args))
+        tensors = [tensor for tensor in given if tensor.is_floating_point() or tensor.is_complex()]
         row: dict[str, Any] = {
             "name": f"Function.{label}.{number}.forward", "label": f"Function.{label}", "module": cls.__module__,
             "qualname": cls.__qualname__, "why": "", "args": [], "results": [],
@@ -77,7 +69,7 @@ class CustomCalls:
             row["why"] = "custom function with arguments by name"
         elif strange := next((part for part in args if not _plain(part)), None):
             row["why"] = f"custom function with an argument of type {type(strange).__name__}"
-        elif sum(tensor.numel() for tensor in tensors_in(list(args))) > LARGEST:
+        elif sum(tensor.numel() for tensor in given) > LARGEST:
             row["why"] = f"large: over {LARGEST:,} elements"
         else:
             row["args"] = [_copied(part) for part in args]
@@ -86,7 +78,7 @@ class CustomCalls:
 
     def _end(self, row: dict[str, Any], output: Any) -> None:
         found = tensors_in(list(output) if isinstance(output, tuple) else output)
-        if not row["why"] and all(_dense(tensor) for tensor in found):
+        if not row["why"] and all(map(is_dense, found)):
             row["results"] = [_copied(tensor) for tensor in found]
 
     def write(self, folder: Path) -> None:
@@ -96,23 +88,17 @@ class CustomCalls:
         self.rows = []
 
 
-def _dense(tensor: Tensor) -> bool:
-    plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
-    return plain and not (tensor.is_meta or tensor.is_nested or tensor.is_quantized or is_wrapped(tensor))
-
-
 def _plain(value: Any) -> bool:
     if isinstance(value, Tensor):
-        return _dense(value)
-    if isinstance(value, list | tuple) and type(value) in (list, tuple):
+        return is_dense(value)
+    if type(value) in (list, tuple):
         return all(map(_plain, value))
     return isinstance(value, (*SCALARS, torch.Size, torch.dtype))
 
 
 def _copied(value: Any) -> Any:
     if isinstance(value, Tensor):
-        with torch.no_grad():
-            return value.detach().cpu().clone(memory_format=torch.contiguous_format)
-    if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
+        return value.detach().cpu().clone(memory_format=torch.contiguous_format)
+    if type(value) in (list, tuple):
         return type(value)(map(_copied, value))
     return value

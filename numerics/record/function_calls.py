@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,23 +17,10 @@ from numerics.describe import tensors_in
 
 PREFIXES = {"torch.nn.functional.": "Functional.", "torch.Tensor.": "Tensor.", "torch.": "Torch."}
 SILENT = {"backward", "requires_grad_", "register_hook", "retain_grad", "detach", "detach_", "zero_", "set_"}
-OVERWRITING = {
-    "copy_",
-    "fill_",
-    "normal_",
-    "uniform_",
-    "random_",
-    "bernoulli_",
-    "exponential_",
-    "trunc_normal_",
-}
-UNSET = {
-    "empty",
-    "empty_like",
-    "empty_strided",
-    "new_empty",
-    "new_empty_strided",
-}  # their content is arbitrary
+DRAWING = {"normal_", "uniform_", "random_", "bernoulli_", "exponential_", "trunc_normal_"}
+OVERWRITING = {"copy_", "fill_", *DRAWING}
+# Their content is arbitrary.
+UNSET = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 # torch gives x + y and x.add(y) one name; msProbe's is that of the operator.
 OPERATORS = {"div": "__truediv__", "remainder": "__mod__"}
 OPERATORS |= {name: f"__{name}__" for name in ("add", "sub", "mul", "matmul", "gt", "ge", "lt", "le", "ne")}
@@ -42,23 +29,10 @@ DEEPEST_STACK = 12  # frames
 HERE = str(Path(__file__).parents[1])
 
 
-class CallRecorder(Protocol):
-    """Interface of a recorder of calls."""
-
-    def recording(self) -> bool: ...
-
-    def open_call(self, label: str, ending: str, inputs: tuple[Any, Any]) -> Any:
-        """Record the inputs of a call. Returns the call; `recorded` says whether it is recorded."""
-
-    def close_call(self, call: Any, output: Any) -> None: ...
-
-    def forget(self, call: Any) -> None: ...
-
-
 class FunctionCalls(TorchFunctionMode):
-    """Record the calls of torch's functions and of tensor methods."""
+    """Report the calls of torch's functions and of tensor methods to a Recorder."""
 
-    def __init__(self, recorder: CallRecorder) -> None:
+    def __init__(self, recorder: Any) -> None:
         super().__init__()
         self.recorder = recorder
 
@@ -75,9 +49,8 @@ class FunctionCalls(TorchFunctionMode):
         made = tensors_in(output)
         name = label.rpartition(".")[2]
         in_place = (name[-1:] == "_" != name[-2:-1]) or name.startswith("__i") or "out" in kwargs
-        if call.recorded and (
-            not made or (not in_place and all(_is_view(tensor, before) for tensor in made))
-        ):
+        computes = in_place or not all(_is_view(tensor, before) for tensor in made)
+        if call.recorded and not (made and computes):
             self.recorder.forget(call)
         else:
             self.recorder.close_call(call, output)
@@ -86,18 +59,14 @@ class FunctionCalls(TorchFunctionMode):
 
 def _is_view(tensor: Tensor, others: Sequence[Tensor]) -> bool:
     """Return whether the tensor has the memory of one of the others: a view has their content."""
-    if tensor.is_meta:
-        return False
     place = _storage(tensor)
-    return bool(place) and any(
-        not other.is_meta and _storage(other) == place and tensor.numel() for other in others
-    )
+    return bool(place and tensor.numel()) and place in map(_storage, others)
 
 
 def _storage(tensor: Tensor) -> int | None:
-    """Return the address of the tensor's memory; None where it has none of its own: sparse, nested, functorch's."""
+    """Return the address of the tensor's memory; None where it has none: meta, sparse, nested, functorch's."""
     try:
-        return tensor.untyped_storage().data_ptr()
+        return None if tensor.is_meta else tensor.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):
         return None
 

@@ -17,9 +17,8 @@ class Makers:
         self._calls: dict[int, tuple[StorageWeakRef, str]] = {}
 
     def add(self, tensor: Tensor, name: str) -> None:
-        with contextlib.suppress(
-            RuntimeError, NotImplementedError
-        ):  # sparse and wrapped tensors have no memory
+        # sparse and wrapped tensors have no memory
+        with contextlib.suppress(RuntimeError, NotImplementedError):
             reference = StorageWeakRef(tensor.untyped_storage())
             self._calls[reference.cdata] = reference, name
 
@@ -43,13 +42,15 @@ class RecordedStep:
     notes: list[str] = field(default_factory=list)
     incomplete: list[str] = field(default_factory=list)  # the notes that say what is not recorded
     exception: tuple[str, str] | None = None  # the call that raised, and what
-    makers: Makers = field(default_factory=lambda: Makers())
+    makers: Makers = field(default_factory=Makers)
     models: list[tuple[str, nn.Module]] = field(default_factory=list)
     labels: dict[int, str] = field(default_factory=dict)  # of the models, by id
     roots: set[str] = field(default_factory=set)  # calls of the models that start() received
     uncalled: set[str] = field(
         default_factory=set
-    )  # modules whose parameters are recorded with an outer module
+    )  # modules whose parameters are in the row of an outer module
+    scope_begun: bool = False  # whether the first call of `scope` was
+    scope_ended: bool = False  # whether its last call was
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,8 @@ from numerics.record.backward_calls import (
     recomputes,
     sequence_number,
 )
-from numerics.record.copies import Beside
+from numerics.record.captured_steps import StepCapture
+from numerics.record.custom_functions import CustomCalls
 from numerics.record.function_calls import FunctionCalls, call_stack, without_overwritten
 from numerics.record.record_settings import RecorderConfig
 from numerics.record.recorded_step import OpenCall, RecordedStep, backward_name
@@ -48,13 +49,11 @@ class Recorder:
     def __init__(self, config: RecorderConfig | None = None) -> None:
         self.config = config or RecorderConfig()
         self.iteration = 0
-        self.busy = False  # while the recorder itself computes
         self._within: dict[int, list[str]] = {}  # the modules that run, by thread
         self._record = RecordedStep()
         self._running = contextlib.ExitStack()
-        self._beside = Beside()
+        self._updates, self._customs = StepCapture(), CustomCalls()
         self._active = self._has_rows = False
-        self._scope_open = self._scope_ended = False
         self._thread = 0  # where start() was called
 
     @property
@@ -89,9 +88,9 @@ class Recorder:
             folder.mkdir(parents=True, exist_ok=True)  # an unusable folder is known before the step
         self._active = self._has_rows = True
         self._thread = threading.get_ident()
-        self._scope_open, self._scope_ended = not config.scope, False
         if config.task == "tensor":
-            self._beside.start(roots, self._running, self._quietly)
+            self._updates.start(roots)
+            self._running.enter_context(self._customs.capture())
         self._run_eagerly()
         if config.level != "L1":
             for number, root in enumerate(roots):
@@ -118,7 +117,7 @@ class Recorder:
         """End the iteration, and write its record."""
         try:
             self.stop()
-            self._beside.stop()
+            self._updates.stop()
             if self._has_rows:
                 self._write()
         finally:
@@ -197,7 +196,7 @@ class Recorder:
         calls: list[tuple[OpenCall, BaseException | None, dict[str, int]]] = []
 
         def before(module: nn.Module, args: Any, kwargs: Any) -> None:
-            call = self.open_call(label, "forward.{}", (args, kwargs), lambda: self._settings(module))
+            call = self.open_call(label, "forward.{}", (args, kwargs), module)
             versions = {name: value._version for name, value in module.named_buffers(recurse=False)}
             calls.append((call, sys.exception(), versions))
             if call.name:
@@ -224,22 +223,14 @@ class Recorder:
         yield module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
         yield module.register_forward_hook(after, with_kwargs=True, always_call=True)
 
-    def _settings(self, module: nn.Module) -> dict[str, Any]:
-        """Describe what a module computes with besides its inputs: its own parameters, buffers and settings."""
-        return {"parameters": _state(module), "settings": module_settings(module)}
-
     def _written_buffers(self, call: OpenCall, module: nn.Module, versions: dict[str, int]) -> None:
         """Record the buffers that a call has written: they are results, which the next step computes with."""
         row = self._record.data.get(call.name, {}) if call.recorded else {}
         if "output" in row:
-            norm = (
-                isinstance(module, nn.modules.batchnorm._NormBase) and module.training
-            )  # keeps the versions
-            written = {
-                name: value
-                for name, value in module.named_buffers(recurse=False)
-                if norm or value._version != versions.get(name)
-            }
+            # a norm in training writes its buffers and leaves their versions
+            norm = isinstance(module, nn.modules.batchnorm._NormBase) and module.training
+            buffers = module.named_buffers(recurse=False)
+            written = {name: part for name, part in buffers if norm or part._version != versions.get(name)}
             if written:
                 row["buffers"] = self._described(call.name, "buffers", written)
 
@@ -262,17 +253,13 @@ class Recorder:
     # -- the calls
 
     def recording(self) -> bool:
-        """Return whether a call is recorded now: not the recorder's, and no recomputation during backward."""
+        """Return whether a call is recorded now: no recomputation during backward."""
         if self._active and in_reentrant_checkpoint():
             self.lacks(WITHIN_CHECKPOINT)
-        return self._active and not self.busy and not recomputes()
+        return self._active and not recomputes()
 
     def open_call(
-        self,
-        label: str,
-        ending: str,
-        inputs: tuple[Any, Any],
-        state: Callable[[], dict[str, Any]] | None = None,
+        self, label: str, ending: str, inputs: tuple[Any, Any], module: nn.Module | None = None
     ) -> OpenCall:
         """Record the inputs of a call. ending: of its name, with a place for the number of the call."""
         if not self.recording():
@@ -291,11 +278,12 @@ class Recorder:
             row: dict[str, Any] = {}
             args, kwargs = inputs
             if self.config.wants("forward", "input"):
-                row["input_args"] = self._described(name, "input", self._overwriting(label, args))
+                row["input_args"] = self._described(name, "input", without_overwritten(label, args))
                 given = {key: value for key, value in kwargs.items() if key != "out"}  # may be uninitialised
                 row["input_kwargs"] = self._described(name, "kwargs", given)
-                for key, value in (state() if state else {}).items():
-                    row[key] = self._described(name, key, value) if key == "parameters" else value
+                if module is not None:
+                    row["parameters"] = self._described(name, "parameters", _state(module))
+                    row["settings"] = module_settings(module)
             self._record.data[name] = row
         return OpenCall(name, label, inputs, sequence_number(), wanted)
 
@@ -307,22 +295,15 @@ class Recorder:
             self._record.makers.add(tensor, call.name)
         if not call.recorded or call.name not in self._record.data:
             return
-        self._record.data[call.name] = self._record.data.pop(
-            call.name
-        )  # in msProbe's order, by the end of calls
+        row = self._record.data.pop(call.name)
+        self._record.data[call.name] = row  # in msProbe's order, by the end of calls
         if self.config.wants("forward", "output"):
-            outputs = (
-                list(output) if isinstance(output, tuple) and not hasattr(output, "_fields") else [output]
-            )
-            self._record.data[call.name]["output"] = self._described(call.name, "output", outputs)
-        if torch.is_grad_enabled() and (
-            self.config.wants("backward", "input") or self.config.wants("backward", "output")
+            several = isinstance(output, tuple) and not hasattr(output, "_fields")
+            row["output"] = self._described(call.name, "output", list(output) if several else [output])
+        if torch.is_grad_enabled() and any(
+            self.config.wants("backward", side) for side in ("input", "output")
         ):
             self._watch_gradients(call, output)
-
-    def _overwriting(self, label: str, args: Sequence[Any]) -> list[Any]:
-        with self._quietly():
-            return without_overwritten(label, args)
 
     def forget(self, call: OpenCall) -> None:
         """Drop a call that computed nothing: a view, or no tensor."""
@@ -348,7 +329,7 @@ class Recorder:
             entries = row.setdefault(side, [None] * counts[side])
             entries[index] = self._described(backward_name(name), side, gradient, str(index))
 
-        with self._quietly():
+        with torch._C.DisableTorchFunction():
             try:
                 GradientWatch(inputs, outputs, call.begin, report, self.note)
             except RuntimeError as error:
@@ -366,14 +347,14 @@ class Recorder:
 
     def _selected(self, name: str, label: str) -> bool:
         """Return whether `list` and `scope` include a call. A listed module includes the calls within it."""
-        scope = self.config.scope
-        if scope and not self._scope_ended:
-            self._scope_open = self._scope_open or scope[0] in name
-            if not self._scope_open:
-                return False
-            self._scope_ended = scope[1] in name
-        elif scope:
+        scope, record = self.config.scope, self._record
+        if scope and record.scope_ended:
             return any(scope[1] in outer for outer in self.within)
+        if scope:
+            record.scope_begun = record.scope_begun or scope[0] in name
+            if not record.scope_begun:
+                return False
+            record.scope_ended = scope[1] in name
         return self._listed(name) or any(self._listed(outer) for outer in self.within)
 
     def _listed(self, name: str) -> bool:
@@ -396,7 +377,7 @@ class Recorder:
                 self._record.tensors[file] = copy if self.config.async_dump else copy.cpu()
             return entry
 
-        with self._quietly():
+        with torch._C.DisableTorchFunction():  # its computations are no calls
             try:
                 return describe(value, of_tensor, place)
             except Exception as error:  # an object of the user, whose attributes can fail in any way
@@ -404,14 +385,6 @@ class Recorder:
                 self.lacks(f"{name}: its {side} is not recorded: {reason}")
                 entry = {"type": type(value).__name__, "not_described": reason}
                 return [entry] if isinstance(value, list) else {} if isinstance(value, dict) else entry
-
-    @contextlib.contextmanager
-    def _quietly(self) -> Iterator[None]:
-        before, self.busy = self.busy, True
-        try:
-            yield
-        finally:
-            self.busy = before
 
     def _parents(self) -> dict[str, str | None]:
         """Return the parents as msProbe's construct.json: without the root, which dump.json holds in ours."""
@@ -437,7 +410,8 @@ class Recorder:
         parents = self._parents()
         with self._writing() as folder:
             write_record(folder, head, resolve(record.data), record.stacks, parents, record.tensors)
-            self._beside.write(folder)
+            self._updates.write(folder)
+            self._customs.write(folder)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[Path]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -101,16 +100,6 @@ def is_finite(tensor: Tensor) -> bool:
         return bool(plain_values(tensor.detach()).isfinite().all())
     except Exception:  # values that cannot be read are in the trace's `unknown`
         return True
-
-
-def resolve(digests: Sequence[Tensor]) -> list[int]:
-    """Return the numbers of digests, with one transfer a device."""
-    found = [0] * len(digests)
-    for device in {value.device for value in digests}:
-        here = [number for number, value in enumerate(digests) if value.device == device]
-        for number, value in zip(here, torch.stack([digests[n] for n in here]).tolist(), strict=True):
-            found[number] = value
-    return found
 
 
 @functools.lru_cache(maxsize=16)

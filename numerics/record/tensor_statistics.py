@@ -1,22 +1,21 @@
 """Compute what a record holds of a tensor: type, shape, statistics, digests.
 
-Those of a tensor on a device stay there as scalars until `resolve` moves all of them at once.
+Statistics and digests are scalars on the device of the tensor, until `resolve` moves all of them at once.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from numerics.describe import NoValuesError, is_wrapped, plain_values, unwrapped
+from numerics.describe import NoValuesError, plain_values, unwrapped
 from numerics.record.tensor_digest import value_digests
 
-DIGESTS = ("md5", "any_order")
 ROW = 1024  # elements whose squares are added at once
 
 
@@ -44,18 +43,14 @@ def describe_tensor(tensor: Tensor, checksums: bool) -> dict[str, Any]:
     try:
         if tensor.is_meta or not tensor.numel():
             return entry
-        with (
-            torch.no_grad(),
-            unwrapped(tensor) if is_wrapped(tensor) else contextlib.nullcontext(tensor) as inner,
-        ):
+        with torch.no_grad(), unwrapped(tensor) as inner:
             try:
                 entry |= _statistics(plain_values(inner))
             finally:  # digests also where torch has no statistics, as of float4
                 if checksums:
                     composed = inner.is_nested or is_traceable_wrapper_subclass(inner)
-                    entry["md5"], entry["any_order"] = value_digests(
-                        inner if composed else plain_values(inner)
-                    )
+                    found = value_digests(inner if composed else plain_values(inner))
+                    entry["md5"], entry["any_order"] = (value.view(torch.uint64) for value in found)
     except (NoValuesError, RuntimeError, NotImplementedError, TypeError) as error:
         entry["not_described"] = str(error).strip().partition("\n")[0]
     return entry
@@ -96,38 +91,17 @@ def _norm(flat: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def resolve(tree: Any) -> Any:
-    """Replace the scalars of devices in a tree of entries by numbers, with one transfer a device and dtype."""
-    found: list[Tensor] = []
-    _scalars(tree, found)
-    values: dict[int, float | int | bool] = {}
-    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for tensor in found:
-        groups.setdefault((tensor.device, tensor.dtype), []).append(tensor)
-    for here in groups.values():
-        values |= {id(tensor): value for tensor, value in zip(here, torch.stack(here).tolist(), strict=True)}
-    return _replaced(tree, values)
+    """Replace the scalars in a tree of lists and dicts by numbers, with one transfer a device and dtype.
 
-
-def _scalars(tree: Any, found: list[Tensor]) -> None:
-    if isinstance(tree, Tensor):
-        found.append(tree)
-    elif isinstance(tree, dict):
-        for part in tree.values():
-            _scalars(part, found)
-    elif isinstance(tree, list):
-        for part in tree:
-            _scalars(part, found)
-
-
-def _replaced(tree: Any, values: dict[int, Any]) -> Any:
-    if isinstance(tree, Tensor):
-        return values[id(tree)]
-    if isinstance(tree, dict):
-        found = {key: _replaced(part, values) for key, part in tree.items()}
-        hexadecimal = {
-            key: f"{found[key] % (1 << 64):016x}" for key in DIGESTS if type(found.get(key)) is int
-        }
-        return found | hexadecimal
-    if isinstance(tree, list):
-        return [_replaced(part, values) for part in tree]
-    return tree
+    Those of dtype uint64, as digests are, become hexadecimal texts of 16 digits.
+    """
+    leaves, form = tree_flatten(tree)
+    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for place, leaf in enumerate(leaves):
+        if isinstance(leaf, Tensor):
+            groups.setdefault((leaf.device, leaf.dtype), []).append(place)
+    for (_, dtype), places in groups.items():
+        numbers = torch.stack([leaves[place] for place in places]).tolist()
+        for place, number in zip(places, numbers, strict=True):
+            leaves[place] = f"{number:016x}" if dtype is torch.uint64 else number
+    return tree_unflatten(leaves, form)

@@ -21,7 +21,8 @@ from numerics.describe import NoValuesError, tensors_in
 from numerics.errors import described
 from numerics.record.backward_calls import sequence_number
 from numerics.record.function_calls import OVERWRITING, UNSET, call_stack
-from numerics.record.tensor_digest import digest, is_finite, resolve
+from numerics.record.tensor_digest import digest, is_finite
+from numerics.record.tensor_statistics import resolve
 from numerics.repeat.memory import BEFORE, MemoryMap, StorageBlock, with_memory
 from numerics.repeat.trace import (
     BACKWARD,

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpt2.model.init import initialise
@@ -103,34 +102,6 @@ def test_gradients_of_a_module_are_those_of_torchs_full_backward_hooks(tmp_path:
                 torch.testing.assert_close(found, gradient, rtol=0, atol=0)
 
 
-def test_statistics_and_checksums_are_of_the_recorded_tensors(tmp_path: Path) -> None:
-    data, _, _ = recorded(tmp_path, level="mix", task="tensor", summary_mode="md5")
-    folder, seen = tmp_path / "step0/rank0/dump_tensor_data", 0
-
-    def entries(value: Any) -> Any:
-        if isinstance(value, dict) and "data_name" in value:
-            yield value
-        elif isinstance(value, dict):
-            for part in value.values():
-                yield from entries(part)
-        elif isinstance(value, list):
-            for part in value:
-                yield from entries(part)
-
-    for entry in entries(data):
-        tensor = torch.load(folder / entry["data_name"], weights_only=True)
-        assert list(tensor.shape) == entry["shape"]
-        assert str(tensor.dtype) == entry["dtype"]
-        if tensor.is_floating_point() and tensor.numel():
-            wide, seen = tensor.double(), seen + 1
-            assert entry["Max"] == wide.max()
-            assert entry["Min"] == wide.min()
-            close = pytest.approx(wide.mean().item(), rel=1e-4, abs=1e-6 * wide.norm().item())
-            assert entry["Mean"] == close, entry["data_name"]
-            assert entry["Norm"] == pytest.approx(wide.norm().item(), rel=1e-5), entry["data_name"]
-    assert seen > 100
-
-
 def test_rows_name_modules_and_functions_in_order_with_their_parents(tmp_path: Path) -> None:
     data, _, _ = recorded(tmp_path, level="mix")
     names = list(data)
@@ -146,18 +117,6 @@ def test_rows_name_modules_and_functions_in_order_with_their_parents(tmp_path: P
     stacks = json.loads((tmp_path / "step0/rank0/stack.json").read_text())
     lines = next(lines for names, lines in stacks.values() if "Functional.layer_norm.0.forward" in names)
     assert "gpt2/model/transformer.py" in lines[0]
-
-
-def test_nan_and_inf_are_counted(tmp_path: Path) -> None:
-    recorder = Recorder(RecorderConfig(dump_path=str(tmp_path), level="L1"))
-    recorder.start()
-    x = torch.tensor([1.0, float("nan"), float("inf"), float("-inf")])
-    F.relu(x)
-    recorder.stop()
-    recorder.step()
-    data = json.loads((tmp_path / "step0/rank0/dump.json").read_text())["data"]
-    entry = data["Functional.relu.0.forward"]["input_args"][0]
-    assert (entry["nan_count"], entry["inf_count"]) == (1, 2)
 
 
 def test_uninitialised_memory_is_not_recorded(tmp_path: Path) -> None:
@@ -190,20 +149,6 @@ def test_only_the_listed_steps_and_modules_are_recorded(tmp_path: Path) -> None:
     data = json.loads((tmp_path / "step1/rank0/dump.json").read_text())["data"]
     assert any(name.startswith("Functional.") for name in data)
     assert all("blocks.0.attention" in name for name in data if name.startswith("Module"))
-
-
-def test_a_module_that_is_recomputed_in_backward_is_recorded_once(tmp_path: Path) -> None:
-    from torch.utils.checkpoint import checkpoint
-
-    layer = nn.Linear(4, 4)
-    recorder = Recorder(RecorderConfig(dump_path=str(tmp_path), level="mix"))
-    recorder.start(nn.ModuleList([layer]))
-    x = torch.ones(2, 4, requires_grad=True)
-    checkpoint(layer, x, use_reentrant=False).sum().backward()
-    recorder.stop()
-    recorder.step()
-    data = json.loads((tmp_path / "step0/rank0/dump.json").read_text())["data"]
-    assert [name for name in data if "forward" in name and "Module" in name] == ["Module.0.Linear.forward.0"]
 
 
 def test_a_compiled_model_is_recorded_as_written(tmp_path: Path) -> None:
