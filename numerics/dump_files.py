@@ -87,10 +87,6 @@ def this_rank() -> int:
     return int(text) if text.isdigit() else 0
 
 
-def rank_folder(dump_path: str | os.PathLike[str], step: int, rank: int) -> Path:
-    return Path(dump_path) / f"step{step}" / f"rank{rank}"
-
-
 def write_record(
     folder: Path,
     head: Mapping[str, Any],

@@ -11,6 +11,6 @@ class NumericsError(UserError):
     """A configuration or a record cannot be used."""
 
 
-def described(error: Exception) -> str:
+def described(error: BaseException) -> str:
     """Return an error in one line."""
     return f"{type(error).__name__}: {error}".partition("\n")[0]

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from numerics.describe import describe, is_wrapped, module_settings, plain_values, tensors_in
-from numerics.dump_files import rank_folder, this_rank, write_record
-from numerics.errors import NumericsError
+from numerics.dump_files import this_rank, write_record
+from numerics.errors import NumericsError, described
 from numerics.record.backward_calls import (
     WITHIN_CHECKPOINT,
     GradientWatch,
@@ -71,9 +71,9 @@ class Recorder:
                 "start() was called twice without stop() or step() between, so two iterations may be one record"
             )
             return
-        if config.step and self.iteration not in config.step:
-            return
-        if config.rank and this_rank() not in config.rank:
+        if (config.step and self.iteration not in config.step) or (
+            config.rank and this_rank() not in config.rank
+        ):
             return
         if model is None and config.level != "L1":
             raise NumericsError(f'level "{config.level}" needs the model; fix: start(model), or level "L1"')
@@ -215,8 +215,8 @@ class Recorder:
                 self._uncalled_parameters(call, module)
                 self.close_call(call, output)
                 self._written_buffers(call, module, versions)
-            elif call.name:  # the module raised, and torch runs its hooks before the error continues
-                reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            elif call.name and error:  # the module raised, and torch runs its hooks before the error continues
+                reason = described(error)
                 self._record.exception = self._record.exception or (call.name, reason)
                 self.lacks(f"{call.name} raised {reason}; this record is not complete")
 
@@ -272,7 +272,7 @@ class Recorder:
         if self.config.level != "L1":
             self._record.parents[name] = parent
             self._record.parents[back] = backward_name(parent) if parent else None
-        wanted = self._selected(name, label)
+        wanted = self._selected(name)
         if wanted:
             self._record.stacks[name] = call_stack()
             row: dict[str, Any] = {}
@@ -300,9 +300,8 @@ class Recorder:
         if self.config.wants("forward", "output"):
             several = isinstance(output, tuple) and not hasattr(output, "_fields")
             row["output"] = self._described(call.name, "output", list(output) if several else [output])
-        if torch.is_grad_enabled() and any(
-            self.config.wants("backward", side) for side in ("input", "output")
-        ):
+        wanted = any(self.config.wants("backward", side) for side in ("input", "output"))
+        if wanted and torch.is_grad_enabled():
             self._watch_gradients(call, output)
 
     def forget(self, call: OpenCall) -> None:
@@ -345,7 +344,7 @@ class Recorder:
         if found and self._listed(name):
             self._record.data[name] = found
 
-    def _selected(self, name: str, label: str) -> bool:
+    def _selected(self, name: str) -> bool:
         """Return whether `list` and `scope` include a call. A listed module includes the calls within it."""
         scope, record = self.config.scope, self._record
         if scope and record.scope_ended:
@@ -381,7 +380,7 @@ class Recorder:
             try:
                 return describe(value, of_tensor, place)
             except Exception as error:  # an object of the user, whose attributes can fail in any way
-                reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+                reason = described(error)
                 self.lacks(f"{name}: its {side} is not recorded: {reason}")
                 entry = {"type": type(value).__name__, "not_described": reason}
                 return [entry] if isinstance(value, list) else {} if isinstance(value, dict) else entry
@@ -416,7 +415,7 @@ class Recorder:
     @contextlib.contextmanager
     def _writing(self) -> Iterator[Path]:
         """Yield the folder of this step and rank. A failure to write is one line."""
-        folder = rank_folder(self.config.dump_path, self.iteration, this_rank())
+        folder = Path(self.config.dump_path) / f"step{self.iteration}" / f"rank{this_rank()}"
         try:
             yield folder
         except (OSError, RuntimeError) as error:  # torch.save wraps a full disk in a RuntimeError
