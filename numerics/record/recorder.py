@@ -215,7 +215,7 @@ class Recorder:
                 self._uncalled_parameters(call, module)
                 self.close_call(call, output)
                 self._written_buffers(call, module, versions)
-            elif call.name and error:  # the module raised, and torch runs its hooks before the error continues
+            elif call.name and error:  # torch runs its hooks before the error continues
                 reason = described(error)
                 self._record.exception = self._record.exception or (call.name, reason)
                 self.lacks(f"{call.name} raised {reason}; this record is not complete")
