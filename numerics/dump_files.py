@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from numerics import text_files
 from numerics.errors import NumericsError, UserError
+from numerics.text_files import read_json as read_document
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +23,7 @@ DUMP, STACK, CONSTRUCT, TENSORS = "dump.json", "stack.json", "construct.json", "
 def read_json(path: str | os.PathLike[str], fix: str) -> Any:
     """Return the content of a JSON file. NumericsError names the path, the reason and the fix."""
     try:
-        return text_files.read_json(Path(path))
+        return read_document(Path(path))
     except UserError as error:
         raise NumericsError(f"{error}".partition("; fix")[0] + f"; fix: {fix}") from error
 
