@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from numerics.errors import NumericsError
-    from numerics.logp.diff import logp_diff
     from numerics.monitor.monitor import Monitor, TrainerMon
     from numerics.monitor.settings import MonitorConfig
     from numerics.record.debugger import PrecisionDebugger
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from numerics.repeat.step import repeat_step
     from numerics.rounding.operation_checks import check_operation
     from numerics.rounding.optimizer_checks import check_optimizer
+    from numerics.runs.logp_diff import logp_diff
     from numerics.search.fix_words import fix
     from numerics.seed import seed_all
     from numerics.setup.config_checker import ConfigChecker
@@ -35,7 +35,7 @@ MODULES = {
     "check_optimizer": "rounding.optimizer_checks",
     "fix": "search.fix_words",
     "TrainerMon": "monitor.monitor",
-    "logp_diff": "logp.diff",
+    "logp_diff": "runs.logp_diff",
     "repeat_step": "repeat.step",
     "seed_all": "seed",
 }

@@ -23,11 +23,11 @@ from pathlib import Path
 
 from numerics.diagnose.diagnosis import DESCRIPTION, add_arguments, run_diagnose
 from numerics.errors import NumericsError, UserError
-from numerics.logp.command import add_commands as add_logp
 from numerics.monitor.invariants import add_command as add_monitor
 from numerics.oracle.command import add_commands as add_oracle
 from numerics.record.record_command import add_commands as add_record
 from numerics.repeat.command import add_commands as add_repeat
+from numerics.runs.logp_files import add_commands as add_logp
 from numerics.runs.stress_command import add_commands as add_stress
 from numerics.search.commands import add_commands as add_search
 from numerics.setup.checklist_command import add_commands as add_checklist

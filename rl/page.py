@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aqn.schedule import PRESETS
-from numerics.logp.diff import THRESHOLD
+from numerics.runs.logp_diff import THRESHOLD
 from pages.components import color, legend
 from pages.document import (
     COPY,

@@ -11,7 +11,7 @@ import torch
 
 from gpt2.system.errors import run_command
 from numerics.rounding.within_rounding import BOUND, within_rounding
-from tests.numerics.rounding.correct_kernels import calls, random_gradients
+from tests.numerics.rounding.correct_kernels import calls, received
 from tests.numerics.rounding.wrong_kernels import WRONG_KERNELS
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -26,10 +26,10 @@ def correct(seeds: int) -> tuple[int, list[tuple[float, str]]]:
             for seed in range(seeds):
                 for name, function, args, options in calls(dtype, seed, rows, width):
                     count += 1
-                    received = random_gradients(function, args, options)
+                    gradients = received(function, args, options)
                     errors += [
                         (error.units * BOUND / error.bound, f"{name}, {error.part}, {error.dtype}")
-                        for error in within_rounding(function, args, options, received=received)
+                        for error in within_rounding(function, args, options, received=gradients)
                     ]
     return count, sorted(errors, reverse=True)
 
@@ -48,8 +48,8 @@ def main() -> None:
     )
     print("wrong kernel | units | bound | units in the dtype of the call | within rounding")
     for name, (function, inputs, right) in WRONG_KERNELS.items():
-        received = random_gradients(right, inputs)
-        found = within_rounding(function, inputs, received=received, reference=right)
+        gradients = received(right, inputs)
+        found = within_rounding(function, inputs, received=gradients, reference=right)
         worst = max(found, key=lambda error: error.units / error.bound)
         usual = max(error.units for error in found if error.dtype == right(*inputs).dtype)
         print(f"{name} | {worst.units:.3g} | {worst.bound:.3g} | {usual:.3g} | {worst.within}")

@@ -15,6 +15,7 @@ that is not explained is the divergence. All further ones may be its consequence
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -40,6 +41,7 @@ from numerics.rows import TableRow
 
 # The largest growth measured between correct kernels was 7.5 (14 for q, k and v as three layers).
 GROWTH = 16.0
+IN_PLACE = re.compile(r"[^_]_$|__i[a-z]+__$")
 RANDOM = "drop rand bernoulli multinomial normal uniform exponential rrelu gumbel poisson".split()  # noqa: SIM905
 
 
@@ -451,6 +453,8 @@ class _Judge:
         if not wrong:
             return None
         order = (1, self.position[id(wrong[0])])
+        if between := self._between_passes():
+            return self._divergence(between, "", "one side", order=order)
         if 2 * len(wrong) > len(rows):
             alone = next(
                 (row for row in self.rows if row.grade == UNMATCHED and row.pair.call.is_module), None
@@ -471,6 +475,19 @@ class _Judge:
         shared = [f"shares it: {other.pair.call.path}" for other in wrong[1:] if _shares(other, wrong[0])]
         count = [f"{len(wrong)} of {len(rows)} modules"] if changed else []
         return replace(found, context=(*found.context, *shared, *count))
+
+    def _between_passes(self) -> CallRow | None:
+        """Return a call of one side alone that overwrites tensors before a later forward, as clipping does."""
+        for row in self.rows:
+            call, record = row.pair.call, self.golden if row.pair.golden else self.target
+            if row.grade != UNMATCHED or call.is_module or call.backward or not IN_PLACE.search(call.path):
+                continue
+            names = list(record.calls)
+            later = (record.calls[name] for name in names[names.index(call.name) :])
+            is_before = any(other.is_module and not other.backward for other in later)
+            if is_before and record.within(call.name) is None and self._is_judged(row):
+                return row
+        return None
 
     def _unused(self) -> Divergence | None:
         """Name a parameter that differs without an effect on this step."""

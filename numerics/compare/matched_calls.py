@@ -181,13 +181,13 @@ class _Matching:
             self.paths.setdefault(call.path, other.path)
 
     def _functions(self, backward: bool) -> None:
-        """Match functions within the same module by their order: a call more shifts the numbers of the others."""
+        """Match functions within a module by inputs and order: a call more shifts the numbers of the others."""
         groups: dict[Hashable, tuple[list[Call], list[Call]]] = {}
         for side, record in enumerate((self.target, self.golden)):
             for call in self._free(record, backward, False):
                 groups.setdefault(self._place(call, record), ([], []))[side].append(call)
         for mine, theirs in groups.values():
-            for call, other in _align(mine, theirs, (_structure, _label)):
+            for call, other in _align(mine, theirs, (_received, _structure, _label)):
                 self._add(call.name, other.name, "name" if call.name == other.name else "order")
 
     def _place(self, call: Call, record: StepRecord) -> Hashable:
@@ -284,7 +284,8 @@ def _of_module(mine: Sequence[Call], theirs: Sequence[Call]) -> list[tuple[Call,
 
 
 def _received(call: Call) -> Hashable:
-    return tuple((value.shape, value.statistics, value.checksum) for value in call.inputs.values())
+    inputs = ((value.shape, value.statistics, value.checksum) for value in call.inputs.values())
+    return call.type or _label(call), tuple(inputs)
 
 
 def _last(path: str) -> str:

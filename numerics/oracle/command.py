@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from pages.document import BulletList, Document, Section, Table
 from pages.page import render_html
 
 if TYPE_CHECKING:
-    from numerics.rounding.operation_checks import Check, Operation, Skipped
+    from numerics.rounding.operation_checks import Check, Oracle
 
 DESCRIPTION = """
 Run every operation of a recorded step on this machine's device, forward and backward, and measure it against float64 on
@@ -25,6 +24,7 @@ OUT/oracle.html. The exit status is 0 for every verdict, also for "wrong"; it is
 """
 RESULTS = "oracle.json"
 MOST_ROWS = 20  # in the terminal
+Units = Mapping[tuple[str, ...], float]  # of the checks of another machine, by `key`
 
 
 def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -38,66 +38,56 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="the record: dump, step or rank; or FILE.py:FUNCTION, whose step is recorded first",
     )
     parser.add_argument("--other", type=Path, help="oracle.json of the benchmark machine, or its folder")
-    parser.add_argument(
-        "--device", default="", help="by default the accelerator of this machine, else the CPU"
-    )
-    parser.add_argument(
-        "--no-extremes", action="store_true", help="leave out zeros, Inf, NaN, subnormal, large inputs"
-    )
+    parser.add_argument("--device", help="by default the accelerator of this machine, else the CPU")
     parser.add_argument("-o", "--output_path", type=Path, default=Path("oracle"), help="folder of results")
     parser.set_defaults(run=run_oracle)
 
 
 def run_oracle(given: argparse.Namespace) -> int:
-    from numerics.oracle.recorded_operations import operations
     from numerics.record.record_command import record_factory
 
-    record, source = given.record, f"record {given.record}"
+    record = given.record
     if ".py:" in str(record):
         record = record_factory(str(record), given.output_path / "record", task="tensor")
-    found = operations(record)
-    show(check_all(found, source, given.device, given.other, not given.no_extremes), given.output_path)
+    check_record(record, given.output_path, given.device, given.other)
     return 0
 
 
-@dataclass(frozen=True)
-class OracleReport:
-    """The checks of operations on a device."""
+def check_record(record: Path, folder: Path, device: str | None = None, other: Path | None = None) -> Oracle:
+    """Check the operations of a record (a dump, a step or a rank), print a table, and write the results.
 
-    device: str  # in words
-    source: str  # of the operations, in words
-    checks: list[Check]  # the worst first
-    skipped: list[Skipped]
-    recorded: list[str]  # names of all operations
-    benchmark: str = ""  # the other device, in words
-    others: Mapping[tuple[str, ...], float] = field(default_factory=dict)  # its units, see `key`
+    folder: of oracle.json and oracle.html. device: by default the accelerator. other: the results of the benchmark
+    machine. NumericsError where a record, a device or the results cannot be used.
+    """
+    import torch
 
-    @property
-    def verdict(self) -> str:
-        return "wrong" if any(check.wrong for check in self.checks) else "rounding"
+    from numerics.describe import device_name
+    from numerics.oracle.recorded_operations import operations
+    from numerics.rounding.operation_checks import Oracle, usable_device
 
-    @property
-    def not_checked(self) -> Counter[str]:
-        """Return how many of the recorded operations have no check, by the first reason."""
-        checked = {check.name for check in self.checks}
-        reasons = {skip.name: skip.reason for skip in reversed(self.skipped)}
-        return Counter(
-            reasons.get(name, "nothing to compare") for name in self.recorded if name not in checked
+    benchmark, others = read_results(other) if other else ("", {})
+    oracle = Oracle(usable_device(device))
+    for operation in operations(record):
+        oracle.check(operation)
+    if not oracle.checks:
+        raise NumericsError(
+            f"record {record}: no operation can be checked; fix: record with level mix or L1 (docs/oracle.md)"
         )
-
-    @property
-    def counts(self) -> str:
-        """Return the sum of operations: "15 operations: 13 checked, 2 not checked"."""
-        left = self.not_checked.total()
-        return f"{len(self.recorded)} operations: {len(self.recorded) - left} checked, {left} not checked"
-
-    def row(self, check: Check) -> TableRow:
-        """Return a check as a row: its units, and in the column of the other side those of the benchmark."""
-        other = self.others.get(key(vars(check)))
-        return TableRow(
-            check.name, check.part, f"{check.how} {check.dtype}", check.why, "" if other is None else f"{other:.3g}",
-            check.units, check.bound, check.verdict,
-        )  # fmt: skip
+    oracle.checks.sort(key=lambda check: (not check.wrong, -check.units / (check.bound or 1.0)))
+    kind = oracle.device.type
+    name = f"{kind if kind == 'cpu' else f'{kind} {device_name(kind)}'}, torch {torch.__version__}"
+    rows = [row_of(check, others) for check in oracle.checks]
+    lines = summary(oracle, benchmark)
+    title = f"Operations against float64: {'wrong' if oracle.checks[0].wrong else 'rounding'}"
+    table = Table(HEADINGS, [row.cells for row in rows], (1, 2, 3, 7))
+    page = Document(title, [BulletList(lines), Section("Checks", [table])], f"{name}; record {record}")
+    with writing(folder, "give another folder by -o"):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / RESULTS, results_json(oracle, name, benchmark, others))
+        (folder / "oracle.html").write_text(render_html(page), encoding="utf-8")
+    print(title, f"{name}; record {record}", *lines, *text_table(rows[:MOST_ROWS]), sep="\n")
+    print(*(f"wrote {folder / file}" for file in (RESULTS, "oracle.html")), sep="\n")
+    return oracle
 
 
 def key(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -105,37 +95,16 @@ def key(row: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(str(row[name]) for name in ("name", "part", "dtype", "how", "digest"))
 
 
-def check_all(
-    found: Iterable[Operation | Skipped],
-    source: str,
-    device: str = "",
-    other: Path | None = None,
-    extremes: bool = True,
-) -> OracleReport:
-    """Check operations on a device. other: results of the benchmark machine. NumericsError for an unusable device."""
-    from numerics.rounding.operation_checks import VERDICTS, Oracle, Skipped, usable_device
-
-    benchmark, others = read_results(other) if other else ("", {})
-    chosen = usable_device(device)
-    oracle = Oracle(chosen, extremes=extremes)
-    names: dict[str, None] = {}  # in order; a name comes again with what was left out of its check
-    for operation in found:
-        names[operation.name] = None
-        if isinstance(operation, Skipped):
-            oracle.skipped.append(operation)
-        else:
-            oracle.check(operation)
-    if not oracle.checks:
-        raise NumericsError(
-            f"{source}: no operation can be checked; fix: record with level mix or L1 (docs/oracle.md)"
-        )
-    checks = sorted(
-        oracle.checks, key=lambda check: (VERDICTS.index(check.verdict), -check.units / (check.bound or 1.0))
-    )
-    return OracleReport(device_name(chosen), source, checks, oracle.skipped, list(names), benchmark, others)
+def row_of(check: Check, others: Units) -> TableRow:
+    """Return a check as a row; in the column of the golden side are the units of the benchmark."""
+    other = others.get(key(vars(check)))
+    return TableRow(
+        check.name, check.part, f"{check.how} {check.dtype}", check.why, "" if other is None else f"{other:.3g}",
+        check.units, check.bound, check.verdict,
+    )  # fmt: skip
 
 
-def read_results(path: Path) -> tuple[str, dict[tuple[str, ...], float]]:
+def read_results(path: Path) -> tuple[str, Units]:
     """Return the device and the units of oracle.json of another machine. NumericsError where it cannot be used."""
     file = path / RESULTS if path.is_dir() else path
     fix = "run the check on the other machine and copy its oracle.json"
@@ -149,74 +118,38 @@ def read_results(path: Path) -> tuple[str, dict[tuple[str, ...], float]]:
         raise NumericsError(f"{file} holds no results of this check ({error}); fix: {fix}") from error
 
 
-def device_name(device: Any) -> str:
-    """Return the name of a device in words, with torch's version."""
-    import torch
-
-    from numerics.describe import device_name as name_of
-
-    name = device.type if device.type == "cpu" else f"{device.type} {name_of(device.type)}"
-    return f"{name}, torch {torch.__version__}"
-
-
-def show(report: OracleReport, folder: Path) -> None:
-    """Print the report, and write oracle.json and oracle.html."""
-    data, page = folder / RESULTS, folder / "oracle.html"
-    with writing(folder, "give another folder by -o"):
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(data, results_json(report))
-        page.write_text(render_html(report_document(report)), encoding="utf-8")
-    print(f"Operations against float64: {report.verdict}", f"{report.device}; {report.source}", sep="\n")
-    print(*summary(report), *text_table(map(report.row, report.checks[:MOST_ROWS])), sep="\n")
-    print(*(f"wrote {path}" for path in (data, page)), sep="\n")
-
-
-def summary(report: OracleReport) -> list[str]:
-    """Return the counts of operations, of what was not checked, and of verdicts."""
-    verdicts = Counter(check.verdict for check in report.checks)
-    checked = {check.name for check in report.checks}
-    partly = Counter(skip.reason for skip in report.skipped if skip.name in checked)
+def summary(oracle: Oracle, benchmark: str = "") -> list[str]:
+    """Return the counts: "15 operations: 13 checked, 2 not checked", reasons, origins of values, verdicts."""
+    left, count = oracle.not_checked, len(oracle.names)
+    verdicts = Counter(check.verdict for check in oracle.checks)
+    values = Counter({check.name: check.values for check in oracle.checks}.values())
+    partly = sum(skip.name in {check.name for check in oracle.checks} for skip in oracle.skipped)
     return [
-        f"{report.counts}.",
-        *(f"not checked, {count}: {reason}" for reason, count in report.not_checked.most_common()),
-        f"{len(report.checks)} checks: {', '.join(f'{count} {word}' for word, count in verdicts.items())}.",
-        *(
-            f"runs of checked operations skipped, {count}: {reason}"
-            for reason, count in partly.most_common(3)
-        ),
-        *([f"column Golden: units on {report.benchmark}."] if report.benchmark else []),
+        f"{count} operations: {count - left.total()} checked, {left.total()} not checked",
+        *(f"not checked, {number}: {reason}" for reason, number in left.most_common()),
+        "values: " + ", ".join(f"{number} {word}" for word, number in values.items()),
+        f"{len(oracle.checks)} checks: {', '.join(f'{number} {word}' for word, number in verdicts.items())}",
+        *([f"{partly} runs of checked operations skipped: oracle.json has the reasons"] if partly else []),
+        *([f"column Golden: units on {benchmark}"] if benchmark else []),
     ]
 
 
-def report_document(report: OracleReport) -> Document:
-    """Return the page: the counts, and every check, the worst first."""
-    table = Table(HEADINGS, [report.row(check).cells for check in report.checks], (1, 2, 3, 7))
-    title = f"Operations against float64: {report.verdict}"
-    return Document(
-        title, [BulletList(summary(report)), Section("Checks", [table])], f"{report.device}; {report.source}"
-    )
-
-
-def results_json(report: OracleReport) -> dict[str, Any]:
+def results_json(oracle: Oracle, device: str, benchmark: str, others: Units) -> dict[str, Any]:
     """Return what oracle.json holds. Numbers that are not finite are null."""
-    counts = Counter(check.verdict for check in report.checks)
-    rows = [
-        {name: finite(value) for name, value in vars(check).items()}
-        | {"verdict": check.verdict, "benchmark_units": finite(report.others.get(key(vars(check))))}
-        for check in report.checks
-    ]
+    left = oracle.not_checked
+    counts = Counter(check.verdict for check in oracle.checks)
+    count = len(oracle.names)
     return {
         "schema": 2,
-        "verdict": report.verdict,
-        "device": report.device,
-        "source": report.source,
-        "benchmark": report.benchmark,
-        "operations": {
-            "recorded": len(report.recorded),
-            "checked": len(report.recorded) - report.not_checked.total(),
-            "not_checked": dict(report.not_checked),
-        },
-        "counts": {word: counts[word] for word in ("wrong", "rounding", "note")},
-        "skipped": [vars(skip) for skip in report.skipped],
-        "rows": rows,
+        "verdict": "wrong" if counts["wrong"] else "rounding",
+        "device": device,
+        "benchmark": benchmark,
+        "operations": {"recorded": count, "checked": count - left.total(), "not_checked": dict(left)},
+        "counts": {word: counts[word] for word in ("wrong", "rounding")},
+        "skipped": [vars(skip) for skip in oracle.skipped],
+        "rows": [
+            {name: finite(value) for name, value in vars(check).items()}
+            | {"verdict": check.verdict, "benchmark_units": finite(others.get(key(vars(check))))}
+            for check in oracle.checks
+        ],
     }

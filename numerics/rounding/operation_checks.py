@@ -3,7 +3,7 @@
 Extreme inputs are zeros, large and subnormal numbers, an infinity and a NaN in the first floating argument, forward
 only. Large numbers are at most the fourth root of the largest one, so that products of three of them are finite. A
 lost NaN is wrong, but for softmax and attention, whose masks are infinities. Other places of infinities and NaN, and
-subnormal numbers that count as zero, are notes: correct devices differ there.
+subnormal numbers that count as zero, are not judged: correct devices differ there.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import copy
 import dataclasses
 import math
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -40,8 +41,8 @@ from numerics.rounding.within_rounding import (
 
 Around = Callable[[], AbstractContextManager[Any]]
 RECORDED, GENERATED, GIVEN = "recorded", "generated", "given"  # origins of values
-DEVICE, FLOAT32 = "device", "device, float32"  # runs, beside RECORDED and the kinds of extreme inputs
-WRONG, ROUNDING, NOTE = VERDICTS = ("wrong", "rounding", "note")
+DEVICE, FLOAT32 = "device", "device, float32"  # runs; others are RECORDED and the kinds of extreme inputs
+WRONG, ROUNDING = "wrong", "rounding"
 LARGEST = 1 << 22  # elements of an operation that is run on extreme inputs
 
 
@@ -58,12 +59,15 @@ class Operation:
     passed: Sequence[Tensor | None] = ()  # recorded gradients of the floating inputs
     autocast: torch.dtype | None = None
     on_device: bool = True
-    dtypes: Sequence[torch.dtype] = ()  # of the reference's results; empty where unknown
+
+    @property
+    def should(self) -> FunctionCall:
+        """Return the call of the reference."""
+        return dataclasses.replace(self.call, function=self.reference or self.call.function)
 
     def in_float64(self, done: CallOutput) -> Float64Reference | None:
         """Return the reference for results; None where the call is random."""
-        call = dataclasses.replace(self.call, function=self.reference or self.call.function)
-        return in_float64(call, coarsest(self.call, done))
+        return in_float64(self.should, coarsest(self.call, done))
 
 
 @dataclass(frozen=True)
@@ -75,21 +79,19 @@ class Check:
     part: str  # "result 0", "gradient 1" of the floating inputs, or "arguments"
     dtype: str
     how: str  # DEVICE, FLOAT32, RECORDED, or the kind of extreme input
-    values: str  # the origin of the inputs
+    values: str  # the origin of the inputs, also of extreme ones
     units: float
     bound: float
-    why: str = ""  # what no number says; of a note, the fact
+    why: str = ""  # what no number says
     digest: str = ""  # of the inputs
 
     @property
     def verdict(self) -> str:
-        if self.units > self.bound:
-            return WRONG
-        return NOTE if self.why else ROUNDING
+        return WRONG if self.wrong else ROUNDING
 
     @property
     def wrong(self) -> bool:
-        return self.verdict == WRONG
+        return self.units > self.bound
 
     @property
     def direction(self) -> str:
@@ -113,19 +115,30 @@ class Skipped:
 
 @dataclass
 class Oracle:
-    """Checks operations on a device. around: a context of each run there. checks, skipped: of all operations so far."""
+    """Checks operations on a device. checks, skipped, names: of all operations so far."""
 
-    device: torch.device = field(default_factory=lambda: default_device())
-    around: Around = contextlib.nullcontext
+    device: torch.device
+    around: Around = contextlib.nullcontext  # of each run on the device
     extremes: bool = True
     checks: list[Check] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
+    names: dict[str, None] = field(default_factory=dict)  # in order
     _tried: set[str] = field(default_factory=set)  # kinds of calls that were run on extreme inputs
 
-    def check(self, operation: Operation) -> list[Check]:
+    @property
+    def not_checked(self) -> Counter[str]:
+        """Return how many operations have no check, by the first reason."""
+        checked = {check.name for check in self.checks}
+        reasons = {skip.name: skip.reason for skip in reversed(self.skipped)}
+        return Counter(reasons.get(name, "nothing to compare") for name in self.names if name not in checked)
+
+    def check(self, operation: Operation | Skipped) -> list[Check]:
         """Check one operation. Returns its checks, and adds them to `checks`; `skipped` has reasons."""
         before = len(self.checks)
-        if not operation.call.tensors:
+        self.names[operation.name] = None
+        if isinstance(operation, Skipped):
+            self.skipped.append(operation)
+        elif not operation.call.tensors:
             self._skip(operation, "no floating tensor")
         elif operation.results and not self._judge(operation, RECORDED):
             return []
@@ -171,29 +184,19 @@ class Oracle:
         digest = digest_of(operation.call)
         for found in [*known.errors(done), *(missing(done, known) if how != RECORDED else ())]:
             self._add(operation, how, found, digest)
-        if how == DEVICE:
-            for place, (result, dtype) in enumerate(zip(done.results, operation.dtypes, strict=False)):
-                if result.dtype != dtype and dtype in {tensor.dtype for tensor in operation.call.tensors}:
-                    why = f"dtype {result.dtype}, the reference returns {dtype}"
-                    self._add(
-                        operation, how, Error(f"result {place}", math.inf, known.bound, result.dtype, why)
-                    )
-            if not done.results:
-                self._skip(operation, "it returns no tensor")
+        if how == DEVICE and not done.results:
+            self._skip(operation, "it returns no tensor")
         return True
 
     def _refused(self, operation: Operation, error: Exception) -> None:
         """Report a call that float64 refuses: a finding where the CPU refuses a recorded one in its dtype, too."""
         reason = described(error)
         try:
-            dataclasses.replace(operation.call, function=operation.reference or operation.call.function).run(
-                lambda tensor: tensor
-            )
+            operation.should.run(lambda tensor: tensor)
         except Exception:
-            if operation.values != GIVEN:
-                why = f"the CPU refuses these arguments: {reason}"
-                self._add(operation, DEVICE, Error("arguments", math.inf, 0.0, None, why))
-                return
+            why = f"the CPU refuses these arguments: {reason}"
+            self._add(operation, DEVICE, Error("arguments", math.inf, 0.0, None, why))
+            return
         self._skip(operation, f"no float64: {reason}")
 
     def _check_extremes(self, operation: Operation) -> None:
@@ -206,30 +209,21 @@ class Oracle:
                 done = self.run(changed)
                 known = changed.in_float64(done)
                 assert known is not None, RANDOM
-                found = [self._extreme(kind, changed, done, known, error) for error in known.errors(done)]
+                found = [
+                    error if error.within else _tolerated(kind, changed, done.parts, known, error)
+                    for error in known.errors(done)
+                ]
             except Exception as error:  # an operation that refuses such values, as a Cholesky decomposition
                 self._skip(operation, f"{kind}: {described(error)}")
                 continue
             for each in found:
                 self._add(operation, kind, each)
 
-    def _extreme(
-        self, kind: str, operation: Operation, done: CallOutput, known: Float64Reference, error: Error
-    ) -> Error:
-        """Return the error of a result of extreme inputs, or a note in its place."""
-        result = dict(done.parts).get(error.part)
-        if error.within or result is None or not is_number(result) or "shape" in error.why:
-            return error
-        if kind == "subnormal":
-            zeros = _with_first(operation, torch.zeros_like(operation.call.tensors[0])).in_float64(done)
-            return error if zeros is None else flushed(error, result, known, zeros.error(error.part, result))
-        return elsewhere(error, result, known, operation.label) if kind in ("infinity", "NaN") else error
-
     def _add(self, operation: Operation, how: str, error: Error, digest: str = "") -> None:
         dtype = str(error.dtype or "").removeprefix("torch.")
-        values = operation.values if how in (DEVICE, FLOAT32, RECORDED) else "extreme"
         numbers = error.units, error.bound, error.why, digest
-        self.checks.append(Check(operation.name, operation.label, error.part, dtype, how, values, *numbers))
+        place = operation.name, operation.label, error.part, dtype, how, operation.values
+        self.checks.append(Check(*place, *numbers))
 
     def _skip(self, operation: Operation, reason: str) -> None:
         self.skipped.append(Skipped(operation.name, operation.label, reason))
@@ -244,7 +238,6 @@ def check_operation(
     received: Sequence[Tensor | None] | None = None,
     device: str | torch.device | None = None,
     name: str = "",
-    around: Around = contextlib.nullcontext,
 ) -> list[Check]:
     """Check an operation of your own against float64 on the CPU, forward and backward.
 
@@ -261,7 +254,7 @@ def check_operation(
     call, right = with_parameters(
         FunctionCall(function, tuple(inputs), dict(options or {})), reference, label
     )
-    oracle = Oracle(usable_device(device, 'pass device="cpu"'), around)
+    oracle = Oracle(usable_device(device, 'pass device="cpu"'))
     try:
         results = (
             dataclasses.replace(call, function=right or call.function).run(lambda tensor: tensor).results
@@ -272,8 +265,15 @@ def check_operation(
             f"{label} cannot be checked: {which} raised {described(error)}; fix: pass arguments that it takes"
         ) from error
     given = random_gradients(results) if received is None else received
-    dtypes = [result.dtype for result in results] if right else []
-    oracle.check(Operation(label, label, dataclasses.replace(call, received=given), right, dtypes=dtypes))
+    oracle.check(Operation(label, label, dataclasses.replace(call, received=given), right))
+    usual = {str(tensor.dtype).removeprefix("torch.") for tensor in call.tensors}
+    for place, result in enumerate(results if right else []):
+        dtype = str(result.dtype).removeprefix("torch.")
+        for number, check in enumerate(oracle.checks):
+            of_result = (check.part, check.how) == (f"result {place}", DEVICE)
+            if of_result and check.dtype != dtype and dtype in usual:
+                why = f"dtype {check.dtype}, the reference returns {dtype}"
+                oracle.checks[number] = dataclasses.replace(check, units=math.inf, why=why)
     if not oracle.checks:
         reasons = "; ".join(dict.fromkeys(skip.reason for skip in oracle.skipped)) or "nothing to compare"
         fix = "pass every tensor that it uses, with floating numbers, and return floating tensors"
@@ -290,27 +290,24 @@ def with_parameters(
 
     The modules are deep copies. NumericsError where one cannot be copied.
     """
-    modules = [call.function, reference]
-    if not any(isinstance(module, nn.Module) for module in modules):
+    if not any(isinstance(part, nn.Module) for part in (call.function, reference)):
         return call, reference
-    states = [
-        {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        if isinstance(module, nn.Module)
-        else {}
-        for module in modules
-    ]
+    states: list[dict[str, Tensor]] = []
+    functions: list[Callable[..., Any]] = []
     wanted = [True for tensor in tensors_in(list(call.args)) if is_number(tensor)]
-    for place, state in enumerate(states):
+    for place, given in enumerate([call.function, *([reference] if reference else [])]):
+        state: dict[str, Tensor] = {}
+        if isinstance(given, nn.Module):
+            state = {**dict(given.named_parameters()), **dict(given.named_buffers())}
+        states.append(state)
+        functions.append(_stateless(given, place, name))
         wanted += [place == 0 and tensor.requires_grad for tensor in state.values() if is_number(tensor)]
-    function, right = (_stateless(module, place, name) for place, module in enumerate(modules))
-    assert function is not None
-    return FunctionCall(function, (*call.args, states), call.kwargs, None, wanted), right
+    both = FunctionCall(functions[0], (*call.args, states), call.kwargs, None, wanted)
+    return both, functions[1] if reference else None
 
 
-def _stateless(given: Any, place: int, name: str) -> Callable[..., Any] | None:
-    """Return a function whose last argument has the states. place: of its own state among them."""
-    if given is None:
-        return None
+def _stateless(given: Any, place: int, name: str) -> Callable[..., Any]:
+    """Return a function whose last argument has the states. place: of its state among them."""
     if not isinstance(given, nn.Module):
         return lambda *args, **options: given(*args[:-1], **options)
     try:
@@ -357,27 +354,29 @@ def extreme_inputs(x: Tensor) -> Iterator[tuple[str, Tensor]]:
         yield kind, changed
 
 
-def flushed(error: Error, result: Tensor, known: Float64Reference, of_zeros: Error) -> Error:
-    """Return the error of subnormal inputs: a note where inputs or results that count as zero explain it."""
-    exact, tiny = dict(known.exact.parts)[error.part], torch.finfo(result.dtype).tiny
-    if of_zeros.within:
-        return dataclasses.replace(of_zeros, why="subnormal inputs count as zero")
-    if error.why:
-        return dataclasses.replace(error, units=0.0, why=f"squares of subnormal inputs: {error.why}")
-    zeros = (result.cpu() == 0) & (exact.abs() < tiny)
-    rest = known.error(error.part, torch.where(zeros, exact.to(result.dtype), result.cpu()))
-    return dataclasses.replace(rest, why="subnormal results count as zero") if rest.within else error
-
-
-def elsewhere(error: Error, result: Tensor, known: Float64Reference, label: str) -> Error:
-    """Return the error of inputs with an infinity or a NaN: a note where others than float64's are not finite."""
-    exact = dict(known.exact.parts)[error.part]
-    lost = exact.isnan() & result.cpu().isfinite()
-    if bool(lost.any()) and "softmax" not in label and "attention" not in label:
+def _tolerated(
+    kind: str, operation: Operation, parts: Mapping[str, Tensor], known: Float64Reference, error: Error
+) -> Error:
+    """Return the error of extreme inputs without the elements in which correct devices differ."""
+    result, exact = parts.get(error.part), known.exact.parts.get(error.part)
+    if result is None or exact is None or not is_number(result) or result.shape != exact.shape:
         return error
-    finite = exact.isfinite() & result.cpu().isfinite()
-    rest = known.error(error.part, torch.where(finite, result.cpu(), exact.to(result.dtype)))
-    return dataclasses.replace(rest, why=rest.why or error.why)
+    result = result.cpu()
+    if kind == "subnormal":
+        zeros = _with_first(operation, torch.zeros_like(operation.call.tensors[0]))
+        flushed = zeros.in_float64(CallOutput([result]))
+        if flushed is not None and (found := flushed.error(error.part, result)).within:
+            return found  # subnormal inputs count as zero
+        differ = (result == 0) & (exact.abs() < torch.finfo(result.dtype).tiny)
+        differ |= result.isfinite() != exact.isfinite()  # of squares
+    elif kind in ("infinity", "NaN"):
+        lost = exact.isnan() & result.isfinite()
+        if bool(lost.any()) and "softmax" not in operation.label and "attention" not in operation.label:
+            return error
+        differ = ~(exact.isfinite() & result.isfinite())
+    else:
+        return error
+    return known.error(error.part, torch.where(differ, exact.to(result.dtype), result))
 
 
 def _with_first(operation: Operation, values: Tensor) -> Operation:
@@ -399,7 +398,7 @@ def _in_float32(operation: Operation) -> Operation:
     args, kwargs = converted(list(call.args), single), converted(dict(call.kwargs), single)
     received = None if call.received is None else converted(list(call.received), single)
     wide = dataclasses.replace(call, args=args, kwargs=kwargs, received=received)
-    return dataclasses.replace(operation, call=wide, results=(), passed=(), autocast=None, dtypes=())
+    return dataclasses.replace(operation, call=wide, results=(), passed=(), autocast=None)
 
 
 def _kind(operation: Operation) -> str:

@@ -68,12 +68,14 @@ class CallOutput:
     gradients: Sequence[Tensor | None] = ()
 
     @property
-    def parts(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield each tensor with its name."""
-        for kind, tensors in (("result", self.results), ("gradient", self.gradients)):
-            for place, tensor in enumerate(tensors):
-                if tensor is not None:
-                    yield f"{kind} {place}", tensor
+    def parts(self) -> dict[str, Tensor]:
+        """Return each tensor by its name, as in `Error`."""
+        return {
+            f"{kind} {place}": tensor
+            for kind, tensors in (("result", self.results), ("gradient", self.gradients))
+            for place, tensor in enumerate(tensors)
+            if tensor is not None
+        }
 
 
 @dataclass(frozen=True)
@@ -185,13 +187,13 @@ class Float64Reference:
         # Gradients that are computed from a result that its dtype cannot hold are not judged.
         return [
             self.error(part, tensor)
-            for part, tensor in done.parts
-            if part in dict(self.exact.parts) and not (overflows and part.startswith("gradient"))
+            for part, tensor in done.parts.items()
+            if part in self.exact.parts and not (overflows and part.startswith("gradient"))
         ]
 
     def error(self, part: str, tensor: Tensor) -> Error:
         """Measure one result or gradient."""
-        exact = dict(self.exact.parts)[part]
+        exact = self.exact.parts[part]
         units, why = measured(tensor, exact, _samples(self.draws, part, exact), self.u, self.bound)
         if units > self.bound and tensor.shape == exact.shape:
             if not self._confirming:
@@ -204,7 +206,7 @@ class Float64Reference:
 
 def _samples(draws: Sequence[CallOutput], part: str, exact: Tensor) -> list[Tensor]:
     """Return a part of the draws, without those of which a changed size has another shape."""
-    found = [tensor for draw in draws for name, tensor in draw.parts if name == part]
+    found = [draw.parts[part] for draw in draws if part in draw.parts]
     return [tensor for tensor in found if tensor.shape == exact.shape] or [exact]
 
 
@@ -218,7 +220,6 @@ def within_rounding(
     received: Sequence[Tensor | None] | None = None,
     wanted: Sequence[bool] | None = None,
     reference: Callable[..., Any] | None = None,
-    draws: int = DRAWS,
 ) -> list[Error]:
     """Return the error of each result and gradient of a call, in units of rounding.
 
@@ -235,19 +236,19 @@ def within_rounding(
     if done is None:
         return [Error("results", 0.0, math.inf, None, RANDOM)]
     should = FunctionCall(reference or function, args, call.kwargs, received, wanted)
-    known = in_float64(should, coarsest(call, done), draws)
+    known = in_float64(should, coarsest(call, done))
     if known is None:
         return [Error("results", 0.0, math.inf, None, RANDOM)]
     found = known.errors(done)
     if results is None and any(tensor.dtype in (torch.bfloat16, torch.float16) for tensor in call.tensors):
         wide, options, gradients = (converted(part, single) for part in (list(args), call.kwargs, received))
         found += within_rounding(
-            function, wide, options, received=gradients, wanted=wanted, reference=reference, draws=draws
+            function, wide, options, received=gradients, wanted=wanted, reference=reference
         )
     return found
 
 
-def in_float64(call: FunctionCall, dtype: torch.dtype, draws: int = DRAWS) -> Float64Reference | None:
+def in_float64(call: FunctionCall, dtype: torch.dtype) -> Float64Reference | None:
     """Compute a call in float64 on the CPU, and again with changed inputs; None where it is random.
 
     dtype: the coarsest of the call.
@@ -271,7 +272,7 @@ def in_float64(call: FunctionCall, dtype: torch.dtype, draws: int = DRAWS) -> Fl
         return None
     sizes = [tensor.numel() for tensor in (*call.tensors, *filter(is_number, exact.results))]
     bound = BOUND * max(1.0, math.sqrt(terms(sizes)) / 8)
-    return Float64Reference(exact, draw, [draw(1.0) for _ in range(draws)], u, bound)
+    return Float64Reference(exact, draw, [draw(1.0) for _ in range(DRAWS)], u, bound)
 
 
 def terms(sizes: Sequence[int]) -> float:
@@ -286,8 +287,8 @@ def twice(run: Callable[[], CallOutput]) -> CallOutput | None:
     first = without_draws(run)
     if first is None:
         return None
-    second = dict(run().parts)
-    same = all(part in second and _is_close(tensor, second[part]) for part, tensor in first.parts)
+    second = run().parts
+    same = all(part in second and _is_close(tensor, second[part]) for part, tensor in first.parts.items())
     return first if same else None
 
 

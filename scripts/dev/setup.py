@@ -13,6 +13,7 @@ Standard library only: it runs before any package is installed. A stamp file mak
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import os
@@ -36,6 +37,12 @@ EXTRAS = {  # lines of .config that need an extra
     "wandb": r"CONFIG_WANDB=y",
     "tensorboard": r"CONFIG_TENSORBOARD=y",
     "ray": r"CONFIG_EXECUTOR_RAY=y",
+}
+PLACES = {  # variables of pip: those of uv
+    "PIP_NO_INDEX": "UV_NO_INDEX",
+    "PIP_INDEX_URL": "UV_DEFAULT_INDEX",
+    "PIP_EXTRA_INDEX_URL": "UV_INDEX",
+    "PIP_FIND_LINKS": "UV_FIND_LINKS",
 }
 OLDEST = (3, 11)
 TORCH_ON_CPU = "torch==2.13.0+cpu"  # the tested CPU build
@@ -113,6 +120,18 @@ def pip(*arguments: str, quiet_failure: bool = False) -> bool:
     return done.returncode == 0
 
 
+def uv(*arguments: str) -> bool:
+    """Install by uv, at a fifth of pip's CPU time; return whether it succeeded. pip is the second try.
+
+    uv reads no PIP_ variable: those that name where packages are become its own.
+    """
+    environment = os.environ | {
+        theirs: ",".join(os.environ[name].split()) for name, theirs in PLACES.items() if os.environ.get(name)
+    }
+    command = [python(), "-m", "uv", "pip", "install", "--quiet", "--python", python(), *arguments]
+    return subprocess.run(command, capture_output=True, env=environment).returncode == 0
+
+
 def works(code: str) -> bool:
     """Return whether the environment's interpreter exists and runs `code`."""
     try:
@@ -156,10 +175,9 @@ def install_torch(torch: str, card: str) -> None:
     say(f"{verb} ({build} build{'' if backend else '; on Linux with CUDA, some gigabytes'})")
     if not backend and pip(*again, torch) and (not card or works(fits)):
         return
-    if kind == "cpu" and pip(TORCH_ON_CPU, quiet_failure=True):
+    if kind == "cpu" and (uv(TORCH_ON_CPU) or pip(TORCH_ON_CPU, quiet_failure=True)):
         return
-    uv = [python(), "-m", "uv", "pip", "install", "--quiet", "--python", python(), "--torch-backend", backend]
-    if backend and pip("uv") and not subprocess.run([*uv, *again, torch]).returncode and works(fits):
+    if backend and uv("--torch-backend", backend, *again, torch) and works(fits):
         return
     by_hand = f"a build (for CUDA, some gigabytes): {python()} -m pip install --force-reinstall '{torch}'"
     if kind == "rocm":
@@ -182,10 +200,12 @@ def install(kind: str) -> None:
     make_venv()
     others = [line for line in lines if package(line) != "torch"]
     if kind != "base":  # kconfiglib alone takes seconds
+        with contextlib.suppress(ConnectionError):  # pip may find the packages in a folder
+            pip("uv", quiet_failure=True)
         (torch,) = [line for line in lines if package(line) == "torch"]
         install_torch(torch, card)
         say("installing " + ", ".join(map(package, others)))
-    if not pip(*others):
+    if not ((kind != "base" and uv(*others)) or pip(*others)):
         raise UserError(
             "some packages could not be installed; pip's last lines are above; fix: the same command (it tries again)"
         )

@@ -1,6 +1,6 @@
 """`make logp-diff RUN=results/STUDY/runs/NAME`: sample with a KV cache and compare with the pass of training.
 
-python -m scripts.logp_diff RUN_DIR [--out FOLDER] [--prompts N] [--tokens N] [--threshold X]
+python -m scripts.logp_diff RUN_DIR [--out FOLDER] [--threshold X]
 """
 
 from __future__ import annotations
@@ -11,17 +11,15 @@ from pathlib import Path
 from configuration.arguments import command_arguments
 from gpt2.hardware.resolve import export_environment
 from gpt2.system.errors import UserError, run_command
-from numerics.dump_files import write_json
 from numerics.errors import NumericsError
-from pages.document import render_terminal
+
+PROMPTS, TOKENS = 4, 32  # from the validation text, and sampled after each
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts.logp_diff")
     parser.add_argument("runs", nargs="*", type=Path)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--prompts", type=int, default=4, help="from the validation text")
-    parser.add_argument("--tokens", type=int, default=32, help="sampled after each prompt")
     parser.add_argument("--threshold", default="0.01")
     given = parser.parse_args(command_arguments(("OUT", "THRESHOLD"), paths="RUN"))
     try:
@@ -30,26 +28,22 @@ def main() -> int:
         raise UserError(f"THRESHOLD={given.threshold} is not a number; fix: THRESHOLD=0.01") from None
     if len(given.runs) != 1:
         raise UserError("RUN names no single run; fix: make logp-diff RUN=results/STUDY/runs/NAME")
-    if given.prompts < 1 or given.tokens < 1:
-        raise UserError("prompts and tokens are at least 1; fix: --prompts 4 --tokens 32")
     export_environment()  # before torch is imported
     import torch
 
     from gpt2.model.sampling import Cache, CacheError, response_log_probs, sample
-    from numerics.logp.diff import logp_diff
-    from numerics.logp.report import as_json, report
+    from numerics.runs.logp_diff import logp_diff
+    from numerics.runs.logp_files import show
     from study.attention.inspect import choose_text, load_run
 
     run = load_run(given.runs[0])
     model = run.model.eval()
     ids, text = choose_text([run], None)
-    length = max(1, min(len(ids) // given.prompts, model.block_size // 2))
-    if len(ids) < length * given.prompts:
-        raise UserError(
-            f"{given.prompts} prompts need {given.prompts} tokens, {len(ids)} found; fix: --prompts 1"
-        )
-    new = min(given.tokens, model.block_size - length)
-    prompts = torch.tensor(ids[: length * given.prompts]).view(given.prompts, length)
+    length = min(len(ids) // PROMPTS, model.block_size // 2)
+    if not length:
+        raise UserError(f"{text.source} has {len(ids)} tokens, {PROMPTS} are needed; fix: another text")
+    new = min(TOKENS, model.block_size - length)
+    prompts = torch.tensor(ids[: length * PROMPTS]).view(PROMPTS, length)
     cache = Cache()
     rollout, training = [], []
     try:
@@ -61,15 +55,10 @@ def main() -> int:
         found = logp_diff(torch.cat(rollout), torch.cat(training), threshold=threshold)
     except (CacheError, NumericsError) as error:
         raise UserError(f"{run.name}: {error}") from error
-    print(
-        f"{run.name}: {given.prompts} prompts of {length} tokens ({text.source}), {new} sampled tokens each"
-    )
+    print(f"{run.name}: {PROMPTS} prompts of {length} tokens ({text.source}), {new} sampled tokens each")
     for note in run.notes:
         print(f"{run.name}: {note}")
-    print(render_terminal(report(found)))
-    if given.out:
-        write_json(given.out / "logp_diff.json", as_json(found))
-        print(f"wrote {given.out / 'logp_diff.json'}")
+    show(found, given.out)
     return 0
 
 

@@ -25,11 +25,9 @@ def main(restart: bool = False) -> int:
     given = run_arguments("oracle", USAGE, VARIABLES, ("STEP",), unless="RECORD")
     export_environment()  # before torch is imported
     record = given.record or record_of_run(given.run, given.step, restart)
-    from numerics.oracle.command import check_all, show
-    from numerics.oracle.recorded_operations import operations
+    from numerics.oracle.command import check_record
 
-    out = given.out or record.with_name(f"{record.name}-oracle")
-    show(check_all(operations(record), f"record {record}", other=given.other), out)
+    check_record(record, given.out or record.with_name(f"{record.name}-oracle"), other=given.other)
     return 0
 
 

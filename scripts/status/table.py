@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpt2.artifacts import run_record
+from gpt2.config.config import Config
+from gpt2.config.dotconfig import read_symbols
 from gpt2.system.progress import duration
 from study.executors.claims import (
     BEAT_SECONDS,
@@ -24,6 +26,7 @@ from study.executors.run_files import last_step
 from study.records import plan_file
 from study.records.plan_file import Plan
 from study.records.runs import EXPECTED, read_expected, run_folders
+from study.runner.status_text import START_SECONDS, expected_seconds
 from study.stats.statistics import mean
 
 COLUMNS = ("run", "state", "progress", "loss", "tok/s", "host", "place")
@@ -124,18 +127,15 @@ def run_status(folder: Path, variant: str, plan: Plan | None, alive: bool) -> Ru
     )
 
 
-def seconds_left(runs: list[RunStatus], plan: Plan | None) -> float | None:
-    """Estimate the remaining seconds at the present number of runs at once; None without a measurement."""
+def seconds_left(runs: list[RunStatus], expected: float | None) -> float | None:
+    """Estimate the remaining seconds at the present number of runs at once; None without a measurement.
+
+    expected: seconds of an average run, until one is finished.
+    """
     finished = [run.seconds for run in runs if run.state == "finished" and run.seconds > 0]
-    planned = (
-        [plan.planned_seconds(run.variant) for run in runs if plan.arm(run.variant) in plan.variants]
-        if plan
-        else []
-    )
-    known = [seconds for seconds in planned if seconds]
-    if not finished and not known:
+    each = START_SECONDS + mean(finished) if finished else expected
+    if each is None:
         return None
-    each = mean(finished) if finished else mean(known)
     running = [run for run in runs if run.state == "running"]
     rest = [each * (1 - run.done) for run in running]
     waiting = each * sum(1 - run.done for run in runs if run.state not in ("running", "finished"))
@@ -173,9 +173,12 @@ def status_text(study_dir: Path) -> str:
     lines += [f"{name}: not a run of this study: skipped" for name in run_folders(study_dir)[1]]
     if counts["finished"] == len(runs):
         return "\n".join([*lines, f"all runs are finished; report: {study_dir / 'report.html'}"])
-    left, unit = seconds_left(runs, plan), "" if counts["finished"] else "of training "
+    expected, config = None, study_dir / "config"
+    if plan and config.exists():
+        expected = expected_seconds(plan, Config.from_symbols(read_symbols(config)).evaluation)
+    left = seconds_left(runs, expected)
     if left is not None and counts["running"]:
-        lines.append(f"about {duration(left)} {unit}left with {counts['running']} at once")
+        lines.append(f"about {duration(left)} left with {counts['running']} at once")
     elif not counts["running"]:
         about = f" (about {duration(left)} with one at a time)" if left is not None else ""
         lines.append(f"nothing runs now; `make` continues{about}")

@@ -6,7 +6,6 @@ One run at a time or thousands at once: the same loop. A run that ended is judge
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import errno
 import signal
 import time
@@ -41,7 +40,7 @@ from study.records import plan_file
 from study.records.plan_file import Plan
 from study.records.present import read_record
 from study.runner import planner
-from study.runner.status_text import SpeedCheck, outcome
+from study.runner.status_text import outcome
 from study.runner.terminal import Terminal
 from study.sweep.run_list import RunList
 
@@ -60,7 +59,6 @@ class _Active:
 
     run: Run
     number: int
-    trained_before: float
     before: str
     micro: int
 
@@ -76,11 +74,9 @@ class Dispatcher:
         executor: Executor,
         session: Session,
         report: Callable[[], object],
-        speed: SpeedCheck | None = None,
     ) -> None:
         self.runs, self.config, self.config_text = runs, config, config_text
         self.executor, self.session, self.report = executor, session, report
-        self.speed = speed or SpeedCheck()
         self.directory = runs.directory
         self._active: dict[str, _Active] = {}
         self._waiting: deque[Run] = deque()
@@ -131,9 +127,7 @@ class Dispatcher:
         name, folder = run_record.run_name(*run), self.runs.folder(*run)
         folder.mkdir(parents=True, exist_ok=True)
         files.write_text(folder / "config", self.config_text)
-        self._active[name] = _Active(
-            run, self._numbers[run], self.trained_seconds(run), record_text(folder), self.plan.batch.micro
-        )
+        self._active[name] = _Active(run, self._numbers[run], record_text(folder), self.plan.batch.micro)
         arguments = (str(self.directory), run[0], str(run[1]))
         self.executor.submit(Task(name, arguments, folder, folder / "log.txt"))
 
@@ -182,8 +176,6 @@ class Dispatcher:
                 reason = f"{exit_text(ended.status)}: {ended.message}"
             self.mark_failed(run, reason, active.before)
         self.terminal.end(name, outcome(self.runs.folder(*run)))
-        if not active.trained_before and self.runs.status(*run) == "finished":
-            self.check_speed(run)
         began = time.monotonic()
         self._report()
         self.terminal.estimate.add(time.monotonic() - began)
@@ -233,19 +225,6 @@ class Dispatcher:
         record = read_record(folder) or run_record.blank(run_record.run_name(*run), *run)
         if record.status not in ("failed", "finished") or record_text(folder) == before:
             run_record.write(folder, dataclasses.replace(record, status="failed", error=reason))
-
-    def check_speed(self, run: Run) -> None:
-        """Print the end time once if finished runs were slower than planned."""
-        planned, trained = self.plan.planned_seconds(run[0]), self.trained_seconds(run)
-        left = self.terminal.estimate.compute()
-        message = self.speed.observe(planned, trained, left, datetime.datetime.now())
-        if message:
-            self.terminal.say(message)
-
-    def trained_seconds(self, run: Run) -> float:
-        """Recorded seconds on the training clock of a run; 0 without a record."""
-        record = read_record(self.runs.folder(*run))
-        return record.clock.train if record and record.clock else 0.0
 
     def _report(self) -> None:
         """Write the report. While other runs train, reports take at most REPORT_SHARE of the time."""

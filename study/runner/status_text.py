@@ -1,11 +1,9 @@
-"""Describe a plan, a finished run and a slow machine on the terminal. Needs no torch."""
+"""Describe a plan and a finished run on the terminal, and estimate the seconds of a run."""
 
 from __future__ import annotations
 
-import datetime
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpt2.artifacts import run_record
@@ -16,7 +14,6 @@ from study.records.plan_file import Plan
 from study.runner.terminal import short
 from study.stats.statistics import mean
 
-SLOW = 1.2  # times the planned training seconds: a slower machine is reported
 FORWARD_SHARE = (
     1 / 3
 )  # of the seconds of a training token that a scored token takes; backward takes two thirds
@@ -99,37 +96,3 @@ def outcome(run_dir: Path) -> str:
     if record.memory and record.memory.peak_allocated_bytes is not None:
         parts.append(f"{record.memory.peak_allocated_bytes / 2**30:.2f} GiB")
     return "  ".join(parts)
-
-
-@dataclass
-class SpeedCheck:
-    """Compare finished runs with their planned seconds; report a slower machine once. Nothing else depends on it.
-
-    planned, trained: seconds of training of the runs of this session.
-    """
-
-    planned: list[float] = field(default_factory=list)
-    trained: list[float] = field(default_factory=list)
-    reported: bool = False
-
-    def observe(
-        self,
-        planned_seconds: float | None,
-        trained_seconds: float,
-        seconds_left: float | None,
-        now: datetime.datetime,
-    ) -> str:
-        """Return the message after a finished run; empty without news. seconds_left: in the study."""
-        if planned_seconds is None or self.reported:
-            return ""
-        self.planned.append(planned_seconds)
-        self.trained.append(trained_seconds)
-        slower = sum(self.trained) / sum(self.planned)
-        if slower <= SLOW or not seconds_left:
-            return ""
-        self.reported = True
-        return (
-            f"this machine is slower than when steps were timed: a run trains for {duration(mean(self.trained))} "
-            f"instead of {duration(mean(self.planned))}; the study ends at about "
-            f"{now + datetime.timedelta(seconds=seconds_left):%H:%M}; counts and results do not change"
-        )

@@ -71,7 +71,6 @@ from study.runner.preconditions import (
 from study.runner.settings import StudySettings
 from study.runner.status_text import (
     MAPS_SECONDS,
-    SpeedCheck,
     beside_note,
     expected_seconds,
     final_share,
@@ -92,7 +91,6 @@ class Study:
         self.directory = self.settings.results_dir / self.settings.name
         self.config = plan_file.with_threads(Config.from_symbols(symbols), self.directory)
         self.session = Session()
-        self.speed = SpeedCheck()
         self._counted: dict[BatchPlan | None, CountedArms] = {}
         wanted = self.settings
         self.runs = RunList(self.directory, wanted.variants, wanted.seeds, wanted.rates)
@@ -209,7 +207,7 @@ class Study:
         terminal = Terminal(estimate, count)
         terminal.say(summary(plan, self.settings.variants, len(left), count, each, slots))
         runs, config = self.runs, self.config
-        driver = Dispatcher(runs, config, self.config_text, executor, self.session, self.report, self.speed)
+        driver = Dispatcher(runs, config, self.config_text, executor, self.session, self.report)
         return driver.execute(left, plan, terminal)
 
     def require_space(self, plan: Plan | None = None) -> None:

@@ -17,7 +17,7 @@ import torch
 
 from numerics import PrecisionDebugger, RecorderConfig
 from numerics.__main__ import main
-from numerics.logp.files import compare_files
+from numerics.runs.logp_files import compare_files
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/numerics.md").read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ from gpt2.data.tokenizer import ALL
 from gpt2.eval.hellaswag import load_items
 from gpt2.system.errors import UserError
 from numerics import text_files
-from numerics.logp.files import read_logp
+from numerics.runs.logp_files import read_logp
 from numerics.text_files import clean, is_empty, json_lines, read_json, read_text, text_parts
 from rl.gsm8k import read_problems
 from tests.gpt2.data.corpora import ignore, source

@@ -359,6 +359,32 @@ def _unrecorded() -> Iterator[Case]:
     yield fault("another buffer", "1", batch_norm(0.1, 0.5), norm, "parameter")
 
 
+def micro_batches(clipped: tuple[int, ...] = (2,), cast: str = "") -> Side:
+    """Return a step of three micro-batches. clipped: after which of them. cast: autocast around "each" or "all"."""
+
+    def run(model: nn.Module) -> None:
+        with autocast() if cast == "all" else contextlib.nullcontext():
+            for number in range(3):
+                with autocast() if cast == "each" else contextlib.nullcontext():
+                    torch.autograd.backward(F.mse_loss(model(X + number).float(), X))
+                if number in clipped:
+                    nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+
+    return Side(model=within(plain), step=run)
+
+
+def _of_micro_batches() -> Iterator[Case]:
+    """A call that one side repeats shifts no pairs; weights that autocast has cast before have their gradients."""
+    right = micro_batches()
+    options: dict[str, Any] = {"call": "_foreach_mul_", "kinds": (NET,), "hidden": (MODULES,)}
+    for name, clipped in (("each micro-batch", (0, 1, 2)), ("the first micro-batch too", (0, 2))):
+        yield Case(f"clipping in {name}", "", micro_batches(clipped), right, "one side", **options)
+    sides = micro_batches(cast="all"), micro_batches(cast="each")
+    for name, (target, golden) in (("target", sides), ("golden side", sides[::-1])):
+        title = f"autocast around all micro-batches of the {name}"
+        yield Case(title, "", target, golden, verdict="equal", kinds=(NET,))
+
+
 def _of_ranks() -> Iterator[Case]:
     """Two ranks that average their gradients; the rank and the step that differ first are named."""
     right = ranks()
@@ -390,6 +416,7 @@ KINDS = (
     *_shifted(),
     *_written_otherwise(),
     *_unrecorded(),
+    *_of_micro_batches(),
     *_of_ranks(),
     *_of_parts(),
 )

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from numerics import Recorder, RecorderConfig
 from numerics.__main__ import main
 from numerics.compare.step_record import Value
-from numerics.oracle.command import OracleReport, check_all, summary
-from numerics.oracle.generated_inputs import generated
-from numerics.oracle.recorded_operations import LOST, operations
+from numerics.oracle.command import check_record, summary
+from numerics.oracle.recorded_operations import generated
+from numerics.rounding.operation_checks import Oracle
 from tests.numerics.compare.small_models import STATISTICS, TENSORS, ours, record
 
 VALUES = {"task": "tensor", "level": "mix"}
@@ -49,11 +49,11 @@ def small_record(folder: Path, **settings: object) -> Path:
     return folder / "step0"
 
 
-def checked(path: Path) -> OracleReport:
-    return check_all(operations(path), "test", "cpu")
+def checked(path: Path) -> Oracle:
+    return check_record(path, path / "oracle", "cpu")
 
 
-def wrong(report: OracleReport) -> list[str]:
+def wrong(report: Oracle) -> list[str]:
     return [check.text for check in report.checks if check.wrong]
 
 
@@ -82,7 +82,8 @@ def test_a_clean_step_of_gpt2_has_no_finding(tmp_path: Path) -> None:
 
 
 def test_a_step_under_autocast_has_no_finding(tmp_path: Path) -> None:
-    report = checked(record(tmp_path, ours(), around=torch.autocast("cpu", dtype=torch.bfloat16), **TENSORS))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        report = checked(small_record(tmp_path, **VALUES))
     assert wrong(report) == []
     assert {"bfloat16", "float32"} <= {check.dtype for check in report.checks}
 
@@ -118,14 +119,15 @@ def test_of_a_large_call_the_first_rows_are_checked(
     assert ("recorded" in {check.how for check in report.checks}) == (task == "tensor")
 
 
-def test_missing_files_of_recorded_values_are_counted(tmp_path: Path) -> None:
+def test_of_missing_files_generated_values_are_checked_and_counted(tmp_path: Path) -> None:
     place = small_record(tmp_path, **VALUES)
     whole = checked(place)
     shutil.rmtree(place / "rank0" / "dump_tensor_data")
     report = checked(place)
-    assert len(report.recorded) == len(whole.recorded)
-    assert LOST in "\n".join(summary(report))
-    assert LOST not in "\n".join(summary(whole))
+    assert report.names == whole.names
+    assert "values: " in "\n".join(summary(report))
+    assert {check.values for check in whole.checks} == {"recorded"}
+    assert {check.values for check in report.checks} == {"generated"}
 
 
 # -- generated values

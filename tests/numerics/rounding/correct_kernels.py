@@ -9,6 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from numerics.describe import tensors_in
+from numerics.rounding.operation_checks import random_gradients
+
 Call = tuple[str, Callable[..., Any], list[Any], dict[str, Any]]
 
 
@@ -112,13 +115,8 @@ def calls(dtype: torch.dtype, seed: int = 0, rows: int = 24, width: int = 48) ->
     yield "cosine_similarity", F.cosine_similarity, [x, y], {}
 
 
-def random_gradients(
+def received(
     function: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any] | None = None
 ) -> list[Tensor | None]:
     """Return a normal gradient for each real result."""
-    output = function(*args, **(options or {}))
-    draws = torch.Generator().manual_seed(2024)
-    return [
-        torch.randn(result.shape, generator=draws).to(result.dtype) if result.is_floating_point() else None
-        for result in (output if isinstance(output, tuple) else (output,))
-    ]
+    return random_gradients(tensors_in(function(*args, **(options or {}))))

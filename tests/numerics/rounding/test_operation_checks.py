@@ -75,7 +75,7 @@ def test_what_extreme_inputs_alone_show(name: str) -> None:
 
 
 @pytest.mark.parametrize("flushed", ["results", "inputs"])
-def test_flushing_subnormals_is_a_note(flushed: str) -> None:
+def test_flushing_subnormals_is_no_error(flushed: str) -> None:
     tiny = torch.finfo(torch.float32).tiny
 
     def flush(x: Tensor) -> Tensor:
@@ -84,9 +84,13 @@ def test_flushing_subnormals_is_a_note(flushed: str) -> None:
     def device(x: Tensor) -> Tensor:
         return flush(x * 3) if flushed == "results" else flush(x) * 3
 
-    found = {check.how: check for check in check_operation(device, [draw(30)], reference=lambda x: x * 3)}
-    assert found["subnormal"].verdict == "note"
-    assert wrong(list(found.values())) == []
+    assert wrong(check_operation(device, [draw(30)], reference=lambda x: x * 3)) == []
+    halved = check_operation(
+        lambda x: device(x) * (1 + (x.abs() < tiny)), [draw(30)], reference=lambda x: x * 3
+    )
+    assert {check.how for check in halved if check.wrong} == (
+        {"subnormal"} if flushed == "results" else set()
+    )
 
 
 # -- gradients, dtypes, modules
@@ -152,39 +156,7 @@ def test_rms_norm_has_the_eps_of_its_dtype(name: str) -> None:
     assert wrong(check_operation(*RMS_NORMS[name])) == []
 
 
-LINALG: dict[str, Callable[[Tensor], Any]] = {
-    "solve": lambda A: torch.linalg.solve(A, torch.ones(10, 4).to(A.dtype)),
-    "inv": torch.linalg.inv,
-    "det": torch.linalg.det,
-    "cholesky": lambda A: torch.linalg.cholesky(A @ A.mT + torch.eye(10, dtype=A.dtype)),
-    "eigvalsh": lambda A: torch.linalg.eigvalsh(A + A.mT),
-    "svdvals": torch.linalg.svdvals,
-    "matrix_exp": torch.linalg.matrix_exp,
-}
-
-
-@pytest.mark.parametrize("name", LINALG)
-def test_batched_linear_algebra_is_within_rounding(name: str) -> None:
-    U, _, V = torch.linalg.svd(draw(3, 10, 10).double())
-    for condition in (0.5, 4.0):  # decimal digits
-        matrix = (U * torch.logspace(0, -condition, 10, dtype=torch.float64) @ V).float()
-        checks = check_operation(LINALG[name], [matrix], name=name, device="cpu")
-        assert [check.text for check in checks if check.wrong and check.values != "extreme"] == []
-
-        def rough(A: Tensor) -> Any:
-            return LINALG[name](A if A.dtype == torch.float64 else A * (1 + 2.0**-9 * torch.sign(A)))
-
-        if name in ("solve", "inv", "svdvals"):
-            assert wrong(check_operation(rough, [matrix], reference=LINALG[name], device="cpu"))
-
-
 # -- what cannot be checked
-
-
-def test_the_same_inputs_have_the_same_digest_and_results() -> None:
-    first, second = (check_operation(F.gelu, [draw(4, 8)]) for _ in range(2))
-    assert first == second
-    assert first[0].digest != check_operation(F.gelu, [draw(4, 8, seed=1)])[0].digest
 
 
 def test_what_cannot_be_checked_is_one_line() -> None:
@@ -229,7 +201,7 @@ def test_a_recorded_call_that_the_cpu_refuses_is_wrong() -> None:
         return F.scaled_dot_product_attention(q, k, v, mask if q.dtype == torch.float64 else mask[:5, :5])
 
     mask = torch.ones(8, 8, dtype=torch.bool).tril()
-    refused = operation(device, *heads, mask, reference=F.scaled_dot_product_attention, values="recorded")
+    refused = operation(device, *heads, mask, reference=F.scaled_dot_product_attention)
     (check,) = Oracle(torch.device("cpu"), extremes=False).check(refused)
     assert (check.part, check.units) == ("arguments", math.inf)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from numerics.rounding.replayed_calls import NotReplayableError, RecordedCall, replay
 from numerics.rounding.within_rounding import RANDOM, Error, terms, within_rounding
-from tests.numerics.rounding.correct_kernels import calls, random_gradients
+from tests.numerics.rounding.correct_kernels import calls, received
 from tests.numerics.rounding.wrong_kernels import INVISIBLE, LOW, WRONG_KERNELS, draw
 
 
@@ -31,9 +31,7 @@ def wrong(errors: list[Error]) -> list[Error]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_correct_kernels_are_within_rounding(dtype: torch.dtype) -> None:
     found = {
-        name: wrong(
-            within_rounding(function, args, options, received=random_gradients(function, args, options))
-        )
+        name: wrong(within_rounding(function, args, options, received=received(function, args, options)))
         for name, function, args, options in calls(dtype, rows=5, width=33)
     }
     assert {name: errors for name, errors in found.items() if errors} == {}
@@ -43,8 +41,8 @@ def test_correct_kernels_are_within_rounding(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", WRONG_KERNELS)
 def test_wrong_kernels_are_not(name: str) -> None:
     function, inputs, right = WRONG_KERNELS[name]
-    received = random_gradients(right, inputs)
-    errors = within_rounding(function, inputs, received=received, reference=right)
+    gradients = received(right, inputs)
+    errors = within_rounding(function, inputs, received=gradients, reference=right)
     assert bool(wrong(errors)) == (name not in INVISIBLE)
     if inputs[0].dtype == LOW:  # visible in the float32 run alone
         assert {error.dtype for error in wrong(errors)} == {torch.float32}
@@ -70,6 +68,9 @@ HARD: dict[str, tuple[Callable[..., Any], list[Any]]] = {
     "large vocabulary": (F.cross_entropy, [draw(4, 50304), torch.arange(4)]),
     "solve": (torch.linalg.solve, [draw(32, 32), draw(32, 4, seed=1)]),
     "inverse": (torch.linalg.inv, [draw(32, 32)]),
+    "determinants": (torch.linalg.det, [draw(3, 10, 10)]),
+    "cholesky": (lambda A: torch.linalg.cholesky(A @ A.mT + torch.eye(10, dtype=A.dtype)), [draw(3, 10, 10)]),
+    "matrix exponential": (torch.linalg.matrix_exp, [draw(3, 10, 10)]),
     "small eigenvalue": (torch.linalg.eigvalsh, [torch.diag(torch.tensor([1e4, 1e-4]))]),
     "complex": (torch.mm, [torch.complex(draw(6, 8), draw(6, 8, seed=1)), draw(8, 6).to(torch.complex64)]),
     "default eps": (lambda x: F.rms_norm(x, (64,)), [1e-4 * draw(8, 64)]),
@@ -87,7 +88,7 @@ HARD: dict[str, tuple[Callable[..., Any], list[Any]]] = {
 @pytest.mark.parametrize("name", HARD)
 def test_hard_calls_are_within_rounding(name: str) -> None:
     function, inputs = HARD[name]
-    errors = within_rounding(function, inputs, received=random_gradients(function, inputs))
+    errors = within_rounding(function, inputs, received=received(function, inputs))
     assert wrong(errors) == []
     assert errors
 

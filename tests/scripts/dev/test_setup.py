@@ -53,11 +53,14 @@ class Machine:
         (self.root / ".config").write_text("".join(line + "\n" for line in lines))
 
     def calls(self) -> list[str]:
-        """Return the calls since the last time, without pip's constant arguments."""
+        """Return the calls since the last time, without the constant arguments of pip and uv."""
+        uv = f"-m uv pip install --quiet --python {setup.python()} "
         text = self.calls_file.read_text() if self.calls_file.exists() else ""
         self.calls_file.unlink(missing_ok=True)
         return [
-            line.replace("--quiet --disable-pip-version-check --no-compile --retries=2 ", "")
+            line.replace("--quiet --disable-pip-version-check --no-compile --retries=2 ", "").replace(
+                uv, "-m uv "
+            )
             for line in text.splitlines()
         ]
 
@@ -94,7 +97,19 @@ def test_without_a_gpu_the_cpu_build_is_installed(machine: Machine) -> None:
     setup.main(["main"])
     assert machine.calls() == [
         "-c ",
+        "-m pip install uv",
         "-c import torch",
+        f"-m uv {setup.TORCH_ON_CPU}",
+        "-m uv numpy>=2.0,<3 kconfiglib>=14.1,<15",
+    ]
+
+
+def test_where_uv_fails_pip_installs(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """uv knows neither pip's configuration file nor a proxy of it."""
+    machine.refuse("-c import torch", "-m uv")
+    setup.main(["main"])
+    installed = [call for call in machine.calls() if call.startswith("-m pip")]
+    assert installed[1:] == [
         f"-m pip install {setup.TORCH_ON_CPU}",
         "-m pip install numpy>=2.0,<3 kconfiglib>=14.1,<15",
     ]
@@ -108,8 +123,8 @@ def test_without_a_gpu_the_cuda_build_is_installed_only_on_request(machine: Mach
     )
     assert "make PYTHON=python3" in error_of("main")
     tried = [call for call in machine.calls() if "torch" in call and not call.startswith("-c")]
-    assert [call.split()[1] for call in tried] == ["pip", "uv"]
-    assert "--torch-backend cpu" in tried[1]
+    assert [call.split()[1] for call in tried] == ["uv", "pip", "uv"]
+    assert "--torch-backend cpu" in tried[2]
     assert not any(call.endswith("install torch>=2.11,<2.16") for call in tried)
 
 
@@ -117,7 +132,7 @@ def test_without_a_gpu_the_cuda_build_is_installed_only_on_request(machine: Mach
     ("kind", "wanted"),
     [
         ("cuda", "-m pip install torch>=2.11,<2.16"),
-        ("rocm", "-m uv pip install --quiet --python {python} --torch-backend auto torch>=2.11,<2.16"),
+        ("rocm", "-m uv --torch-backend auto torch>=2.11,<2.16"),
     ],
 )
 def test_a_gpu_gets_the_matching_torch_build(
@@ -128,7 +143,7 @@ def test_a_gpu_gets_the_matching_torch_build(
     monkeypatch.setattr(setup, "works", lambda code: "torch" not in code or next(before_and_after))
     setup.main(["main"])
     calls = machine.calls()
-    assert wanted.format(python=setup.python()) in calls
+    assert wanted in calls
     assert not any("+cpu" in call for call in calls)
 
 
@@ -243,7 +258,7 @@ def test_a_failed_installation_is_retried(machine: Machine, capsys: pytest.Captu
 def test_without_a_network_one_line_says_so_and_how_the_wheels_of_the_study_are_brought(
     machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    machine.refuse("-m pip install")
+    machine.refuse("-m pip install", "-m uv")
     python = machine.root / ".venv/bin/python"
     retries = "\n".join(f"WARNING: Retrying (Retry(total={n}, connect=None))" for n in (1, 0))
     python.write_text(python.read_text().replace("refused: -m pip install", retries))
@@ -324,7 +339,7 @@ def test_a_command_that_reads_no_config_is_set_up_without_one(command: str, kind
 def test_a_command_that_trains_no_run_needs_no_extras_of_the_configuration(machine: Machine) -> None:
     machine.configure("CONFIG_DATASET_TINYSTORIES=y", "CONFIG_WANDB=y")
     setup.main(["core"])
-    assert machine.calls()[-1] == "-m pip install numpy>=2.0,<3 kconfiglib>=14.1,<15"
+    assert machine.calls()[-1] == "-m uv numpy>=2.0,<3 kconfiglib>=14.1,<15"
     machine.configure("CONFIG_SEEDS=3")
     setup.main(["main"])
     assert machine.calls() == []

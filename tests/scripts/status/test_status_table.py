@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from gpt2.config.batch import BatchPlan
+from gpt2.config.config import load_config
 from gpt2.system import files
+from gpt2.system.progress import duration
 from scripts.status import __main__ as command
 from scripts.status.table import WATCH_SECONDS, living, status_text
 from study.executors.claims import Claim, claimed
@@ -18,6 +20,7 @@ from study.records import plan_file
 from study.records.plan_file import CostClass, Plan, PlanBudget, PlanRow
 from study.records.runs import EXPECTED, Expected
 from study.records.verify import verify_study
+from study.runner.status_text import START_SECONDS, expected_seconds
 from tests.kconfig_commands import defconfig
 from tests.study.sample_records import a_record
 
@@ -57,7 +60,21 @@ def test_each_run_has_a_line_and_the_rest_is_estimated(study: Path) -> None:
     assert lines[2].split() == ["B0", "finished", "100%"]
     assert lines[3].split() == ["B1", "running", "50%", "5.000", "1,234", host, "slot", "1"]
     assert lines[6] == "B2: a reason"
-    assert lines[7] == "about 4m 10s left with 1 at once"  # 50 s of B1, 2 x 100 s of the others
+    assert lines[7].startswith(f"about {duration(2.5 * (100 + START_SECONDS))} left")  # 0.5 of B1, B2 and B3
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_before_a_run_is_finished_the_estimate_has_starts_and_evaluations(study: Path) -> None:
+    defconfig(spec="gpt2-ra-ablation-smoke")
+    shutil.copy(".config", study / "config")
+    (study / "runs" / "B0" / "run.json").unlink()
+    plan = plan_file.read(study)
+    assert plan
+    each = expected_seconds(plan, load_config(".config").evaluation)
+    assert each
+    assert each > 100 + START_SECONDS
+    with claimed(study / "runs" / "B1"):
+        assert f"about {duration(3.5 * each)} left" in status_text(study)
 
 
 def test_foreign_folders_and_copies_are_named_and_not_counted(study: Path) -> None:
@@ -81,7 +98,7 @@ def test_a_run_whose_process_is_dead_does_not_run(study: Path) -> None:
     claim._lock.close()  # as after SIGKILL
     text = status_text(study)
     assert text.splitlines()[3].split()[:3] == ["B1", "lost", "50%"]
-    assert text.splitlines()[-1].startswith("nothing runs now; `make` continues (about 4m 10s with one")
+    assert text.splitlines()[-1].startswith("nothing runs now; `make` continues (about 4m")
 
 
 @pytest.mark.parametrize("age", [300, -300])

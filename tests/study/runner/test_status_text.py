@@ -1,7 +1,6 @@
-"""A slower machine is reported once, with the end time."""
+"""The seconds of a run before one is finished, and the line of a finished one."""
 
 import dataclasses
-import datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,36 +9,8 @@ import pytest
 from gpt2.config.config import EvaluationConfig
 from gpt2.system import files
 from study.records import plan_file
-from study.runner.status_text import START_SECONDS, SpeedCheck, expected_seconds, final_share, outcome
+from study.runner.status_text import START_SECONDS, expected_seconds, final_share, outcome
 from tests.study.sample_records import a_plan, a_record
-
-NOON = datetime.datetime(2026, 11, 22, 12, 0)
-
-
-def test_runs_that_take_as_long_as_planned_are_not_reported() -> None:
-    check = SpeedCheck()
-    for trained in (60.0, 70.0, 50.0):
-        assert check.observe(60.0, trained, 300.0, NOON) == ""
-
-
-def test_a_slower_machine_is_reported_once_with_the_end() -> None:
-    check = SpeedCheck()
-    message = check.observe(60.0, 120.0, 9 * 180.0, NOON)
-    assert "2m 00s instead of 1m 00s" in message
-    assert "12:27" in message
-    assert check.observe(60.0, 240.0, 8 * 300.0, NOON) == ""
-
-
-def test_one_slow_run_among_runs_as_planned_is_not_a_slower_machine() -> None:
-    check = SpeedCheck()
-    for trained in (60.0, 60.0, 90.0):
-        assert check.observe(60.0, trained, 300.0, NOON) == ""
-
-
-def test_the_last_run_and_a_plan_without_times_are_not_reported() -> None:
-    check = SpeedCheck()
-    assert check.observe(60.0, 600.0, 0.0, NOON) == ""
-    assert check.observe(None, 600.0, 700.0, NOON) == ""
 
 
 def test_an_expected_run_has_its_start_and_all_its_evaluations(tmp_path: Path) -> None:

@@ -13,16 +13,25 @@ from gpt2.train.run_plan import WARM_UP_STEPS
 from gpt2.train.step import Stepper
 from ra.settings import AlternationSettings
 from ra.variants import variant
-from study.runner.step_timing import LEAST_TURNS, measure_steps
+from study.runner.step_timing import LEAST_TURNS, STEADY_TURNS, measure_steps
 from tests import small_runs
 from tests.device_queue import Queue
 
 BEHIND = 30.0  # milliseconds of work in the queue
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.2])
-def test_no_step_waits_for_the_device(
-    tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+# the time of both is spent, or both means are steady, when the device has reached it, some steps after the host
+@pytest.mark.parametrize(
+    ("seconds", "until_steady", "expected"),
+    [(0.0, False, LEAST_TURNS), (0.2, False, (400 + BEHIND) / 25), (60.0, True, STEADY_TURNS + BEHIND / 25)],
+)
+def test_steps_are_timed_until_the_time_is_spent_or_the_means_are_steady_without_waiting_for_the_device(
+    tmp_path: Path,
+    texts: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: float,
+    until_steady: bool,
+    expected: float,
 ) -> None:
     queue, steps = Queue(), []
 
@@ -45,10 +54,12 @@ def test_no_step_waits_for_the_device(
         name: variant(name, config.model, AlternationSettings("output", 0.5, 100.0))
         for name in ("B", "RAALL")
     }
-    found = measure_steps(config, resolve(config.target), variants, batch, seconds, Stop(), EventTimer("xpu"))
+    found = measure_steps(
+        config, resolve(config.target), variants, batch, seconds, Stop(), EventTimer("xpu"),
+        until_steady=until_steady,
+    )  # fmt: skip
     assert set(steps) == {0}
     turns = len(steps) // 2 - WARM_UP_STEPS
     assert {name: set(samples) for name, samples in found.items()} == {"B": {0.010}, "RAALL": {0.015}}
     assert [len(samples) for samples in found.values()] == [turns, turns]
-    # the time of both is spent when the device has reached it, some steps after the host
-    assert turns == (LEAST_TURNS if not seconds else pytest.approx((400 + BEHIND) / 25, abs=1))
+    assert turns == (pytest.approx(expected, abs=1) if seconds else expected)

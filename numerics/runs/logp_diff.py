@@ -20,46 +20,43 @@ from numerics.errors import NumericsError
 
 THRESHOLD = 0.01
 OVER, CANCEL, WITHIN = "over the threshold", "differences of both signs cancel", "within the threshold"
+FLOAT32 = 2.0**-24  # the rounding of a number, relative to it
 
 
 @dataclass(frozen=True)
 class TokenDiff:
-    """One token. position: in the row of the arrays, from 0. response: its number among the response tokens, from 0."""
+    """One token with its log-probabilities."""
 
     sequence: int
-    position: int
-    response: int
+    position: int  # in the row of the arrays, from 0
+    response: int  # its number among the response tokens, from 0
     rollout: float
     training: float
-
-    @property
-    def difference(self) -> float:
-        return self.rollout - self.training
 
 
 @dataclass(frozen=True)
 class SequenceDiff:
-    """Mean, mean absolute and maximal absolute difference of one sequence, and its first token over the threshold."""
+    """The differences of one sequence, rollout - training."""
 
     tokens: int
     mean: float
     mean_absolute: float
-    maximum: float
-    first: TokenDiff | None
+    maximum: float  # of the absolute differences
+    units: float  # the largest difference, in roundings of the log-probability in float32
+    first: TokenDiff | None  # over the threshold
 
 
 @dataclass(frozen=True)
 class LogpDiff:
-    """The result. per_token: rollout - training, 0 outside the mask. first_token: the mean difference of the first
-    response tokens, which prefill computes; decode: of the later ones."""
+    """The result of a comparison."""
 
-    value: float
+    value: float  # logp_diff
     mean_absolute: float
     threshold: float
     sequences: list[SequenceDiff]
-    per_token: NDArray[np.float64]
-    first_token: float
-    decode: float
+    per_token: NDArray[np.float64]  # rollout - training, 0 outside the mask
+    first_token: float  # mean absolute difference of the first response tokens, which prefill computes
+    decode: float  # of the later ones; 0 where there are none
 
     @property
     def first(self) -> TokenDiff | None:
@@ -72,15 +69,15 @@ class LogpDiff:
         return not abs(self.value) <= self.threshold
 
     @property
-    def cancels(self) -> bool:
-        """Whether only the mean absolute difference is over the threshold."""
-        return not self.exceeds and not self.mean_absolute <= self.threshold
+    def prefill_over(self) -> int:
+        """Return how many sequences are over the threshold at their first response token."""
+        return sum(one.first is not None and one.first.response == 0 for one in self.sequences)
 
     @property
     def verdict(self) -> str:
         if self.exceeds:
             return OVER
-        return CANCEL if self.cancels else WITHIN
+        return WITHIN if self.mean_absolute <= self.threshold else CANCEL
 
 
 def logp_diff(
@@ -93,66 +90,50 @@ def logp_diff(
     """
     if not (isinstance(threshold, int | float) and math.isfinite(threshold) and threshold >= 0):
         raise NumericsError(f"the threshold is {threshold!r}; fix: give a number of at least 0")
-    a, b = as_matrix(rollout, "rollout"), as_matrix(training, "training")
-    mask = np.ones_like(a) if response_mask is None else as_matrix(response_mask, "response_mask")
+    a, b = _matrix(rollout, "rollout"), _matrix(training, "training")
+    mask = np.ones_like(a) if response_mask is None else _matrix(response_mask, "response_mask")
     for name, other in (("training", b), ("response_mask", mask)):
         if other.shape != a.shape:
             raise NumericsError(
                 f"rollout has shape {a.shape}, {name} has {other.shape}; fix: give the same sequences and tokens"
             )
-    chosen = mask != 0
     if np.isnan(mask).any():
         raise NumericsError("response_mask has NaN; fix: give 0 or 1")
-    if not a.size or not chosen.any(axis=1).all():
-        empty = (
-            "there are no sequences"
-            if not a.size
-            else f"sequence {int(np.argmin(chosen.any(axis=1)))} has none"
-        )
+    chosen = mask != 0
+    empty = np.flatnonzero(~chosen.any(axis=1))
+    if not a.size or empty.size:
+        which = f"sequence {empty[0]} has none" if a.size else "there are no sequences"
         raise NumericsError(
-            f"no response tokens to compare: {empty}; fix: leave it out, or correct response_mask"
+            f"no response tokens to compare: {which}; fix: leave it out, or correct response_mask"
         )
     with np.errstate(invalid="ignore", over="ignore"):
         per_token = np.where(chosen, np.where(chosen, a, 0) - np.where(chosen, b, 0), 0.0)
-        sequences = [
-            _sequence(
-                number, a[number], b[number], per_token[number], np.flatnonzero(chosen[number]), threshold
-            )
-            for number in range(len(a))
-        ]
-        firsts = [row[np.flatnonzero(chosen[number])[0]] for number, row in enumerate(per_token)]
-        later = [row[np.flatnonzero(chosen[number])[1:]] for number, row in enumerate(per_token)]
-        decode = [float(part.mean()) for part in later if part.size]
+        size = np.abs(per_token)
+        places = [np.flatnonzero(row) for row in chosen]
+        sequences = []
+        for number, where in enumerate(places):
+            part, first = size[number, where], None
+            over = np.flatnonzero(~(part <= threshold))
+            if over.size:
+                response, place = int(over[0]), int(where[over[0]])
+                values = float(a[number, place]), float(b[number, place])
+                first = TokenDiff(number, place, response, *values)
+            means = float(per_token[number, where].mean()), float(part.mean())
+            units = part / (FLOAT32 * np.maximum(1, np.abs(b[number, where])))
+            sequences.append(SequenceDiff(len(where), *means, float(part.max()), float(units.max()), first))
+        later = [size[number, where[1:]].mean() for number, where in enumerate(places) if len(where) > 1]
         return LogpDiff(
             value=float(np.mean([one.mean for one in sequences])),
             mean_absolute=float(np.mean([one.mean_absolute for one in sequences])),
             threshold=threshold,
             sequences=sequences,
             per_token=per_token,
-            first_token=float(np.mean(firsts)),
-            decode=float(np.mean(decode)) if decode else 0.0,
+            first_token=float(np.mean([size[number, where[0]] for number, where in enumerate(places)])),
+            decode=float(np.mean(later)) if later else 0.0,
         )
 
 
-def _sequence(
-    number: int,
-    a: NDArray[np.float64],
-    b: NDArray[np.float64],
-    row: NDArray[np.float64],
-    places: NDArray[np.intp],
-    threshold: float,
-) -> SequenceDiff:
-    size = np.abs(row[places])
-    over = np.flatnonzero(~(size <= threshold))
-    first = None
-    if over.size:
-        response = int(over[0])
-        place = int(places[response])
-        first = TokenDiff(number, place, response, float(a[place]), float(b[place]))
-    return SequenceDiff(len(places), float(row[places].mean()), float(size.mean()), float(size.max()), first)
-
-
-def as_matrix(value: Any, name: str) -> NDArray[np.float64]:
+def _matrix(value: Any, name: str) -> NDArray[np.float64]:
     """Return a matrix in float64. Tensors of any device and dtype are read."""
     if hasattr(value, "detach"):
         value = value.detach().cpu().double().numpy()

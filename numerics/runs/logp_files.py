@@ -1,0 +1,217 @@
+"""Compare log-probabilities of two files: `python -m numerics logp-diff A B` (section 2.3.3.5)."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import zipfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from numerics.dump_files import finite, write_json, writing
+from numerics.errors import NumericsError
+from numerics.rows import TableRow, text_table
+from numerics.runs.logp_diff import THRESHOLD, WITHIN, LogpDiff, SequenceDiff, TokenDiff, logp_diff
+from numerics.text_files import json_lines, read_json
+
+DESCRIPTION = """
+Compare the log-probabilities of the response tokens in two files (.npz, .npy, .json, .jsonl with log_probs and
+response_mask): the mean over tokens and sequences of rollout - training. The exit status is 0 for every verdict; it
+is 1 where a file cannot be used.
+"""
+LOGP_NAMES = ("log_probs", "log_prob", "logprobs", "logp", "rollout_log_probs", "rollout_log_prob", "old_log_probs",
+              "old_log_prob")  # fmt: skip
+MASK_NAMES = ("response_mask", "mask", "loss_mask")
+MOST_ROWS = 20  # of sequences in the table
+
+
+@dataclass(frozen=True)
+class LogpFile:
+    """Log-probabilities of one file (sequences, tokens), padded behind the end of a sequence."""
+
+    values: NDArray[np.float64]
+    mask: NDArray[np.float64]
+    has_mask: bool  # whether the file gives the mask; else all its tokens count
+
+
+def compare_files(rollout: Path, training: Path, threshold: float = THRESHOLD) -> LogpDiff:
+    """Compare two files. A mask of one file counts for both; two masks must be equal."""
+    a, b = read_logp(rollout), read_logp(training)
+    if a.values.shape != b.values.shape:
+        raise NumericsError(
+            f"{rollout} has shape {a.values.shape}, {training} has {b.values.shape}; fix: save the same sequences"
+        )
+    masks = [one.mask for one in (a, b) if one.has_mask] or [a.mask, b.mask]
+    if not np.array_equal(masks[0] != 0, masks[-1] != 0):
+        raise NumericsError(
+            f"{rollout} and {training} have different response masks; fix: save the same responses"
+        )
+    return logp_diff(a.values, b.values, masks[0], threshold)
+
+
+def read_logp(path: str | os.PathLike[str]) -> LogpFile:
+    """Read .npz or .json ({"log_probs": [[...]], "response_mask": [[...]]}), .jsonl (one sequence a line) or .npy.
+
+    A .json file may also hold a list of what the lines of a .jsonl file hold. Sequences may have different lengths.
+    NumericsError where the file cannot be used.
+    """
+    path = Path(path)
+    if path.suffix.lower() not in (".npz", ".npy", ".json", ".jsonl"):
+        raise NumericsError(f"{path} has an unknown type; fix: save it as .npz, .npy, .json or .jsonl")
+    if path.exists() and not path.is_file():
+        raise NumericsError(f"{path} is not a file; fix: give a file of log-probabilities")
+    try:
+        return _padded(*_rows(_content(path)))
+    except OSError as error:
+        raise NumericsError(
+            f"{path} cannot be read: {error.strerror or error}; fix: check its path"
+        ) from error
+    except (ValueError, TypeError, EOFError, MemoryError, zipfile.BadZipFile) as error:
+        raise NumericsError(f"{path} holds no log-probabilities: {error}; fix: save it again") from error
+
+
+def _content(path: Path) -> Any:
+    """Return what a file holds: arrays by name, or a list of sequences."""
+    match path.suffix.lower():
+        case ".json":
+            return read_json(path)
+        case ".jsonl":
+            return [content for _, content in json_lines(path)]
+    loaded = np.load(path, allow_pickle=False)
+    if isinstance(loaded, np.ndarray):
+        return list(loaded)
+    with loaded:
+        return {name: loaded[name] for name in loaded.files if name in (*LOGP_NAMES, *MASK_NAMES)}
+
+
+def _rows(content: Any) -> tuple[list[Any], list[Any] | None]:
+    """Return the log-probabilities of each sequence, and their masks. ValueError says what is wrong."""
+    if isinstance(content, list) and any(isinstance(part, dict) for part in content):
+        parts = [_rows(part) for part in content]
+        masks = [mask[0] for _, mask in parts if mask]
+        if masks and len(masks) < len(parts):
+            raise ValueError("a mask in some sequences only")
+        return [values[0] for values, _ in parts], masks or None
+    values, mask = content, None
+    if isinstance(content, dict):
+        values, mask = _named(content, LOGP_NAMES), _named(content, MASK_NAMES)
+    if not isinstance(values, list | np.ndarray) or not len(values):
+        raise ValueError(f"no list under one of the names {', '.join(LOGP_NAMES)}")
+    if np.ndim(values[0]):
+        return list(values), None if mask is None else list(mask)
+    return [values], None if mask is None else [mask]
+
+
+def _named(content: dict[str, Any], names: tuple[str, ...]) -> Any:
+    present = [name for name in names if name in content]
+    if len(present) > 1:
+        raise ValueError(f"{' and '.join(present)}, of which one is needed")
+    return content[present[0]] if present else None
+
+
+def _padded(values: list[Any], masks: list[Any] | None) -> LogpFile:
+    """Pad sequences to one length. The padding is outside the mask."""
+    rows = [np.asarray(row, dtype=np.float64) for row in values]
+    chosen = [np.asarray(row, dtype=np.float64) for row in masks or [np.ones(row.shape) for row in rows]]
+    if any(row.ndim != 1 for row in rows):
+        raise ValueError("more than one list of numbers a sequence")
+    if [row.shape for row in rows] != [row.shape for row in chosen]:
+        raise ValueError("response_mask has other lengths than log_probs")
+    width = max(map(len, rows))
+    padded = [np.stack([np.pad(row, (0, width - len(row))) for row in part]) for part in (rows, chosen)]
+    return LogpFile(padded[0], padded[1], masks is not None)
+
+
+# -- the command
+
+
+def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add logp-diff to the commands of `python -m numerics`."""
+    parser = commands.add_parser(
+        "logp-diff", description=DESCRIPTION, help="compare rollout against training"
+    )
+    parser.add_argument("rollout", type=Path, metavar="A", help="log-probabilities of rollout (sampling)")
+    parser.add_argument("training", type=Path, metavar="B", help="log-probabilities of training")
+    parser.add_argument(
+        "--threshold", type=float, default=THRESHOLD, help="of logp_diff and of a token (default 0.01)"
+    )
+    parser.add_argument("-o", "--output_path", type=Path, help="folder of logp_diff.json")
+    parser.set_defaults(run=run_logp_diff)
+
+
+def run_logp_diff(given: argparse.Namespace) -> int:
+    show(compare_files(given.rollout, given.training, given.threshold), given.output_path)
+    return 0
+
+
+def show(found: LogpDiff, folder: Path | None) -> None:
+    """Print the result: verdict, means, sequences over the threshold first, advice. folder: of logp_diff.json."""
+    ordered = sorted(enumerate(found.sequences), key=lambda pair: pair[1].first is None)
+    count = len(ordered)
+    print(
+        f"logp_diff: {found.verdict}",
+        f"{found.value:.3g}: the mean over {count} sequences of rollout - training; threshold {found.threshold:g}",
+        f"mean absolute difference {found.mean_absolute:.3g}: first response tokens (prefill alone) "
+        f"{found.first_token:.3g}, later tokens (decode) {found.decode:.3g}",
+        *text_table(_row(number, one) for number, one in ordered[:MOST_ROWS]),
+        *([f"{count - MOST_ROWS} more sequences: -o FOLDER writes them"] if count > MOST_ROWS else []),
+        advice(found),
+        sep="\n",
+    )
+    if folder:
+        path = folder / "logp_diff.json"
+        with writing(path, "give another folder by -o"):
+            write_json(path, as_json(found))
+        print(f"wrote {path}")
+
+
+def _row(number: int, one: SequenceDiff) -> TableRow:
+    """Return a sequence as a row: its first token over the threshold, with rollout as target."""
+    means = f"mean {one.mean:.3g}, absolute {one.mean_absolute:.3g}"
+    row = TableRow(f"sequence {number}", f"{one.tokens} tokens", units=one.units, evidence=means)
+    if one.first is None:
+        return row
+    place = f"token {one.first.response} (position {one.first.position})"
+    return replace(row, place=place, target=f"{one.first.rollout:.6g}", golden=f"{one.first.training:.6g}")
+
+
+def advice(found: LogpDiff) -> str:
+    """Return what to do next (sections 2.3.3.5.1 and 2.3.3.5.2).
+
+    Decoding alone differs where every first response token is within the threshold, and they differ by at most a tenth
+    of what the later tokens do.
+    """
+    if found.verdict == WITHIN:
+        return "Next: nothing to do; go on with the training (section 2.3.3)."
+    over, count = found.prefill_over, len(found.sequences)
+    if over or 10 * found.first_token > found.decode:
+        return (
+            f"Next: the prefill differs too, over the threshold in {over} of {count} sequences: record both forward "
+            "passes on one sequence and compare the records."
+        )
+    return "Next: only decoding differs: check how the KV cache is cleared, written and read."
+
+
+def as_json(found: LogpDiff) -> dict[str, Any]:
+    """Return what logp_diff.json holds. Numbers that are not finite are null."""
+    numbers = ("mean_absolute", "threshold", "first_token", "decode")
+    return {
+        "verdict": found.verdict,
+        "logp_diff": finite(found.value),
+        **{name: finite(getattr(found, name)) for name in numbers},
+        "first_over": _token(found.first),
+        "sequences": [
+            {name: finite(value) for name, value in vars(one).items() if name != "first"}
+            | {"first_over": _token(one.first)}
+            for one in found.sequences
+        ],
+        "per_token": [[finite(value) for value in row] for row in found.per_token.tolist()],
+    }
+
+
+def _token(token: TokenDiff | None) -> dict[str, Any] | None:
+    return None if token is None else {name: finite(value) for name, value in vars(token).items()}
