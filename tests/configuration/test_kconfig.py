@@ -10,6 +10,7 @@ import pytest
 from configuration import commands, rules
 from gpt2.config.config import load_config
 from gpt2.config.dotconfig import ConfigError, read_symbols
+from study.analysis.speed import SETTLED
 from tests.kconfig_commands import BASES, FRAGMENTS, STUDY, defconfig, own_defconfigs, refusal, run
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -104,11 +105,20 @@ def test_the_effective_batch_is_the_same_on_every_gpu_target():
 
 
 def test_a_study_on_a_cpu_has_a_count_and_no_limit_of_time_unless_it_is_set():
-    """A time limit gives another number of updates on every machine and under every load."""
+    """A time limit gives another number of updates on every machine and under every load.
+
+    The estimate at equal time needs an evaluation late in training.
+    """
     for tokenizer, count in (("BYTES", 800), ("GPT2", 100)):
         defconfig(f"CONFIG_TOKENIZER_{tokenizer}=y")
-        budget = load_config(".config").budget
+        config = load_config(".config")
+        budget = config.budget
         assert (budget.max_time_seconds, budget.max_tokens, budget.max_iterations) == (0, 0, count)
+        tokens, interval = (
+            count * config.batch.effective * config.model.block_size,
+            config.evaluation.interval_tokens,
+        )
+        assert any(0.5 <= point / tokens <= SETTLED for point in range(interval, tokens, interval))
     for limit in ("CONFIG_GPT2_MAX_TIME=7", "CONFIG_GPT2_MAX_TOKENS=10000000"):
         defconfig(limit)
         assert load_config(".config").budget.max_iterations == 0
