@@ -47,37 +47,31 @@ class RecordedCall:
     """A recorded call with its loaded tensors."""
 
     label: (
-        str  # of a function, as "Functional.gelu"; of a layer its class, as "torch.nn.modules.linear.Linear"
+        str  # of a function, as "Functional.gelu"; the class of a layer, as "torch.nn.modules.linear.Linear"
     )
     raw: Mapping[str, Any]  # the row of dump.json, with "input_args" and "input_kwargs"
     inputs: Mapping[str, Tensor]  # by place, as "0", "1.0", "weight"
     results: Sequence[Tensor]  # in the order of their places
     settings: Mapping[str, Any] | None = None  # of a layer; None for a function
     parameters: Mapping[str, Tensor] = field(default_factory=dict)  # of a layer, and its buffers
-    received: Sequence[Tensor | None] | None = None  # gradients of the results; None without a backward
-    passed: Sequence[Tensor | None] = ()  # gradients of the floating inputs, without those of parameters
+    received: Sequence[Tensor | None] | None = (
+        None  # of a function, gradients of the results; None without a backward
+    )
+    passed: Sequence[Tensor | None] = ()  # of a function, gradients of the floating inputs
 
 
 def replay(call: RecordedCall) -> list[Error]:
     """Return the error of each recorded result and gradient of a call, in units of rounding of its recorded inputs.
 
-    One error with why == RANDOM where the call draws random numbers. "gradient 0" is that of the first floating
-    parameter or input. NotReplayableError says why a call cannot be replayed: no function or single layer of torch, an
-    argument that a record does not hold, more than LARGEST elements, or what the call raises in float64.
+    One error with why == RANDOM where the call draws random numbers. "gradient 0" is that of the first floating input.
+    NotReplayableError says why a call cannot be replayed: no function or single layer of torch, an argument that a
+    record does not hold, or what the call raises in float64.
     """
-    function = recorded_function(call.label, call.settings, call.parameters)
-    used = [*call.parameters.values(), *call.inputs.values(), *call.results]
-    if sum(tensor.numel() for tensor in used) > LARGEST:
-        raise NotReplayableError(f"large: over {LARGEST:,} elements")
+    function = recorded_function(call.label, call.settings)
     args, kwargs = arguments(call.raw, call.inputs)
-    before = 0  # floating tensors before the inputs
     if call.settings is not None:
         args = [dict(call.parameters), *args]
-        before = sum(map(is_number, call.parameters.values()))
-    inputs = [tensor for tensor in call.inputs.values() if is_number(tensor)]
-    passed = [*[None] * before, *without_shared(inputs, call.passed)]
-    passed += [None] * (len(inputs) + before - len(passed))
-    wanted = [gradient is not None for gradient in passed]
+    passed = without_shared([tensor for tensor in call.inputs.values() if is_number(tensor)], call.passed)
     try:
         return within_rounding(
             function,
@@ -86,7 +80,7 @@ def replay(call: RecordedCall) -> list[Error]:
             results=call.results,
             received=call.received,
             passed=passed,
-            wanted=wanted,
+            wanted=[gradient is not None for gradient in passed],
         )
     except Exception as error:  # torch raises many kinds for arguments of another dtype
         raise NotReplayableError(f"{described(error)} in float64") from error
@@ -105,9 +99,7 @@ def without_shared(inputs: Sequence[Tensor], passed: Sequence[Tensor | None]) ->
     ]
 
 
-def recorded_function(
-    label: str, settings: Mapping[str, Any] | None = None, parameters: Mapping[str, Tensor] | None = None
-) -> Callable[..., Any]:
+def recorded_function(label: str, settings: Mapping[str, Any] | None = None) -> Callable[..., Any]:
     """Return the function of a recorded call. That of a layer takes its parameters and buffers first, by name."""
     group, _, name = label.rpartition(".")
     if settings is not None:
