@@ -547,7 +547,7 @@ class _Judge:
         return next((other for other in rows if other.pair.call.forward_name in names), row)
 
     def _is_harmless(self, row: CallRow) -> bool:
-        """Return whether the sides agree without a call: one returns its input, or the call around it agrees.
+        """Return whether the sides agree without a call: it returns its input, needs no gradient, or one around agrees.
 
         A backward without gradients of parameters is so where all parameters have their gradients on both sides.
         """
@@ -563,6 +563,9 @@ class _Judge:
                 other.gaps or (other.grade == UNMATCHED and other.pair.call.gradients) for other in self.rows
             )
             return forward is not None and self._outer(row) is not None and "gradient" in sides and not lost
+        floating = [value for value in call.outputs.values() if value.floating]
+        if call.is_module and not call.buffers and all(value.requires_grad is False for value in floating):
+            return True  # a pass under no_grad, whose results no compared call has received
         results = {key(value) for value in call.outputs.values()}
         if call.is_module and results <= {key(value) for value in call.inputs.values()}:
             return True

@@ -285,7 +285,8 @@ def _of_module(mine: Sequence[Call], theirs: Sequence[Call]) -> list[tuple[Call,
 
 def _received(call: Call) -> Hashable:
     inputs = ((value.shape, value.statistics, value.checksum) for value in call.inputs.values())
-    return call.type or _label(call), tuple(inputs)
+    trained = any(value.requires_grad for value in call.outputs.values())  # or under no_grad
+    return call.type or _label(call), trained, tuple(inputs)
 
 
 def _last(path: str) -> str:

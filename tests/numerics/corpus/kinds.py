@@ -373,6 +373,12 @@ def micro_batches(clipped: tuple[int, ...] = (2,), cast: str = "") -> Side:
     return Side(model=within(plain), step=run)
 
 
+def after_a_pass(model: nn.Module) -> None:
+    with torch.no_grad():
+        model(X)
+    step(model)
+
+
 def _of_micro_batches() -> Iterator[Case]:
     """A call that one side repeats shifts no pairs; weights that autocast has cast before have their gradients."""
     right = micro_batches()
@@ -383,6 +389,9 @@ def _of_micro_batches() -> Iterator[Case]:
     for name, (target, golden) in (("target", sides), ("golden side", sides[::-1])):
         title = f"autocast around all micro-batches of the {name}"
         yield Case(title, "", target, golden, verdict="equal", kinds=(NET,))
+    one = Side(model=within(plain), step=step)
+    twice = Side(model=within(plain), step=after_a_pass)
+    yield Case("a pass under no_grad before", "", twice, one, verdict="equal", kinds=(NET,))
 
 
 def _of_ranks() -> Iterator[Case]:
