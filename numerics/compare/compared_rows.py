@@ -131,8 +131,10 @@ def _row(pair: CallPair, target_record: StepRecord, golden_record: StepRecord, l
     ):
         for place in [*others, *(place for place in mine if place not in others)]:
             here, there = mine.get(place), others.get(place)
-            alone = not (here and here.dtype and there and there.dtype)
-            if alone and golden.backward and side == "output" and _is_cast(forwards[1], place):
+            lacking = [
+                of for of, value in zip(forwards, (here, there), strict=True) if not (value and value.dtype)
+            ]
+            if golden.backward and side == "output" and any(_is_cast(forward, place) for forward in lacking):
                 continue
             floor = 0.0
             if golden.late and side == "input" and there is not None:
@@ -148,10 +150,12 @@ def _is_cast(forward: Call | None, place: str) -> bool:
     """Return whether autocast casts this argument, a parameter: its gradient may pass by a copy of an earlier call."""
     if forward is None or forward.is_module:
         return False
-    given = dict(enumerate(value for value in forward.inputs.values() if value.dtype))
-    value = given.get(int(place)) if place.isdigit() else None
-    results = [other.dtype for other in forward.outputs.values() if other.floating]
-    return value is not None and value.is_parameter and value.dtype not in results
+    given = [value for value in forward.inputs.values() if value.dtype]
+    results = [value.dtype for value in forward.outputs.values() if value.floating]
+    if not place.isdigit() or int(place) >= len(given):
+        return False
+    value = given[int(place)]
+    return value.is_parameter and bool(value.requires_grad) and value.dtype not in results
 
 
 def _compare(

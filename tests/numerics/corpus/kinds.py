@@ -8,6 +8,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -389,6 +390,12 @@ def _of_micro_batches() -> Iterator[Case]:
     for name, (target, golden) in (("target", sides), ("golden side", sides[::-1])):
         title = f"autocast around all micro-batches of the {name}"
         yield Case(title, "", target, golden, verdict="equal", kinds=(NET,))
+    cut = within(lambda net, x: net.b(F.gelu(F.linear(x, net.a.weight.detach(), net.a.bias))))
+    whole = within(lambda net, x: net.b(F.gelu(F.linear(x, net.a.weight, net.a.bias))))
+    lost: dict[str, Any] = {"kinds": (NET,), "direction": "backward", "hidden": (MODULES,)}
+    casts = micro_batches((), "all"), micro_batches((), "each")
+    sides = replace(casts[0], model=cut), replace(casts[1], model=whole)
+    yield Case("a detached weight in autocast", "1", *sides, "one side", **lost)
     one = Side(model=within(plain), step=step)
     twice = Side(model=within(plain), step=after_a_pass)
     yield Case("a pass under no_grad before", "", twice, one, verdict="equal", kinds=(NET,))
