@@ -29,9 +29,8 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     pack.set_defaults(run=run_pack)
     compare = actions.add_parser("compare", description=COMPARE, help="compare two zips")
     compare.add_argument("zips", nargs="*", metavar="ZIP", help="the zips of two machines")
-    compare.add_argument(
-        "-o", "--output_path", default=os.environ.get("CHECK_OUT") or "check-config", help="folder of results"
-    )
+    out = os.environ.get("CHECK_OUT") or "check-config"
+    compare.add_argument("-o", "--output_path", type=Path, default=out, help="folder of results")
     compare.set_defaults(run=run_compare)
 
 
@@ -52,7 +51,11 @@ def run_compare(given: argparse.Namespace) -> int:
         raise NumericsError(
             f"two zips are needed, {len(zips)} given; fix: compare A.zip B.zip (make: A=A.zip B=B.zip)"
         )
-    comparison = compare_checklists(*zips)
-    written = write_comparison(comparison, Path(given.output_path))
-    print(render_terminal(comparison_document(comparison)), *(f"wrote {path}" for path in written), sep="\n")
+    rows = compare_checklists(*zips)
+    names = [Path(path).name for path in zips]
+    labels = names if names[0] != names[1] else zips
+    written = write_comparison(rows, labels, given.output_path)
+    print(
+        render_terminal(comparison_document(rows, labels)), *(f"wrote {path}" for path in written), sep="\n"
+    )
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import hashlib
 import os
 import platform
@@ -20,9 +19,9 @@ from torch import nn
 from numerics.describe import device_name, tensors_in
 from numerics.dump_files import this_rank
 from numerics.errors import NumericsError
-from numerics.setup.checklist_zip import Snapshot, write_snapshot
+from numerics.setup.checklist_zip import write_checklist
 from numerics.setup.described_model import (
-    describe_data,
+    describe_files,
     describe_inputs,
     describe_modules,
     describe_optimizer,
@@ -34,8 +33,7 @@ from numerics.setup.environment_variables import relevant_variables
 from numerics.setup.script_settings import add_setting, leaves, options, script_settings
 from numerics.setup.secrets import redact
 
-DEFAULT_ZIP = "./config_check_pack.zip"
-LONGEST_SCRIPT = 1 << 20  # characters of a script whose text is packed
+LONGEST_SCRIPT = 1 << 20  # characters of a script whose text is packed; of a longer one its digest is
 
 
 class ConfigChecker:
@@ -45,7 +43,7 @@ class ConfigChecker:
         model: packs module tree, parameters and random states; its first forward pass adds the inputs' digests.
         shell_path: scripts and configuration files of the training; their text and hyperparameters are packed.
         output_zip_path: the zip. In a distributed run rank 0 alone writes it.
-        optimizer, data: settings of an optimizer; files, folders or name -> tensor to digest.
+        optimizer, data: its settings are packed; files and folders whose digests are.
         hyperparameters: further settings, such as those of argparse; nested ones by dotted path.
     """
 
@@ -55,44 +53,39 @@ class ConfigChecker:
         self,
         model: nn.Module | None = None,
         shell_path: str | Sequence[str] | None = None,
-        output_zip_path: str | os.PathLike[str] = DEFAULT_ZIP,
+        output_zip_path: str | os.PathLike[str] = "./config_check_pack.zip",
         fmk: str = "pytorch",
         *,
         optimizer: torch.optim.Optimizer | None = None,
-        data: Iterable[str | os.PathLike[str]] | Mapping[str, Any] | None = None,
+        data: Iterable[str | os.PathLike[str]] | None = None,
         hyperparameters: Mapping[str, Any] | argparse.Namespace | None = None,
     ) -> None:
         _check_framework(fmk)
         self.path = Path(output_zip_path)
         if this_rank() != 0:
             return
-        paths = [shell_path] if isinstance(shell_path, str | os.PathLike) else list(shell_path or ())
-        sources = {name: _read(path) for name, path in _unique(Path(path) for path in paths).items()}
-        settings = _settings(sources, _mapping(hyperparameters))
-        running = _running_sources(model)
-        inner = unwrap(model) if model is not None else None
-        if optimizer is not None:
-            for key, value in describe_optimizer(optimizer, inner).items():
-                add_setting(settings, key, value)
-        states = random_states() if model is not None else {}
-        at_start = {f"{name}, at the start": text for name, text in (self._start or {}).items()}
-        texts = {
-            name: redact(content.decode("utf-8", "replace"), code=name.endswith(".py"))
-            for name, content in (running | sources).items()
+        paths = [shell_path] if isinstance(shell_path, str | os.PathLike) else shell_path or ()
+        sources = {name: _read(path) for name, path in _unique(map(Path, paths)).items()}
+        settings = _settings(sources, hyperparameters)
+        scripts = _running_sources(model) | sources
+        tables: dict[str, dict[str, str] | None] = {
+            "machine": machine(),
+            "environment": relevant_variables(os.environ),
+            "packages": packages(),
+            "data": dict(entry for path in data for entry in describe_files(Path(path))) if data else None,
+            "scripts": {name: _packed(name, text) for name, text in scripts.items()},
         }
-        self.snapshot = Snapshot(
-            machine=machine(),
-            environment=relevant_variables(os.environ),
-            packages=packages(),
-            hyperparameters={name: " and ".join(sorted(values)) for name, values in settings.items()} or None,
-            random=at_start | states or None,
-            data=describe_data(data) if data is not None else None,
-            modules=describe_modules(inner) if inner is not None else None,
-            parameters=describe_parameters(inner) if inner is not None else None,
-            scripts={name: {"sha256": _sha256(text)} for name, text in texts.items()} or None,
-            texts={name: text for name, text in texts.items() if len(text) <= LONGEST_SCRIPT},
-        )
-        write_snapshot(self.snapshot, self.path)
+        if model is not None:
+            inner = unwrap(model)
+            at_start = {f"{name}, at the start": text for name, text in (self._start or {}).items()}
+            tables["model"], tables["weights"] = describe_modules(inner), describe_parameters(inner)
+            tables["random"] = at_start | random_states()
+        if optimizer is not None:
+            for key, value in describe_optimizer(optimizer, unwrap(model) if model else None).items():
+                add_setting(settings, key, value)
+        tables["hyperparameters"] = {name: " and ".join(sorted(values)) for name, values in settings.items()}
+        self.tables = {name: table for name, table in tables.items() if table}
+        write_checklist(self.tables, self.path)
         if model is not None:
             self._hook = model.register_forward_pre_hook(
                 torch.compiler.disable(self._first_forward), with_kwargs=True
@@ -101,14 +94,12 @@ class ConfigChecker:
     def _first_forward(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         """Add the inputs of the first forward pass to the zip."""
         self._hook.remove()
-        inputs = describe_inputs(tensors_in((args, kwargs)))
-        data = {**(self.snapshot.data or {}), **inputs}
-        self.snapshot = dataclasses.replace(self.snapshot, data=data)
-        write_snapshot(self.snapshot, self.path)
+        self.tables["data"] = self.tables.get("data", {}) | describe_inputs(tensors_in((args, kwargs)))
+        write_checklist(self.tables, self.path)
 
     @classmethod
     def apply_patches(cls, fmk: str = "pytorch") -> None:
-        """Note the random states at the start of a script; the zip has them beside those after the model was built."""
+        """Note the random states at the start of a script, which the zip then has as well."""
         _check_framework(fmk)
         cls._start = random_states()
 
@@ -124,7 +115,6 @@ def machine() -> dict[str, str]:
     return {
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
-        "torch": torch.__version__,
         "CUDA": str(torch.version.cuda or "none"),
         "ROCm": str(torch.version.hip or "none"),
         "cuDNN or MIOpen": str(cudnn.version() if cudnn.is_available() else "none"),
@@ -160,30 +150,26 @@ def packages() -> dict[str, str]:
     return found
 
 
-def _settings(sources: Mapping[str, bytes], given: Mapping[str, Any]) -> dict[str, set[str]]:
+def _settings(
+    sources: Mapping[str, str], given: Mapping[str, Any] | argparse.Namespace | None
+) -> dict[str, set[str]]:
     """Return the settings of files, of the command line and of the caller."""
     found: dict[str, set[str]] = {}
-    for name, content in sources.items():
-        text = content.decode("utf-8", "replace")
+    for name, text in sources.items():
         for key, values in script_settings(name, text).items():
             found.setdefault(key, set()).update(values)
     is_command = sys.argv[0].endswith(os.path.join("numerics", "__main__.py"))
+    given = vars(given) if isinstance(given, argparse.Namespace) else given or {}
     for key, value in [*(() if is_command else options(sys.argv[1:])), *leaves(given)]:
         add_setting(found, key, value)
     return found
 
 
-def _mapping(given: Mapping[str, Any] | argparse.Namespace | None) -> Mapping[str, Any]:
-    if given is None or isinstance(given, Mapping):
-        return given or {}
-    return vars(given)
-
-
-def _read(path: Path) -> bytes:
+def _read(path: Path) -> str:
     if path.exists() and not path.is_file():
         raise NumericsError(f"{path} is not a file; fix: give scripts and configuration files")
     try:
-        return path.read_bytes()
+        return path.read_bytes().decode("utf-8", "replace")
     except OSError as error:
         raise NumericsError(f"{path} cannot be read: {error.strerror}; fix: check its path") from error
 
@@ -192,25 +178,24 @@ def _unique(paths: Iterable[Path]) -> dict[str, Path]:
     """Return name -> path; a name that is taken gets a number."""
     found: dict[str, Path] = {}
     for path in paths:
-        name, number = path.name.encode("utf-8", "replace").decode(), 2
-        while name in found:
-            name, number = f"{path.stem}-{number}{path.suffix}", number + 1
-        found[name] = path
+        name = path.name.encode("utf-8", "replace").decode()
+        found[f"{path.stem}-{len(found) + 1}{path.suffix}" if name in found else name] = path
     return found
 
 
-def _running_sources(model: nn.Module | None) -> dict[str, bytes]:
+def _running_sources(model: nn.Module | None) -> dict[str, str]:
     """Return the main script, and the files of the model's classes outside torch, by name."""
     if model is None:
         return {}
-    modules = {"__main__": None} | {type(module).__module__: None for module in model.modules()}
     found = {}
-    for name in modules:
+    for name in {"__main__": None} | {type(module).__module__: None for module in model.modules()}:
         file = getattr(sys.modules.get(name), "__file__", None) or ""
         if file.endswith(".py") and not name.startswith("torch.") and Path(file).is_file():
             found[Path(file).name if name == "__main__" else f"{name}.py"] = _read(Path(file))
     return found
 
 
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+def _packed(name: str, text: str) -> str:
+    """Return the text of a script without secrets."""
+    text = redact(text, code=name.endswith(".py"))
+    return text if len(text) <= LONGEST_SCRIPT else f"sha256 {hashlib.sha256(text.encode()).hexdigest()}"

@@ -1,11 +1,10 @@
-"""Describe a model, an optimizer, data and random states for a checklist."""
+"""Describe a model, an optimizer, data and random states as the tables of a checklist: entry -> value."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from numerics.describe import NoValuesError, module_settings
 from numerics.errors import NumericsError
 from numerics.record.tensor_digest import digest
 from numerics.setup.checklist_rows import NO_DIGEST
-from numerics.setup.checklist_zip import FIRST_FORWARD, Table
 
 # Names that wrappers put into the path of a module.
 WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"}
@@ -36,40 +34,33 @@ def unwrap(model: nn.Module) -> nn.Module:
     return model
 
 
-def describe_modules(model: nn.Module) -> Table:
-    """Return path -> class, settings, representation and mode of each module."""
-    found: Table = {}
-    for name, module in model.named_modules():
-        if any(child in WRAPPERS for child, _ in module.named_children()):
-            continue  # the wrapped module has its name
-        settings = {key: str(value) for key, value in module_settings(module).items()}
-        found[canonical_name(name) or "(model)"] = {**settings, "representation": module.extra_repr()}
-    return found
+def describe_modules(model: nn.Module) -> dict[str, str]:
+    """Return "path: setting" -> value of each module: its class, plain attributes and mode."""
+    return {
+        f"{canonical_name(name) or '(model)'}: {key}": str(value)
+        for name, module in model.named_modules()
+        if not any(child in WRAPPERS for child, _ in module.named_children())  # the inner module has its name
+        for key, value in module_settings(module).items()
+    }
 
 
-def describe_parameters(model: nn.Module) -> Table:
-    """Return name -> shape, dtype, digest and norm of each parameter and buffer. Tied ones name their first name."""
-    found: Table = {}
+def describe_parameters(model: nn.Module) -> dict[str, str]:
+    """Return "name: form" and "name: values" of each parameter and buffer. A tied one names the first of its names."""
+    found: dict[str, str] = {}
     first: dict[int, str] = {}
     parameters = model.named_parameters(remove_duplicate=False)
     buffers = model.named_buffers(remove_duplicate=False)
     for kind, tensors in (("parameter", parameters), ("buffer", buffers)):
         for full, tensor in tensors:
-            name, lazy = canonical_name(full), is_lazy(tensor)
-            found[name] = {
-                "kind": kind,
-                "shape": "not initialised"
-                if lazy
-                else "nested"
-                if tensor.is_nested
-                else str(tuple(tensor.shape)),
-                "dtype": str(tensor.dtype).removeprefix("torch."),
-                "trained": str(tensor.requires_grad),
-                "tied": first.get(id(tensor), ""),
-            }
-            if id(tensor) not in first and not lazy:
+            name = canonical_name(full)
+            shape = "of unknown shape" if is_lazy(tensor) or tensor.is_nested else str(tuple(tensor.shape))
+            trained = "trained" if tensor.requires_grad else "not trained"
+            tied = f", tied to {first[id(tensor)]}" if id(tensor) in first else ""
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            found[f"{name}: form"] = f"{kind} {dtype} {shape}, {trained}{tied}"
+            if not tied and not is_lazy(tensor):
                 first[id(tensor)] = name
-                found[name] |= {"digest": tensor_digest(tensor), "norm": _norm(tensor)}
+                found[f"{name}: values"] = f"{_norm(tensor)}digest {tensor_digest(tensor)}"
     return found
 
 
@@ -88,7 +79,9 @@ def _norm(tensor: Tensor) -> str:
     if not tensor.is_floating_point() or tensor.is_meta or tensor.is_nested or tensor.layout != torch.strided:
         return ""
     value = tensor.detach()
-    return f"{float(torch.linalg.vector_norm(value.float() if value.element_size() < 4 else value)):.6g}"
+    return (
+        f"norm {float(torch.linalg.vector_norm(value.float() if value.element_size() < 4 else value)):.6g}, "
+    )
 
 
 def describe_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module | None) -> dict[str, str]:
@@ -98,62 +91,41 @@ def describe_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module | None
     found = {"optimizer": type(optimizer).__qualname__}
     for number, group in enumerate(optimizer.param_groups):
         members = sorted(names.get(id(value), "?") for value in group["params"])
-        found |= {
-            f"optimizer.group{number}.{key}": str(value) for key, value in group.items() if key != "params"
-        }
         code = hashlib.sha256("\n".join(members).encode()).hexdigest()[:12]
-        found[f"optimizer.group{number}.parameters"] = f"{len(members)} parameters ({code})"
+        settings = {**group, "params": f"{len(members)} parameters ({code})"}
+        found |= {f"optimizer.group{number}.{key}": str(value) for key, value in settings.items()}
     return found
 
 
 def describe_inputs(tensors: Iterable[Tensor]) -> dict[str, str]:
     """Return place -> type, shape and digest of the inputs of the first forward pass."""
     return {
-        f"{FIRST_FORWARD}, input {number}": f"{tensor.dtype} {tuple(tensor.shape)} digest {tensor_digest(tensor)}"
+        f"first forward, input {number}": f"{tensor.dtype} {tuple(tensor.shape)} digest {tensor_digest(tensor)}"
         for number, tensor in enumerate(tensors)
     }
 
 
-def describe_data(data: Iterable[str | os.PathLike[str]] | Mapping[str, Any]) -> dict[str, str]:
-    """Return name -> digest. data: files or folders, or name -> file, folder, tensor or array."""
-    if isinstance(data, str | os.PathLike):
-        data = [data]
-    named = data.items() if isinstance(data, Mapping) else ((Path(path).name, path) for path in data)
-    found: dict[str, str] = {}
-    for name, value in named:
-        if isinstance(value, str | os.PathLike):
-            found |= dict(_files(str(name), Path(value)))
-        else:
-            tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
-            found[str(name)] = f"{tuple(tensor.shape)} digest {tensor_digest(tensor)}"
-    return found
-
-
-def _files(name: str, path: Path) -> Iterator[tuple[str, str]]:
+def describe_files(path: Path) -> Iterator[tuple[str, str]]:
     """Yield the name and the SHA-256 of a file, or of each file in a folder."""
     try:
         files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
         for file in files:
             with file.open("rb") as content:
                 code = hashlib.file_digest(content, "sha256").hexdigest()
-            inner = "" if file == path else f"/{file.relative_to(path).as_posix()}"
-            yield f"{name}{inner}", f"{file.stat().st_size} bytes sha256 {code}"
+            name = file.relative_to(path.parent).as_posix()
+            yield name, f"{file.stat().st_size} bytes sha256 {code}"
     except OSError as error:
         raise NumericsError(f"{path} cannot be read: {error.strerror}; fix: check its path") from error
 
 
 def random_states() -> dict[str, str]:
     """Return generator -> digest of its state, and torch's seed."""
-    python, numpys = random.getstate(), numpy.random.get_state(legacy=False)
-    numpys = {
-        **numpys,
-        "state": {name: str(numpy.asarray(value).tolist()) for name, value in numpys["state"].items()},
-    }
+    name, keys, *position = numpy.random.get_state()
+    texts = {"Python's random": repr(random.getstate()), "numpy": f"{name} {list(keys)} {position}"}
     states = {
         "seed of torch": str(torch.initial_seed()),
         "state of torch on the CPU": tensor_digest(torch.get_rng_state()),
-        "state of Python's random": hashlib.sha256(repr(python).encode()).hexdigest()[:16],
-        "state of numpy": hashlib.sha256(repr(numpys).encode()).hexdigest()[:16],
+        **{f"state of {key}": hashlib.sha256(text.encode()).hexdigest()[:16] for key, text in texts.items()},
     }
     device = torch.accelerator.current_accelerator(check_available=True)
     module: Any = torch.get_device_module(device) if device else None

@@ -1,7 +1,7 @@
 """Read settings from training scripts and configuration files.
 
-Shell: `--name value`, `name=value`. Python: constants, defaults of argparse, arguments of classes. JSON, TOML and YAML:
-leaves by dotted path. All names of a side form one table, because scripts of two machines have different names.
+Shell: `--name value`, `name=value`. JSON, TOML and YAML: leaves by dotted path. All names of a side form one table,
+because scripts of two machines have different names. Python gives none: its text is compared.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from numerics.setup.secrets import REMOVED, is_secret
 
-ALIASES = {"lr": "learning_rate", "wd": "weight_decay", "bs": "batch_size", "bsz": "batch_size"}
+ALIASES = {"lr": "learning_rate", "wd": "weight_decay", "bs": "batch_size"}
 
 
 def script_settings(name: str, text: str) -> dict[str, set[str]]:
@@ -31,7 +31,7 @@ def script_settings(name: str, text: str) -> dict[str, set[str]]:
             case "yaml" | "yml":
                 pairs = list(_yaml(text))
             case "py":
-                pairs = list(_python(ast.parse(text)))
+                pairs = []
             case _:
                 pairs = list(_shell(text))
     except (ValueError, SyntaxError, RecursionError, MemoryError):
@@ -115,27 +115,3 @@ def options(words: list[str]) -> Iterator[tuple[str, str]]:
             after = words[number + 1] if number + 1 < len(words) else "--"
             has_value = not after.startswith("-") or re.fullmatch(r"-[\d.]+(e-?\d+)?", after)
             yield word, after if has_value else "true"
-
-
-def _python(tree: ast.Module) -> Iterator[tuple[str, Any]]:
-    for node in tree.body:
-        if isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names = [target.id for target in targets if isinstance(target, ast.Name)]
-            yield from ((name, value) for name in names for value in _literals(node.value))
-    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
-        name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-        given = {part.arg: value for part in call.keywords if part.arg for value in _literals(part.value)}
-        if name == "add_argument":
-            names = [text for argument in call.args for text in _literals(argument) if isinstance(text, str)]
-            yield from ((names[-1], given["default"]) for _ in given if names and "default" in given)
-        elif name[:1].isupper():
-            yield from ((f"{name}.{key}", value) for key, value in given.items())
-
-
-def _literals(node: ast.AST | None) -> list[Any]:
-    """Return the value of a literal in a list; an empty list for other code."""
-    try:
-        return [] if node is None else [ast.literal_eval(node)]  # type: ignore[arg-type]
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return []

@@ -12,11 +12,8 @@ from pathlib import Path
 
 from configuration.arguments import command_arguments
 from gpt2.artifacts import run_record
-from gpt2.config.config import Config
-from gpt2.config.dotconfig import read_symbols
-from gpt2.hardware.resolve import export_environment
 from gpt2.system.errors import UserError, run_command
-from numerics.setup.checklist_zip import Snapshot, Table, write_snapshot
+from numerics.setup.checklist_zip import Tables, write_checklist
 from numerics.setup.script_settings import add_setting
 from study.compare.load import read_settings
 
@@ -31,21 +28,22 @@ def main() -> int:
     if given.run is None or not given.run.is_dir():
         raise UserError(f"RUN={given.run or ''} is not a folder; {USAGE}")
     path = given.out or Path(f"{given.run.resolve().name}.zip")
-    write_snapshot(run_snapshot(given.run), path)
+    write_checklist(run_checklist(given.run), path)
     print(f"wrote {path}")
     return 0
 
 
-def run_snapshot(run_dir: Path) -> Snapshot:
+def run_checklist(run_dir: Path) -> Tables:
     """Return what a run recorded. UserError where it has not recorded its machine, or a file is unreadable."""
     record = run_record.load_given(run_dir)
     environment, target, prints = record.environment, record.target, record.fingerprint
     if environment is None or target is None or prints is None:
         raise UserError(f"{run_dir} has not recorded its machine and data; fix: train it with `make`")
     settings: dict[str, set[str]] = {}
-    recorded = {**(read_settings(run_dir) or {}), "PRECISION": target.dtype, "SEED": record.seed}
-    for name, value in recorded.items():
-        add_setting(settings, name, value)
+    recorded = {"VARIANT": record.variant, "PRECISION": target.dtype, "SEED": record.seed}
+    for name, value in {**(read_settings(run_dir) or {}), **recorded}.items():
+        if name not in ("SEEDS", "VARIANTS"):  # of its study
+            add_setting(settings, name, value)
     machine = {
         "python": environment.python,
         "platform": environment.platform,
@@ -59,38 +57,19 @@ def run_snapshot(run_dir: Path) -> Snapshot:
         "deterministic algorithms": environment.deterministic,
     }
     packages = {"torch": target.torch, "numpy": environment.numpy, "triton": environment.triton}
-    return Snapshot(
-        machine={name: "none" if value is None else str(value) for name, value in machine.items()},
-        environment={name: str(value) for name, value in environment.variables.items()},
-        packages={name: version for name, version in packages.items() if version},
-        hyperparameters={name: " and ".join(sorted(values)) for name, values in settings.items()},
-        data={
+    return {
+        "machine": {name: "none" if value is None else str(value) for name, value in machine.items()},
+        "environment": {name: str(value) for name, value in environment.variables.items()},
+        "packages": {name: version for name, version in packages.items() if version},
+        "hyperparameters": {name: " and ".join(sorted(values)) for name, values in settings.items()},
+        "data": {
             "training text": prints.data,
             "tokenizer": prints.tokenizer,
             "validation text": prints.validation,
         },
-        modules=_modules(record.variant or "", run_dir),
-        parameters={"initial weights": {"digest": prints.initial_weights}},
-        scripts={name: {"sha256": str(digest)} for name, digest in environment.code.items()},
-    )
-
-
-def _modules(name: str, run_dir: Path) -> Table:
-    """Describe the model of a run without its weights."""
-    export_environment()  # before torch is imported
-    import torch
-
-    from gpt2.train.step import build_model
-    from numerics.setup.described_model import describe_modules
-    from ra.settings import AlternationSettings
-    from ra.variants import variant
-
-    symbols = read_symbols(run_dir / "config")
-    config = Config.from_symbols(symbols).model
-    with torch.device("meta"):
-        chosen = variant(name, config, AlternationSettings.from_symbols(symbols))
-        model = build_model(chosen.model, chosen.parts)
-    return describe_modules(model)
+        "weights": {"initial weights: values": f"digest {prints.initial_weights}"},
+        "scripts": {name: f"sha256 {digest}" for name, digest in environment.code.items()},
+    }
 
 
 if __name__ == "__main__":

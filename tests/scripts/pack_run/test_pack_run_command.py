@@ -76,18 +76,15 @@ def test_a_difference_of_two_runs_is_named(
     same = pack(monkeypatch, recorded(tmp_path / "c", config_file), tmp_path / "c.zip")
     assert a.read_bytes() == same.read_bytes()
     b = pack(monkeypatch, recorded(tmp_path / "b", config_file, change=change), tmp_path / "b.zip")
-    found = [check for check in compare_checklists(a, b).checks if check.status not in (EQUAL, NOT_RECORDED)]
+    found = [check for check in compare_checklists(a, b) if check.status not in (EQUAL, NOT_RECORDED)]
     assert [(check.group, check.subject, check.status) for check in found] == [(group, subject, grade)]
 
 
-def test_another_variant_differs_in_its_attention(
-    tmp_path: Path, config_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_variant_is_fatal(tmp_path: Path, config_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a = pack(monkeypatch, recorded(tmp_path, config_file), tmp_path / "a.zip")
     b = pack(monkeypatch, recorded(tmp_path, config_file, "RAALL"), tmp_path / "b.zip")
-    found = [check.subject for check in compare_checklists(a, b).checks if check.group == "model"]
-    assert found
-    assert all(subject.endswith(".attention: class") for subject in found)
+    fatal = [check.subject for check in compare_checklists(a, b) if check.status == FATAL]
+    assert fatal == ["variant"]
 
 
 def test_unusable_runs_are_errors(tmp_path: Path, config_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
