@@ -1,15 +1,4 @@
-"""`python -m numerics`: one command for each subcommand of accuracy debugging.
-
-compare -tp TARGET -gp GOLDEN -o OUT: compare two records (section 4.5). diagnose A B: diagnose two loss curves (section
-2.3). check-config: pack and compare the checklist of two machines (sections 2.1 and 4.8). logp-diff A B: compare
-log-probabilities of rollout and training (section 2.3.3.5). oracle RECORD: each operation of a step against float64 on
-the CPU (section 2.4.1).
-view -tp RECORD -o PAGE: the tree of one record (section 4.4). monitor RUN: what is wrong in the tables of a monitor
-(section 4.6). trend A [B]: trends of monitored tensors (section 4.7).
-stress: golden computations over and over, to find a faulty device (section 2.3.2.3).
-record, repeat, fix and bisect FILE.py:FUNCTION, which returns a step: record it, is it reproducible (section 2.3.2),
-replace computations of it, which module gives a symptom (section 2.4.2).
-"""
+"""`python -m numerics COMMAND`: accuracy debugging of any torch program. --help lists the commands."""
 
 from __future__ import annotations
 
@@ -20,8 +9,9 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from numerics.diagnose.diagnosis import DESCRIPTION, add_arguments, run_diagnose
+from numerics.diagnose.diagnosis import add_commands as add_diagnose
 from numerics.errors import NumericsError, UserError
 from numerics.monitor.invariants import add_command as add_monitor
 from numerics.oracle.command import add_commands as add_oracle
@@ -45,48 +35,11 @@ tree of two records is a file of compare.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m numerics")
+    """Run one command. Returns its exit status; a wrong input is one line on stderr and 1."""
+    parser = argparse.ArgumentParser(prog="python -m numerics", description="Why do two runs differ?")
     commands = parser.add_subparsers(dest="command", required=True)
-    compare = commands.add_parser("compare", description=COMPARE, help="compare two records")
-    default = {
-        name: os.environ.get(f"COMPARE_{name}") or None for name in ("A", "B", "OUT")
-    }  # set by the Makefile
-    compare.add_argument(
-        "-tp", "--target_path", default=default["A"], help="the record to judge: dump, step or rank"
-    )
-    compare.add_argument("-gp", "--golden_path", default=default["B"], help="the record to compare with")
-    compare.add_argument(
-        "-o", "--output_path", default=default["OUT"] or "compare-records", help="folder of results"
-    )
-    compare.add_argument(
-        "-aa", "--envelope", type=Path, help="a second golden record, which may differ by rounding"
-    )
-    compare.add_argument(
-        "--map", type=Path, help="JSON, {target name: golden name}: names of modules or calls"
-    )
-    compare.add_argument(
-        "--ranks",
-        choices=("equal", "merged"),
-        default="equal",
-        help="merged: ranks share a golden rank's work",
-    )
-    compare.set_defaults(run=run_compare)
-    diagnosing = commands.add_parser("diagnose", description=DESCRIPTION, help="diagnose two loss curves")
-    add_arguments(diagnosing)
-    diagnosing.set_defaults(run=run_diagnose)
-    add_checklist(commands)
-    add_logp(commands)
-    add_monitor(commands)
-    add_trend(commands)
-    add_oracle(commands)
-    add_repeat(commands)
-    add_record(commands)
-    add_search(commands)
-    add_stress(commands)
-    view = commands.add_parser("view", description=VIEW, help="the tree of one record")
-    view.add_argument("-tp", "--target_path", type=Path, required=True, help="the record: dump, step or rank")
-    view.add_argument("-o", "--output_path", type=Path, default=Path("tree.html"), help="the page")
-    view.set_defaults(run=run_view)
+    for add in COMMANDS:
+        add(commands)
     given = parser.parse_args(arguments)
     try:
         status: int = given.run(given)
@@ -98,6 +51,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         fix = "check the path and its permissions"
         return _failed(f"{error.filename} cannot be used: {error.strerror}; fix: {fix}")
+
+
+def add_compare(commands: Any) -> None:
+    names = ("A", "B", "OUT")  # set by the Makefile
+    default = {name: os.environ.get(f"COMPARE_{name}") or None for name in names}
+    parser = commands.add_parser("compare", description=COMPARE, help="compare two records")
+    parser.add_argument("-tp", "--target_path", default=default["A"], help="the record to judge")
+    parser.add_argument("-gp", "--golden_path", default=default["B"], help="the record to compare with")
+    out = default["OUT"] or "compare-records"
+    parser.add_argument("-o", "--output_path", default=out, help="folder of results")
+    envelope = "a second golden record, which may differ by rounding"
+    parser.add_argument("-aa", "--envelope", type=Path, help=envelope)
+    parser.add_argument(
+        "--map", type=Path, help="JSON, {target name: golden name}: names of modules or calls"
+    )
+    merged = "merged: ranks share a golden rank's work"
+    parser.add_argument("--ranks", choices=("equal", "merged"), default="equal", help=merged)
+    parser.set_defaults(run=run_compare)
+
+
+def add_view(commands: Any) -> None:
+    parser = commands.add_parser("view", description=VIEW, help="the tree of one record")
+    parser.add_argument(
+        "-tp", "--target_path", type=Path, required=True, help="the record: dump, step or rank"
+    )
+    parser.add_argument("-o", "--output_path", type=Path, default=Path("tree.html"), help="the page")
+    parser.set_defaults(run=run_view)
 
 
 def _failed(message: str) -> int:
@@ -159,6 +139,21 @@ def run_view(given: argparse.Namespace) -> int:
     print(f"wrote {given.output_path}")
     return 0
 
+
+COMMANDS = (
+    add_diagnose,
+    add_checklist,
+    add_record,
+    add_compare,
+    add_view,
+    add_monitor,
+    add_trend,
+    add_oracle,
+    add_repeat,
+    add_stress,
+    add_search,
+    add_logp,
+)
 
 if __name__ == "__main__":
     sys.exit(run_main())

@@ -27,15 +27,20 @@ status is 0 for every symptom; it is 1 where a file cannot be used.
 POINTS = 2000  # of a curve in a figure
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any) -> None:
+    """Add diagnose to the commands of `python -m numerics`."""
+    parser = commands.add_parser(
+        "diagnose", description=DESCRIPTION, help="name the symptom of two loss curves"
+    )
     parser.add_argument(
-        "first", type=Path, help="losses of the benchmark: a file, or a folder with metrics.jsonl"
+        "first", type=Path, help="losses of the benchmark: a file or a folder with metrics.jsonl"
     )
     parser.add_argument("second", type=Path, help="losses of the other run")
     parser.add_argument("-o", "--output_path", type=Path, default=Path("diagnose"), help="folder of results")
     parser.add_argument("--same", action="store_true", help="machine and settings of both runs are the same")
     parser.add_argument("--offset", type=int, help="to add to the steps of the second file")
     parser.add_argument("--dtype", choices=EPSILON, default="float32", help="of the computation")
+    parser.set_defaults(run=run_diagnose)
 
 
 def run_diagnose(given: argparse.Namespace) -> int:
@@ -69,16 +74,26 @@ def report(
     """
     rows = [*diagnosis.rows(), *more]
     page, data = folder / "diagnose.html", folder / "diagnose.json"
+    rule, section = SYMPTOMS[diagnosis.symptom]
+    content = {
+        "runs": [side.name for side in diagnosis.pair.sides],
+        **vars(diagnosis.finding),
+        "rule": rule,
+        "section": section,
+        "common_steps": len(diagnosis.pair.steps),
+        "offset": diagnosis.pair.offset,
+        "rows": [{name: finite(value) for name, value in vars(row).items()} for row in rows],
+        "record_step": step_to_record(diagnosis),
+        "notes": diagnosis.notes,
+        "next": list(commands),
+    }
     with writing(folder, "give another folder for the results"):
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(data, as_json(diagnosis, rows, commands))
+        write_json(data, content)
         page.write_text(render_html(_document(diagnosis, rows, commands)), encoding="utf-8")
-    nothing = (
-        "all common values are equal" if diagnosis.unequal is None else "rounding explains all differences"
-    )
     return [
         f"symptom: {diagnosis.symptom}, {len(diagnosis.pair.steps)} common steps",
-        *(text_table(rows) or [nothing]),
+        *text_table(rows),
         *(f"note: {note}" for note in diagnosis.notes),
         f"wrote {data}",
         f"wrote {page}",
@@ -86,63 +101,23 @@ def report(
     ]
 
 
-def as_json(diagnosis: Diagnosis, rows: Sequence[TableRow], commands: Sequence[str]) -> dict[str, Any]:
-    """Return what diagnose.json holds. Numbers that are not finite are null."""
-    rule, section = SYMPTOMS[diagnosis.symptom]
-    values = {"first_unequal": diagnosis.unequal, "first_beyond_rounding": diagnosis.beyond}
-    return {
-        "runs": [side.name for side in diagnosis.pair.sides],
-        **vars(diagnosis.finding),
-        "rule": rule,
-        "section": section,
-        "also": [vars(other) for other in diagnosis.findings[1:]],
-        "common_steps": len(diagnosis.pair.steps),
-        "offset": diagnosis.pair.offset,
-        **{name: value and _finite(vars(value)) for name, value in values.items()},
-        "evaluations": [_finite(vars(score)) | {"differs": score.differs} for score in diagnosis.scores],
-        "rows": [_finite(vars(row)) for row in rows],
-        "record_step": step_to_record(diagnosis),
-        "notes": diagnosis.notes,
-        "next": list(commands),
-    }
-
-
-def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: finite(value) for name, value in values.items()}
-
-
 def _document(diagnosis: Diagnosis, rows: Sequence[TableRow], commands: Sequence[str]) -> Document:
     pair, (rule, section) = diagnosis.pair, SYMPTOMS[diagnosis.symptom]
-    scores = [
-        [score.name, f"{score.first:.6g}", f"{score.second:.6g}", f"{score.relative:.2%}"]
-        for score in diagnosis.scores
-    ]
-    blocks: list[Block] = [
-        Paragraph(
-            f"{rule} (section {section} of the guide)." if rows else "No value differs beyond rounding."
-        ),
-        Section("Differences", [Table(list(HEADINGS), [row.cells for row in rows])]),
-        Section("Next", [BulletList(list(commands) or ["nothing"])]),
-        Section("Curves", [_figure(diagnosis)]),
-        Section(
-            "Evaluations", [Table(["Evaluation", *(side.name for side in pair.sides), "Difference"], scores)]
-        ),
-        Section("Notes", [BulletList(list(diagnosis.notes))]),
-    ]
-    names = " against ".join(side.name for side in pair.sides)
-    return Document(f"Symptom: {diagnosis.symptom}", blocks, f"{names}, {len(pair.steps)} common steps")
-
-
-def _figure(diagnosis: Diagnosis) -> Figure:
-    """Return both losses over the common steps."""
-    pair = diagnosis.pair
-    steps = pair.steps[:: max(1, len(pair.steps) // POINTS)].tolist()
+    steps = pair.steps[:: max(1, len(pair.steps) // POINTS)]
     traces = []
     for side, ink in zip(pair.sides, ("var(--accent)", "var(--bad)"), strict=True):
         losses = [finite(float(f"{side.losses[step]:.6g}")) for step in steps]
         traces.append(line(side.name, ink, x=steps, y=losses, marker={"size": 4, "color": ink}))
     narrow = {"margin": {"l": 62, "r": 16}, "font": {"size": 11}, "height": 320}
-    return Figure(
-        "losses",
-        figure(traces, 340, (66, 24, 12, 48), narrow, showlegend=True, xaxis=axis("step"), yaxis=axis(LOSS)),
+    curves = figure(
+        traces, 340, (66, 24, 12, 48), narrow, showlegend=True, xaxis=axis("step"), yaxis=axis(LOSS)
     )
+    blocks: list[Block] = [
+        Paragraph(f"Rule: {rule} (section {section} of the guide)."),
+        Section("Differences", [Table(list(HEADINGS), [row.cells for row in rows])]),
+        Section("Next", [BulletList(list(commands) or ["nothing"])]),
+        Section("Curves", [Figure("losses", curves)]),
+        Section("Notes", [BulletList(list(diagnosis.notes))]),
+    ]
+    names = " against ".join(side.name for side in pair.sides)
+    return Document(f"Symptom: {diagnosis.symptom}", blocks, f"{names}, {len(pair.steps)} common steps")

@@ -5,19 +5,17 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from numerics.diagnose.loss_files import Curve, LossCurve
 from numerics.errors import NumericsError
 
-Floats = NDArray[np.float64]
 LOSS, NORM = "loss", "gradient norm"
 EPSILON = {"float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10, "float64": 2.0**-52}
 # Growth of a difference within one step that rounding explains. Measured between correct kernels: 4.3 where training is
-# stable; 15 (loss) and 99 (gradient norm) with a learning rate ten times too large (docs/numerics.md).
+# stable; 15 (loss) and 99 (gradient norm) with a learning rate ten times too large (docs/diagnose.md).
 GROWTH = {LOSS: 16.0, NORM: 256.0}
 CLEARER = 10.0  # times closer must the curves be for a shift of their step numbers
 LARGEST = 1e100  # relative difference; means of it are finite
@@ -26,49 +24,50 @@ DIGITS = 500  # values that show how many digits the file has
 
 @dataclass(frozen=True)
 class DifferingValue:
-    """A value that differs. what: LOSS or NORM. relative: the difference, infinite where one is not a number."""
+    """A common value of both curves."""
 
     step: int
-    what: str
+    what: str  # LOSS or NORM
     first: float
     second: float
-    relative: float
+    relative: float  # the difference; 0 where both are equal, infinite where one is not a number
 
 
 @dataclass(frozen=True)
 class CurvePair:
-    """Two curves and their common steps. offset: added to the steps of the second curve."""
+    """Two curves and their common steps."""
 
     first: LossCurve
     second: LossCurve
-    steps: NDArray[np.int64]
+    steps: list[int]
     epsilon: float = EPSILON["float32"]
-    offset: int = 0
+    offset: int = 0  # added to the steps of the second curve
     notes: tuple[str, ...] = ()
 
     @property
     def sides(self) -> tuple[LossCurve, LossCurve]:
         return self.first, self.second
 
-    def losses(self, side: int) -> Floats:
-        return np.array([self.sides[side].losses[step] for step in self.steps.tolist()])
-
-    def differences(self, what: str = LOSS) -> dict[int, float]:
-        """Return step -> |first - second| / |first|, where both are finite.
-
-        Of losses around zero the divisor is at least their median size.
-        """
-        return {place.step: place.relative for place in self.places if place.what == what and _finite(place)}
+    def differences(self) -> dict[int, float]:
+        """Return step -> |first - second| / |first| of the loss, where both are finite."""
+        return {
+            place.step: place.relative
+            for place in self.places
+            if place.what == LOSS and math.isfinite(place.first) and math.isfinite(place.second)
+        }
 
     @functools.cached_property
     def places(self) -> list[DifferingValue]:
-        """Every common value in the order of computation: the loss of a step, then its gradient norm."""
+        """Every common value in the order of computation: the loss of a step, then its gradient norm.
+
+        The divisor of losses around zero, as of a policy gradient, is at least their median size.
+        """
         found = []
         norms = [side.gradient_norms for side in self.sides]
         losses = [loss for loss in self.first.losses.values() if math.isfinite(loss)]
-        has_both_signs = losses and min(losses) < 0 < max(losses)  # of a policy gradient
+        has_both_signs = losses and min(losses) < 0 < max(losses)
         floor = float(np.median(np.abs(losses))) if has_both_signs else 0.0
-        for step in self.steps.tolist():
+        for step in self.steps:
             found.append(_place(step, LOSS, self.first.losses[step], self.second.losses[step], floor))
             if step in norms[0] and step in norms[1]:
                 found.append(_place(step, NORM, norms[0][step], norms[1][step]))
@@ -79,16 +78,16 @@ class CurvePair:
         return next((place for place in self.places if place.relative), None)
 
     def first_beyond_rounding(self) -> DifferingValue | None:
-        """Return the first value that differs by more than rounding and its growth explain.
-
-        Explained: GROWTH^g x (epsilon + the largest difference before), for g steps since the last common one; and
-        one unit of the last digit in the file.
-        """
+        """Return the first value that differs by more than rounding and its growth explain."""
         return next((place for place, explained in self.explained() if place.relative > explained), None)
 
     def explained(self) -> Iterator[tuple[DifferingValue, float]]:
-        """Yield every common value and the relative difference that rounding explains."""
-        largest, last = 0.0, self.steps[0] - 1 if len(self.steps) else 0
+        """Yield every common value and the relative difference that rounding explains.
+
+        It is GROWTH^g x (epsilon + the largest difference before), for g steps since the last common one, and one unit
+        of the last digit in the file.
+        """
+        largest, last = 0.0, self.steps[0] - 1
         quantum = {
             LOSS: _quantum([side.losses for side in self.sides]),
             NORM: _quantum([side.gradient_norms for side in self.sides]),
@@ -112,46 +111,33 @@ def pair_curves(
     offset: to add to the steps of the second curve. By default it is 0, or 1 or -1 where one trainer counts steps from
     0 and the other from 1: where the curves are far closer so.
     """
-    notes = []
-    if not (first.numbered and second.numbered) and len(first.losses) == len(second.losses):
-        first, second = _renumbered(first, second), _renumbered(second, first)
-    for curve in (first, second):
-        if not curve.numbered and len(first.losses) != len(second.losses):
-            notes.append(
-                f"{curve.name} has no step numbers: its lines count as steps 1 to {len(curve.losses)}"
-            )
+    counts = [len(side.losses) for side in (first, second)]
+    notes = [
+        f"{side.name} has no step numbers: its lines count as steps 1 to {len(side.losses)}"
+        for side in (first, second)
+        if not side.numbered and counts[0] != counts[1]
+    ]
     if offset is None:
-        offset = _best_offset(first, second)
+        distances = {shift: _distance(first, second.shifted(shift)) for shift in (0, 1, -1)}
+        best = min(distances, key=lambda shift: distances[shift])
+        offset = best if CLEARER * distances[best] < distances[0] else 0
         if offset:
             notes.append(
                 f"the steps of {second.name} are shifted by {offset:+d}, where the curves agree best"
             )
     second = second.shifted(offset) if offset else second
-    steps = np.array(sorted(first.losses.keys() & second.losses.keys()), dtype=np.int64)
-    if not len(steps):
+    steps = sorted(first.losses.keys() & second.losses.keys())
+    if not steps:
         ranges = [f"{side.steps[0]} to {side.steps[-1]}" for side in (first, second)]
         raise NumericsError(
             f"the curves have no common step: {ranges[0]} against {ranges[1]}; fix: log both at the same steps, "
             "or give --offset"
         )
-    notes += _overlap(first, second, steps)
+    if {*counts} != {len(steps)}:
+        notes.append(
+            f"{len(steps)} common steps, {steps[0]} to {steps[-1]}, of {counts[0]} and {counts[1]} logged ones"
+        )
     return CurvePair(first, second, steps, epsilon, offset, tuple(notes))
-
-
-def _renumbered(curve: LossCurve, other: LossCurve) -> LossCurve:
-    """Give the values of a curve without step numbers the steps of the other."""
-    if curve.numbered or not other.numbered:
-        return curve
-    steps = dict(zip(curve.losses, other.losses, strict=True))
-    norms = {steps[step]: value for step, value in curve.gradient_norms.items()}
-    losses = {steps[step]: value for step, value in curve.losses.items()}
-    return replace(curve, losses=losses, gradient_norms=norms, numbered=True)
-
-
-def _best_offset(first: LossCurve, second: LossCurve) -> int:
-    distances = {offset: _distance(first, second.shifted(offset)) for offset in (0, 1, -1)}
-    best = min(distances, key=lambda offset: distances[offset])
-    return best if CLEARER * distances[best] < distances[0] else 0
 
 
 def _distance(first: LossCurve, second: LossCurve) -> float:
@@ -160,13 +146,6 @@ def _distance(first: LossCurve, second: LossCurve) -> float:
     found = [_place(step, LOSS, first.losses[step], second.losses[step]).relative for step in steps]
     enough = len(found) > 2 or (found and first.losses.keys() == second.losses.keys())
     return float(np.median(found)) if enough else math.inf
-
-
-def _overlap(first: LossCurve, second: LossCurve, steps: NDArray[np.int64]) -> list[str]:
-    if len(first.losses) == len(second.losses) == len(steps):
-        return []
-    counts = f"{len(first.losses)} and {len(second.losses)}"
-    return [f"{len(steps)} common steps, {steps[0]} to {steps[-1]}, of {counts} logged ones"]
 
 
 def _place(step: int, what: str, one: float, other: float, floor: float = 0.0) -> DifferingValue:
@@ -178,14 +157,9 @@ def _place(step: int, what: str, one: float, other: float, floor: float = 0.0) -
     return DifferingValue(step, what, one, other, min(abs(one - other) / size, LARGEST))
 
 
-def _finite(place: DifferingValue) -> bool:
-    return math.isfinite(place.first) and math.isfinite(place.second)
-
-
 def _quantum(curves: Sequence[Curve]) -> float:
     """Return the unit of the last printed digit; 0 for values of full precision."""
-    units = [_unit(list(curve.values())[:DIGITS]) for curve in curves if curve]
-    return max(units, default=0.0)
+    return max((_unit(list(curve.values())[:DIGITS]) for curve in curves), default=0.0)
 
 
 def _unit(values: Sequence[float]) -> float:

@@ -1,9 +1,7 @@
-"""Name the symptom of two training curves. Every rule is a line of SYMPTOMS; docs/numerics.md shows the same table."""
+"""Name the symptom of two training curves. Every rule is a line of SYMPTOMS; docs/diagnose.md shows the same table."""
 
 from __future__ import annotations
 
-import bisect
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,42 +25,34 @@ ERROR = "_stderr"  # in the name of a column
 
 NOT_REPRODUCIBLE, OVERFLOW, FIRST_STEP = "not reproducible", "overflow or NaN", "first-step difference"
 SPIKES, DRIFT, DOWNSTREAM = "spikes", "drift", "downstream only"
-BEYOND, NONE = "beyond rounding", "none"
+BEYOND, ROUNDING, EQUAL = "beyond rounding", "rounding", "equal"
 SYMPTOMS = {  # name -> rule, and the section of the guide with the way to the cause
-    NOT_REPRODUCIBLE: (
-        "both runs have the same machine and settings, and a loss or gradient norm differs in any bit",
-        "2.3.2",
-    ),
+    NOT_REPRODUCIBLE: ("machine and settings are the same, and a loss or norm differs in any bit", "2.3.2"),
     OVERFLOW: (
-        "a loss or gradient norm is not finite where the other run's is, and one of these holds: the other run is "
-        "finite everywhere, this run is not finite in its last steps, or this run has clearly more such steps",
+        "a loss or norm is not finite in steps where the other run's is; the last step is one of them, or the other "
+        "run has no such step or clearly fewer",
         "1.3, 2.3.1.1",
     ),
     FIRST_STEP: (
-        "the relative difference of the loss is over 1 % at the first common step, or in the mean of the first "
-        "common steps (five, at most a tenth)",
+        "the loss differs by over 1 % at the first common step, or in the mean of the first five (at most a tenth)",
         "1.3, 2.3.1.2",
     ),
     SPIKES: (
-        "one run has clearly more spikes of the loss or gradient norm than the other, such as 3 against 0 or 5 "
-        "against 1; spikes of both runs at one place do not count",
+        "one run has clearly more spikes of loss or norm; spikes of both at one place do not count",
         "1.3, 2.3.1.3",
     ),
     DRIFT: (
-        "the first steps agree, and the mean relative difference over a tenth of the common steps is over 1 % "
-        "later; spikes do not count",
+        "the first steps agree, and the mean difference over a tenth of the common steps is over 1 % later; spikes do "
+        "not count",
         "1.3, 2.3.1.3",
     ),
     DOWNSTREAM: (
-        "none of the above, and an evaluation differs by over 1 % and, where its standard error is known, by more "
-        "than 1.96 of them",
+        "only an evaluation differs, by over 1 % and, where known, by more than 1.96 standard errors",
         "1.3, 2.3.2.4",
     ),
-    BEYOND: (
-        "none of the above, and a value differs by more than the growth of rounding explains",
-        "2.3.1.2",
-    ),
-    NONE: ("no rule above applies", "1.2"),
+    BEYOND: ("a value differs by more than the growth of rounding explains", "2.3.1.2"),
+    ROUNDING: ("the growth of rounding explains every difference", "1.2"),
+    EQUAL: ("all common values are equal", "1.2"),
 }
 
 
@@ -76,15 +66,12 @@ class Score:
     error: float | None = None
 
     @property
-    def relative(self) -> float:
-        return abs(self.first - self.second) / max(abs(self.first), 1e-300)
-
-    @property
     def differs(self) -> bool:
         if not (math.isfinite(self.first) and math.isfinite(self.second)):
             return math.isfinite(self.first) != math.isfinite(self.second)
-        known = self.error is None or abs(self.first - self.second) > TWO_SIDED * self.error
-        return self.relative > TOLERANCE and known
+        difference = abs(self.first - self.second)
+        by_chance = self.error is not None and difference <= TWO_SIDED * self.error
+        return difference > TOLERANCE * abs(self.first) and not by_chance
 
 
 @dataclass(frozen=True)
@@ -98,9 +85,6 @@ class SymptomFinding:
     second: str = ""
     side: int | None = None  # 0 or 1, the run that shows it; None for both
 
-    def row(self) -> TableRow:
-        return TableRow(self.symptom, self.what, f"step {self.step}", self.second, self.first, math.nan)
-
 
 @dataclass(frozen=True)
 class Diagnosis:
@@ -110,7 +94,6 @@ class Diagnosis:
     findings: list[SymptomFinding]
     unequal: DifferingValue | None  # the first value that is unequal in any bit
     beyond: DifferingValue | None  # the first that rounding does not explain
-    scores: list[Score] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -123,8 +106,15 @@ class Diagnosis:
 
     def rows(self) -> list[TableRow]:
         """Return a row for each symptom, for the first unequal value and the first beyond rounding."""
-        rows = [finding.row() for finding in self.findings if finding.symptom != NONE]
-        for name, value in (("first unequal", self.unequal), ("first beyond rounding", self.beyond)):
+        rows = [
+            TableRow(one.symptom, one.what, f"step {one.step}", one.second, one.first, math.nan)
+            for one in self.findings
+            if one.symptom not in (BEYOND, ROUNDING, EQUAL)
+        ]
+        values = {"first unequal": self.unequal, "first beyond rounding": self.beyond}
+        if self.unequal == self.beyond:
+            del values["first unequal"]
+        for name, value in values.items():
             if value is not None:
                 texts = f"{value.second:.9g}", f"{value.first:.9g}"
                 rows.append(TableRow(name, value.what, f"step {value.step}", *texts, value.relative))
@@ -133,25 +123,25 @@ class Diagnosis:
 
 @np.errstate(over="ignore", invalid="ignore")  # losses up to the largest float
 def diagnose(pair: CurvePair, same_settings: bool = False, scores: Sequence[Score] = ()) -> Diagnosis:
-    """Apply the rules. same_settings: whether machine and settings of both runs are the same."""
+    """Apply the rules in the order of SYMPTOMS. same_settings: whether both runs have the same machine and settings."""
     unequal, beyond = pair.first_unequal(), pair.first_beyond_rounding()
-    every = [*scores, *evaluations(pair)]
     notes = [*pair.notes, *(note for side in pair.sides for note in _reading_notes(side))]
-    spikes = {what: [_spikes_of(pair, side, what) for side in (0, 1)] for what in (LOSS, NORM)}
     found = [_of(NOT_REPRODUCIBLE, unequal)] if same_settings and unequal else []
     found += [*_overflow(pair, notes), *_first_steps(pair)]
     if not any(finding.symptom == FIRST_STEP for finding in found):
-        later = [*_more_spikes(spikes, notes), *_drift(pair, spikes)]
+        spikes = {what: [_spikes_of(pair, side, what) for side in (0, 1)] for what in (LOSS, NORM)}
+        later = [*_more_spikes(spikes, notes), *_drift(pair, spikes[LOSS])]
         found += sorted(later, key=lambda finding: finding.step)
     if not found:
-        last = int(pair.steps[-1])
         found = [
-            SymptomFinding(DOWNSTREAM, last, score.name, f"{score.first:.6g}", f"{score.second:.6g}")
-            for score in every
-            if score.differs
+            SymptomFinding(DOWNSTREAM, pair.steps[-1], one.name, f"{one.first:.6g}", f"{one.second:.6g}")
+            for one in (*scores, *evaluations(pair))
+            if one.differs
         ]
-    found = found or ([_of(BEYOND, beyond)] if beyond else [])
-    return Diagnosis(pair, found or [SymptomFinding(NONE, int(pair.steps[0]))], unequal, beyond, every, notes)
+    if not found:
+        last = _of(BEYOND, beyond) if beyond else _of(ROUNDING, unequal) if unequal else None
+        found = [last or SymptomFinding(EQUAL, pair.steps[0])]
+    return Diagnosis(pair, found, unequal, beyond, notes)
 
 
 def _of(symptom: str, value: DifferingValue) -> SymptomFinding:
@@ -170,39 +160,25 @@ def _reading_notes(curve: LossCurve) -> list[str]:
 
 
 def _overflow(pair: CurvePair, notes: list[str]) -> list[SymptomFinding]:
-    """Compare the steps with values that are not finite."""
-    bad = [_not_finite(curve) for curve in pair.sides]
-    alone = [
-        [step for step in sorted(bad[side]) if _is_finite_near(pair.sides[1 - side], step, bad[1 - side])]
-        for side in (0, 1)
-    ]
+    """Compare the common steps with values that are not finite."""
+    bad: list[dict[int, str]] = [{}, {}]  # of each run: step -> loss or norm
+    for place in pair.places:
+        for side, value in enumerate((place.first, place.second)):
+            if not math.isfinite(value):
+                bad[side].setdefault(place.step, place.what)
+    alone = [sorted(bad[side].keys() - bad[1 - side].keys()) for side in (0, 1)]
+    first, second = (f"not finite in {len(steps)} steps" for steps in bad)
     found = []
-    for side, curve in enumerate(pair.sides):
-        until_end = itertools.takewhile(bad[side].__contains__, reversed(curve.steps))
-        ends = any(step in alone[side] for step in until_end)
-        frequent = more_frequent(len(alone[side]), len(alone[1 - side]))
-        if alone[side] and (not bad[1 - side] or ends or frequent):
+    for side in (0, 1):
+        ends = pair.steps[-1] in alone[side]
+        if alone[side] and (
+            ends or not bad[1 - side] or more_frequent(len(alone[side]), len(alone[1 - side]))
+        ):
             step = alone[side][0]
-            what = LOSS if not math.isfinite(curve.losses.get(step, 0.0)) else NORM
-            first, second = (f"not finite in {len(bad[place])} steps" for place in (0, 1))
-            found.append(SymptomFinding(OVERFLOW, step, what, first, second, side))
-    if not found and (both := sorted(bad[0] & bad[1])):
+            found.append(SymptomFinding(OVERFLOW, step, bad[side][step], first, second, side))
+    if not found and (both := sorted(bad[0].keys() & bad[1].keys())):
         notes.append(f"both runs have {len(both)} steps that are not finite, from step {both[0]}")
-    return sorted(found, key=lambda finding: finding.step)
-
-
-def _not_finite(curve: LossCurve) -> set[int]:
-    values = [*curve.losses.items(), *curve.gradient_norms.items()]
-    return {step for step, value in values if not math.isfinite(value)}
-
-
-def _is_finite_near(other: LossCurve, step: int, bad: set[int]) -> bool:
-    """Return whether a curve is finite at a step; where it has no value there, at the values before and after."""
-    if step in other.losses:
-        return step not in bad
-    steps = other.steps
-    place = bisect.bisect(steps, step)
-    return 0 < place < len(steps) and not {steps[place - 1], steps[place]} & bad
+    return found
 
 
 def more_frequent(count: int, other: int) -> bool:
@@ -219,78 +195,66 @@ def more_frequent(count: int, other: int) -> bool:
 def _first_steps(pair: CurvePair) -> list[SymptomFinding]:
     differences = list(pair.differences().items())
     first = differences[: max(1, min(FIRST_STEPS, len(differences) // TENTH))]
-    if not first:
-        return []
-    mean = math.fsum(value for _, value in first) / len(first)
-    if max(first[0][1], mean) <= TOLERANCE:
+    if not first or max(first[0][1], math.fsum(value for _, value in first) / len(first)) <= TOLERANCE:
         return []
     step = next(step for step, value in first if value > TOLERANCE)
     return [_of(FIRST_STEP, next(place for place in pair.places if place.step == step))]
 
 
-Spikes = dict[str, list[list[tuple[int, CurveSpike]]]]  # LOSS or NORM -> of each run: step and spike
+Spikes = list[tuple[int, CurveSpike]]  # step and spike
 
 
-def _spikes_of(pair: CurvePair, side: int, what: str) -> list[tuple[int, CurveSpike]]:
-    curve = pair.sides[side]
-    values = curve.losses if what == LOSS else curve.gradient_norms
-    other = pair.sides[1 - side].gradient_norms
-    steps = [step for step in pair.steps.tolist() if what == LOSS or (step in values and step in other)]
-    series = np.array([values[step] for step in steps])
-    return [
-        (steps[one.first], one) for one in find_spikes(series, LOSS_JUMPS if what == LOSS else NORM_JUMPS)
-    ]
+def _spikes_of(pair: CurvePair, side: int, what: str) -> Spikes:
+    curves = [curve.losses if what == LOSS else curve.gradient_norms for curve in pair.sides]
+    steps = [step for step in pair.steps if step in curves[0] and step in curves[1]]
+    series = np.array([curves[side][step] for step in steps])
+    found = find_spikes(series, LOSS_JUMPS if what == LOSS else NORM_JUMPS)
+    return [(steps[spike.first], spike) for spike in found]
 
 
-def _more_spikes(spikes: Spikes, notes: list[str]) -> list[SymptomFinding]:
+def _more_spikes(spikes: dict[str, list[Spikes]], notes: list[str]) -> list[SymptomFinding]:
     found = []
-    for what in (LOSS, NORM):
-        alone = [_without_match(spikes[what][side], spikes[what][1 - side]) for side in (0, 1)]
-        first, second = (f"{len(of_run)} spikes" for of_run in alone)
+    for what, sides in spikes.items():
+        alone = [_without_match(sides[side], sides[1 - side]) for side in (0, 1)]
+        first, second = (f"{len(steps)} spikes" for steps in alone)
         for side in (0, 1):
-            if not alone[side]:
-                continue
-            step = alone[side][0][0]
             if more_frequent(len(alone[side]), len(alone[1 - side])):
-                found.append(SymptomFinding(SPIKES, step, what, first, second, side))
-            else:
-                notes.append(f"spikes of the {what} in one run, from step {step}: {first} against {second}")
+                found.append(SymptomFinding(SPIKES, alone[side][0], what, first, second, side))
+            elif alone[side]:
+                notes.append(
+                    f"spikes of the {what} in one run, from step {alone[side][0]}: {first} against {second}"
+                )
     return found
 
 
-def _without_match(
-    mine: list[tuple[int, CurveSpike]], others: list[tuple[int, CurveSpike]]
-) -> list[tuple[int, CurveSpike]]:
-    """Return the spikes without one of the other run near; each of those matches one."""
+def _without_match(mine: Spikes, others: Spikes) -> list[int]:
+    """Return the steps of the spikes without one of the other run near; each of those matches one."""
     free = [spike for _, spike in others]
     alone = []
     for step, spike in mine:
         near = next((other for other in free if abs(other.first - spike.first) <= NEAR), None)
         if near is None:
-            alone.append((step, spike))
+            alone.append(step)
         else:
             free.remove(near)
     return alone
 
 
-def _drift(pair: CurvePair, spikes: Spikes) -> list[SymptomFinding]:
+def _drift(pair: CurvePair, spikes: Sequence[Spikes]) -> list[SymptomFinding]:
     """Find the first tenth of the common steps whose mean difference is over the tolerance, without spikes."""
-    steps = pair.steps.tolist()
-    ranges = [range(one.first, one.last + 1) for of_run in spikes[LOSS] for _, one in of_run]
-    within = {steps[place] for places in ranges for place in places}
+    every = [spike for of_run in spikes for _, spike in of_run]
+    within = {pair.steps[place] for spike in every for place in range(spike.first, spike.last + 1)}
     items = [(step, value) for step, value in pair.differences().items() if step not in within]
     width = max(1, len(items) // TENTH)
     if len(items) < 2:
         return []
-    values = np.array([value for _, value in items])
-    sums = np.cumsum([0.0, *values])
-    means = (sums[width:] - sums[:-width]) / width
-    over = np.flatnonzero(means > TOLERANCE)
+    sums = np.cumsum([0.0, *(value for _, value in items)])
+    over = np.flatnonzero((sums[width:] - sums[:-width]) / width > TOLERANCE)
     if not len(over):
         return []
     first = next(step for step, value in items[over[0] :] if value > TOLERANCE)
-    for of_run in spikes[LOSS]:  # a jump whose level stays apart
-        first = min([first, *(step for step, spike in of_run if steps.index(first) == spike.last + 1)])
+    # a jump whose level stays apart begins with a spike
+    first = min([first, *(pair.steps[one.first] for one in every if pair.steps.index(first) == one.last + 1)])
     return [_of(DRIFT, next(place for place in pair.places if place.step == first))]
 
 
@@ -326,16 +290,16 @@ def _error(table: dict[str, Curve], name: str, steps: Sequence[int], values: Seq
 
 
 def step_to_record(diagnosis: Diagnosis) -> int | None:
-    """Return the step whose record shows most (sections 2.3.1.1 to 2.3.2.2); None where all values are equal.
+    """Return the step whose record shows most (sections 2.3.1.1 to 2.3.2.2); None where rounding explains everything.
 
-    The first step that is not finite, the last common step where only evaluations differ, the first spike where nothing
-    differs beyond rounding before it, else the first step beyond rounding, else the first unequal one.
+    The first step that is not finite or reproducible, the last common step where only evaluations differ, else the
+    first step beyond rounding, or a spike before it.
     """
-    value = (
-        diagnosis.unequal if diagnosis.symptom == NOT_REPRODUCIBLE else diagnosis.beyond or diagnosis.unequal
-    )
-    if diagnosis.symptom in (OVERFLOW, DOWNSTREAM):
-        return diagnosis.finding.step
-    if diagnosis.symptom == SPIKES and (value is None or value.step > diagnosis.finding.step):
-        return diagnosis.finding.step
-    return None if value is None or diagnosis.symptom == NONE else value.step
+    symptom, step = diagnosis.symptom, diagnosis.finding.step
+    if symptom in (ROUNDING, EQUAL):
+        return None
+    if symptom in (NOT_REPRODUCIBLE, OVERFLOW, DOWNSTREAM):
+        return step
+    first = diagnosis.beyond or diagnosis.unequal
+    steps = [first.step] if first else []
+    return min([*steps, step] if symptom == SPIKES or not steps else steps)

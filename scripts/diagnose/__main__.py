@@ -57,17 +57,16 @@ def diagnose_runs(runs: Sequence[RunSide], out: Path | None) -> int:
     folder = out or default_folder("diagnose", [run.path for run in runs], [run.label for run in runs])
     refuse_results(folder)
     pair = pair_curves(runs[0].curve, runs[1].curve, None, max(run.epsilon for run in runs))
-    checks, reason = run_checks(runs)
+    checks = run_checks(runs)
     diagnosis = diagnose(pair, same_settings(checks), run_scores(runs))
     diagnosis.notes.extend(status_notes(runs))
     if checks is None:
-        diagnosis.notes.append(f"no checklist: {reason}")
+        diagnosis.notes.append("no checklist: a side has no complete run.json")
     more = [checklist_row(check) for check in worst_first(checks or []) if check.status in (FATAL, SUSPECT)]
-    if any(name in (SPIKES, OVERFLOW, DRIFT) for name in [finding.symptom for finding in diagnosis.findings]):
+    if {SPIKES, OVERFLOW, DRIFT} & {finding.symptom for finding in diagnosis.findings}:
         more += monitor_rows(runs, diagnosis.notes)
-    commands = next_commands(
-        runs, diagnosis, [check.group for check in checks or [] if check.status == FATAL]
-    )
+    fatal = {check.group for check in checks or [] if check.status == FATAL}
+    commands = next_commands(runs, diagnosis, bool(fatal & set(BLOCKING)))
     print(*report(diagnosis, more, commands, folder), sep="\n")
     return 0
 
@@ -77,9 +76,9 @@ def checklist_row(check: ChecklistRow) -> TableRow:
     return TableRow(check.group, check.subject, check.status, target, golden, math.nan, math.nan, "setting")
 
 
-def next_commands(runs: Sequence[RunSide], diagnosis: Diagnosis, fatal: Sequence[str]) -> list[str]:
-    """Return the commands that find the cause. fatal: groups of the checklist that make records incomparable."""
-    if set(fatal) & set(BLOCKING):
+def next_commands(runs: Sequence[RunSide], diagnosis: Diagnosis, blocked: bool) -> list[str]:
+    """Return the commands that find the cause. blocked: whether settings make records incomparable."""
+    if blocked:
         paths = " ".join(shlex.quote(str(run.path / "config")) for run in runs)
         return [f"make the fatal settings equal and train again: diff {paths}"]
     step = step_to_record(diagnosis)
@@ -131,11 +130,8 @@ def default_folder(command: str, paths: Sequence[Path], labels: Sequence[str]) -
 
 def refuse_results(folder: Path) -> None:
     """Refuse a study, a run or a file as the folder of results."""
-    if (
-        (folder / "runs").exists()
-        or (folder / "run.json").exists()
-        or (folder.exists() and not folder.is_dir())
-    ):
+    taken = (folder / "runs").exists() or (folder / "run.json").exists()
+    if taken or (folder.exists() and not folder.is_dir()):
         raise UserError(f"OUT={folder} is a study, a run or a file; fix: name another folder for the results")
 
 

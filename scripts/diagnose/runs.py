@@ -1,4 +1,4 @@
-"""Read two runs from the disk: losses, records of run.json, settings, and recorded steps. Needs no torch."""
+"""Read two runs from the disk: losses, records of run.json, settings, and recorded steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import cast
 
 from gpt2.artifacts import run_record
 from gpt2.artifacts.run_record import RunRecord
-from gpt2.config.dotconfig import ConfigError
 from gpt2.system.errors import UserError
 from numerics.diagnose.loss_files import LossCurve, read_curve, same_file
 from numerics.diagnose.pair import EPSILON
@@ -66,23 +65,14 @@ class RunSide:
 
     @property
     def configs(self) -> dict[str, dict[str, str] | None]:
-        try:
-            return {run.name: read_settings(self.path) for run in self.used}
-        except ConfigError:
-            return {run.name: None for run in self.used}
+        return {run.name: read_settings(self.path) for run in self.used}
 
     @property
     def epsilon(self) -> float:
         dtype = self.record.target.dtype if self.record and self.record.target else "float32"
         return EPSILON.get(dtype, EPSILON["float32"])
 
-    def missing(self) -> list[str]:
-        """Return the parts that a checklist needs and run.json lacks."""
-        return (
-            [name for name in REQUIRED if getattr(self.record, name) is None] if self.record else ["run.json"]
-        )
-
-    def record_command(self, step: int, task: str) -> str:
+    def record_command(self, step: int, task: str = "statistics") -> str:
         """Return the command that records a step, on the machine of the run."""
         if self.record is None:
             return f"record step {step} of {self.path} with numerics.PrecisionDebugger"
@@ -91,9 +81,8 @@ class RunSide:
 
     def record_folder(self, step: int) -> Path:
         """Return the folder of that record."""
-        return (
-            self.path.with_suffix(".records") if self.record is None else result_folder(self.path, "records")
-        ) / f"step{step}"
+        records = result_folder(self.path, "records") if self.record else self.path.with_suffix(".records")
+        return records / f"step{step}"
 
 
 def read_runs(paths: Sequence[Path]) -> list[RunSide]:
@@ -106,9 +95,7 @@ def read_runs(paths: Sequence[Path]) -> list[RunSide]:
         if not path.exists():
             raise UserError(f"{path} does not exist; {USAGE}")
         if (path / "runs").is_dir():
-            runs = sorted(run.name for run in (path / "runs").iterdir() if run.is_dir())
-            example = path / "runs" / (runs or ["B0"])[0]
-            raise UserError(f"{path} is a study; fix: name one of its runs, such as {example}")
+            raise UserError(f"{path} is a study; fix: name one of its runs, such as {path / 'runs/B0'}")
     return [read_run(path, label) for path, label in zip(paths, labels(paths), strict=True)]
 
 
@@ -136,10 +123,10 @@ def read_run(path: Path, label: str) -> RunSide:
     return RunSide(path, label, curve, record)
 
 
-def run_checks(sides: Sequence[RunSide]) -> tuple[list[ChecklistRow] | None, str]:
-    """Return the checklist, or None and the reason why there is none."""
-    lacking = [f"{side.label} has no {', '.join(missing)}" for side in sides if (missing := side.missing())]
-    return (None, "; ".join(lacking)) if lacking else (checklist(sides), "")
+def run_checks(sides: Sequence[RunSide]) -> list[ChecklistRow] | None:
+    """Return the checklist, or None where a run has not recorded what it needs."""
+    recorded = all(getattr(side.record, name, None) is not None for side in sides for name in REQUIRED)
+    return checklist(sides) if recorded else None
 
 
 def same_settings(checks: Sequence[ChecklistRow] | None) -> bool:

@@ -52,6 +52,6 @@ def test_correct_kernels_stay_within_half_of_the_bounds(rate: float, one_thread:
         pair = pair_curves(golden, other)
         unequal += pair.first_unequal() is not None
         assert all(place.relative <= explained / 2 for place, explained in pair.explained())
-        assert diagnose(pair).symptom == "none"
+        assert diagnose(pair).symptom in ("rounding", "equal")
     assert unequal
     assert GROWTH[LOSS] == 16
