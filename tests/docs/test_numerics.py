@@ -1,4 +1,4 @@
-"""The worked case of docs/numerics.md has the output that the page shows."""
+"""The examples of docs/{numerics,diagnose,check-config,logp-diff}.md have the output that the pages show."""
 
 from __future__ import annotations
 
@@ -23,29 +23,34 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/numerics.md").read_text(encoding="utf-8")
 
 
+def save_example(page: str, name: str, folder: Path) -> None:
+    """Save the script that a page has below the mention of its name."""
+    script = re.search(r"^    import sys\n(?:(?:    .*)?\n)*", page.partition(f"`{name}`")[2], re.MULTILINE)
+    assert script
+    (folder / name).write_text(textwrap.dedent(script[0]))
+
+
+def run_example(command: str, folder: Path) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "1234"}
+    done = subprocess.run(
+        [sys.executable, *command.split()], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "PYTHONHASHSEED" not in done.stderr
+    return done.stdout
+
+
 def test_the_worked_case_names_the_function_that_the_page_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    record = PAGE.partition("Save as `train_once.py`")[2]
-    script = re.search(r"^    import sys\n(?:(?:    .*)?\n)*", record, re.MULTILINE)
+    save_example(PAGE, "train_once.py", tmp_path)
     commands = re.findall(
         r"^    (?:PYTHONHASHSEED=1234 )?python (train_once.*|-m numerics compare .*)$", PAGE, re.MULTILINE
     )
-    assert script
     assert len(commands) == 3
-    (tmp_path / "train_once.py").write_text(textwrap.dedent(script[0]))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "1234"}
     *trainings, compare = commands
     for command in trainings:
-        done = subprocess.run(
-            [sys.executable, *command.split()],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        assert "PYTHONHASHSEED" not in done.stderr
+        run_example(command, tmp_path)
     monkeypatch.chdir(tmp_path)
     assert compare.startswith("-m numerics compare ")
     assert main(compare.split()[2:]) == 0
@@ -59,6 +64,39 @@ def test_the_worked_case_names_the_function_that_the_page_names(
     (view,) = re.findall(r"^    python (-m numerics view .*)$", PAGE, re.MULTILINE)
     assert main(view.split()[2:]) == 0
     assert (tmp_path / "tree.html").exists()
+
+
+def test_the_example_of_diagnose_has_the_symptom_of_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "docs/diagnose.md").read_text(encoding="utf-8")
+    save_example(page, "losses.py", tmp_path)
+    commands = re.findall(r"`python (losses.py \w+) > (\w+.txt)`", page)
+    assert len(commands) == 2
+    for command, file in commands:
+        (tmp_path / file).write_text(run_example(command, tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert main(["diagnose", *(file for _, file in commands)]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("symptom", "next"))]
+    assert set(lines) <= {line.strip() for line in page.splitlines()}
+
+
+def test_the_example_of_the_checklist_has_the_rows_of_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "docs/check-config.md").read_text(encoding="utf-8")
+    save_example(page, "train_checked.py", tmp_path)
+    commands = re.findall(r"`python (train_checked.py .*?)`", page)
+    assert len(commands) == 2
+    for command in commands:
+        (tmp_path / "run.sh").write_text(f"python {command}\n")
+        run_example(command, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert main(["check-config", "compare", "a.zip", "b.zip"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    shown = re.search(r"^    Checklist: fatal\n(?:(?:    .*)?\n)*", page, re.MULTILINE)
+    assert shown
+    assert set(filter(None, map(str.strip, shown[0].splitlines()))) <= {line.strip() for line in printed}
 
 
 def test_the_configuration_of_the_page_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +124,8 @@ def test_the_table_of_settings_has_every_default_and_every_argument() -> None:
 
 
 def test_the_files_of_log_probabilities_of_the_page_are_read(tmp_path: Path) -> None:
-    examples = re.findall(r"^\| `.json` \| `(.*?)`:", PAGE, re.MULTILINE)
+    page = (ROOT / "docs/logp-diff.md").read_text(encoding="utf-8")
+    examples = re.findall(r"^\| `.json` \| `(.*?)`:", page, re.MULTILINE)
     assert len(examples) == 2
     paths = [tmp_path / "a.json", tmp_path / "b.json"]
     for path, text in zip(paths, examples, strict=True):
