@@ -61,9 +61,11 @@ def variable_meaning(name: str) -> tuple[str, str]:
 
 
 def relevant_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that can change numbers, without secrets."""
+    """Return the variables that can change numbers, without secrets and folders of compilers' caches."""
     return {
         name: redact(value)
         for name, value in sorted(variables.items())
-        if name.startswith(tuple(BEGINNINGS)) and not is_secret_variable(name)
+        if name.startswith(tuple(BEGINNINGS))
+        and not name.endswith("_CACHE_DIR")
+        and not is_secret_variable(name)
     }
