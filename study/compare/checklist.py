@@ -1,7 +1,7 @@
 """Check that two studies are comparable, row by row, with the recorded values.
 
-The rows are data: study.compare.checklist_rows. Comparing and grading is numerics.setup.checklist_rows, which any
-training script uses (`python -m numerics check-config`).
+The rows are data: study.compare.checklist_rows. Grades are those of numerics.setup.checklist_rows, which any training
+script uses (`python -m numerics check-config`).
 """
 
 from __future__ import annotations
@@ -19,15 +19,12 @@ from numerics.setup.checklist_rows import (
     NOT_RECORDED,
     NOT_SET,
     ChecklistRow,
-    EntryRule,
-    apply_rule,
-    by_group,
     compare_tables,
     compare_values,
 )
 from ra.names import LEARNED
 from study.compare import checklist_rows
-from study.records.integrity import FinishedRecord
+from study.compare.checklist_rows import EntryRule
 from study.records.runs import Run
 
 
@@ -53,7 +50,8 @@ def checklist(studies: Sequence[Recorded]) -> list[ChecklistRow]:
     checks.append(_common("seeds", [study.seeds for study in studies]))
     checks += [check for rule in checklist_rows.RULES if (check := _apply(rule, studies))]
     checks += [*_settings(studies), *_variables(studies), *_code(studies)]
-    return by_group(checks)
+    order = list(dict.fromkeys(check.group for check in checks))
+    return sorted(checks, key=lambda check: order.index(check.group))
 
 
 def _common(kind: str, sets: Sequence[set[Any]]) -> ChecklistRow:
@@ -64,15 +62,41 @@ def _common(kind: str, sets: Sequence[set[Any]]) -> ChecklistRow:
     return compare_values("study", kind, texts, FATAL, f"the studies share no {kind.rstrip('s')}")
 
 
-def _apply(rule: EntryRule[FinishedRecord], studies: Sequence[Recorded]) -> ChecklistRow | None:
-    """Apply a rule to the records, by seed or by variant where it asks for it."""
-    return apply_rule(
-        rule,
-        [
-            [({"seed": f"seed {run.seed}", "variant": run.variant}, run.record) for run in study.used]
-            for study in studies
-        ],
-    )
+def _apply(rule: EntryRule, studies: Sequence[Recorded]) -> ChecklistRow | None:
+    """Compare the keys (seeds or variants) that all studies have. A study with several values is equal to no other."""
+    found: list[dict[str, set[str]]] = []  # of each study: key -> values
+    for study in studies:
+        table: dict[str, set[str]] = {}
+        for run in study.used:
+            value = rule.read(run.record)
+            key = {"seed": f"seed {run.seed}", "variant": run.variant}.get(rule.by, "")
+            table.setdefault(key, set()).add(NOT_RECORDED if value is None else str(value))
+        found.append(table)
+    every = set().union(*(values for table in found for values in table.values()))
+    shared = set.intersection(*(set(table) for table in found))
+    differing = {
+        key for key in shared if len(set.union(*(table[key] for table in found)) - {NOT_RECORDED}) > 1
+    }
+    values = tuple(_shown(table, differing or set(table)) for table in found)
+    if rule.optional and every == {NOT_RECORDED}:
+        return None
+    if differing:
+        return ChecklistRow(
+            rule.group, rule.subject, rule.severity, values, rule.reason, rule.severity == FATAL
+        )
+    if NOT_RECORDED in every:
+        blocks = rule.severity == FATAL and rule.unknown_blocks
+        reason = "agreement cannot be shown" if blocks else rule.unknown
+        return ChecklistRow(rule.group, rule.subject, NOT_RECORDED, values, reason, blocks)
+    # Without a common key, the row of the keys reports it.
+    return ChecklistRow(rule.group, rule.subject, EQUAL, values, "", False) if shared else None
+
+
+def _shown(table: dict[str, set[str]], keys: set[str]) -> str:
+    texts = {key: " and ".join(sorted(table[key])) for key in sorted(keys & table.keys())}
+    if len(set(texts.values())) == 1:
+        return next(iter(texts.values()))
+    return ", ".join(f"{key} {text}".strip() for key, text in texts.items()) or "-"
 
 
 def _settings(studies: Sequence[Recorded]) -> list[ChecklistRow]:
@@ -94,7 +118,7 @@ def _settings(studies: Sequence[Recorded]) -> list[ChecklistRow]:
             checks.append(
                 ChecklistRow(group, f"{checklist_rows.LEARNED_PREFIX}*", NOT_RECORDED, values, unknown, True)
             )
-    rule: EntryRule[FinishedRecord] = EntryRule(
+    rule = EntryRule(
         group, "optimizer and budget (hash)", lambda record: record.fingerprint.schedule[:12], FATAL, reason
     )
     return [*checks, *filter(None, [_apply(rule, studies)])]

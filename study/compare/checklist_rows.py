@@ -3,16 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from gpt2.artifacts.run_record import Environment
-from numerics.setup.checklist_rows import FATAL, HARMLESS, NOT_RECORDED, EntryRule
+from numerics.setup.checklist_rows import FATAL, HARMLESS, NOT_RECORDED
 from ra.arms import split_rate
 from study.records.hellaswag_scores import TASKS, EndingsTask, scored_items
 from study.records.integrity import FinishedRecord
 
 Read = Callable[[FinishedRecord], Any]
+
+
+@dataclass(frozen=True)
+class EntryRule:
+    """One entry to compare. read: its value, None where the record lacks it. severity: of a difference.
+
+    by: the kind of key (such as "seed") for an entry that may differ between keys. unknown: the reason shown where an
+    entry that does not block is not recorded. optional: the row is left out where no record has the
+    entry. unknown_blocks: whether a fatal entry also blocks where it is not recorded.
+    """
+
+    group: str
+    subject: str
+    read: Read
+    severity: str
+    reason: str
+    by: str = ""
+    unknown: str = "only the losses can show a difference"
+    optional: bool = False
+    unknown_blocks: bool = True
 
 
 def _environment(read: Callable[[Environment], Any]) -> Read:
@@ -43,7 +64,7 @@ def _items(record: FinishedRecord, task: EndingsTask) -> str:
 
 NUMBERS = "the row numbers shows whether the code computes the same"
 VERSION = "another version may use other kernels and another order of sums; the computed function is the same"
-RULES: tuple[EntryRule[FinishedRecord], ...] = (
+RULES: tuple[EntryRule, ...] = (
     EntryRule("data", "data", lambda r: _short(r.fingerprint.data), FATAL, "the runs trained on different text"),
     EntryRule("data", "tokenizer", lambda r: _short(r.fingerprint.tokenizer), FATAL,
         "losses per token refer to different tokens"),

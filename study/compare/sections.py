@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from numerics.setup.checklist_rows import EQUAL, NOT_RECORDED, ChecklistRow, counts, status_text, worst_first
+from numerics.setup.checklist_rows import EQUAL, FATAL, NOT_RECORDED, ChecklistRow, counts, worst_first
 from pages.components import legend
 from pages.document import (
     COPY,
@@ -24,7 +24,7 @@ from pages.document import (
     Section,
     Table,
 )
-from pages.markup import Text, number_with_detail
+from pages.markup import Detail, Strong, Text, number_with_detail
 from study.compare import figures
 from study.compare.alignment import TOLERANCE, Alignment
 from study.compare.build import StudyComparison
@@ -126,9 +126,7 @@ def _checklist_section(comparison: StudyComparison) -> Section:
     """Show the entries that differ, the worst first, then the equal ones behind a fold."""
     labels = [study.label for study in comparison.studies]
     checks = worst_first(comparison.checks)
-    differing = [
-        [check.subject, status_text(check), *check.values] for check in checks if check.status != EQUAL
-    ]
+    differing = [[check.subject, _status(check), *check.values] for check in checks if check.status != EQUAL]
     equal = [[check.subject, *check.values] for check in checks if check.status == EQUAL]
     columns = tuple(range(1, 2 + len(labels)))
     table = Table(["entry", *labels], equal, columns[:-1])
@@ -256,6 +254,12 @@ def _order_table(comparison: StudyComparison) -> Table:
     ]
     labels = [f"places in {study.label}" for study in comparison.studies]
     return Table(["variant", *labels, "the studies"], rows, (1 + len(labels),))
+
+
+def _status(check: ChecklistRow) -> Text:
+    """The status of a row with its reason, for a table."""
+    status = Strong(FATAL, bad=True) if check.status == FATAL else check.status
+    return (status, Detail(f"({check.reason})")) if check.reason else status
 
 
 def _range(low: int, high: int) -> str:
