@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,13 +70,6 @@ class RunSide:
     def epsilon(self) -> float:
         dtype = self.record.target.dtype if self.record and self.record.target else "float32"
         return EPSILON.get(dtype, EPSILON["float32"])
-
-    def record_command(self, step: int, task: str = "statistics") -> str:
-        """Return the command that records a step, on the machine of the run."""
-        if self.record is None:
-            return f"record step {step} of {self.path} with numerics.PrecisionDebugger"
-        words = [f"RUN={self.path}", f"STEP={step}", *([f"TASK={task}"] if task != "statistics" else [])]
-        return f"make record {' '.join(map(shlex.quote, words))}"
 
     def record_folder(self, step: int) -> Path:
         """Return the folder of that record."""

@@ -13,7 +13,6 @@ from configuration.arguments import command_arguments
 from gpt2.system.errors import UserError, run_command
 from numerics.trend.trend_page import show
 from scripts.diagnose.__main__ import default_folder, record_step, refuse_results
-from study.compare.load import labels
 
 USAGE = 'fix: make trend RUNS="results/a/runs/B0 [results/b/runs/B0]"'
 
@@ -34,7 +33,7 @@ def show_trend(paths: Sequence[Path], out: Path | None) -> int:
             raise UserError(f"{path} does not exist; {USAGE}")
         if (path / "runs").is_dir():
             raise UserError(f"{path} is a study; fix: name one of its runs, such as {path / 'runs/B0'}")
-    folder = out or default_folder("trend", paths, labels(paths))
+    folder = out or default_folder("trend", paths)
     refuse_results(folder)
     print(*show(paths, folder, record_step), sep="\n")
     return 0

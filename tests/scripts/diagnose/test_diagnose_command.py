@@ -80,6 +80,15 @@ def test_equal_settings_on_one_machine_are_not_reproducible(
     assert found["next"][0].endswith("TASK=hash")
 
 
+def test_runs_with_monitor_files_have_their_trends_as_a_next_command(
+    runs: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for run in runs[:2]:
+        (run / "monitor/rank0").mkdir(parents=True)
+    diagnose(monkeypatch, *runs[:2])
+    assert results(*runs[:2])["next"][-1] == f"make trend RUNS='{runs[0]} {runs[1]}'"
+
+
 def test_fatal_settings_come_before_records(runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     for other in runs[3:]:
         diagnose(monkeypatch, runs[0], other)
