@@ -41,7 +41,6 @@ READING = [
     ["logp-diff", "PATH", "logp.json"],
     ["trend", "PATH"],
     ["trend", "monitor", "PATH"],
-    ["trend", "monitor", "--losses", "PATH"],
 ]
 WRITING = [
     ["compare", "-tp", "record", "-gp", "record", "-o", "PATH"],
