@@ -152,6 +152,10 @@ def show(found: LogpDiff, folder: Path | None) -> None:
     """Print the result: verdict, means, sequences over the threshold first, advice. folder: of logp_diff.json."""
     ordered = sorted(enumerate(found.sequences), key=lambda pair: pair[1].first is None)
     count = len(ordered)
+    path = folder / "logp_diff.json" if folder else None
+    if path:  # before the output: a folder that cannot be written is one line
+        with writing(path, "give another folder by -o"):
+            write_json(path, as_json(found))
     print(
         f"logp_diff: {found.verdict}",
         f"{found.value:.3g}: the mean over {count} sequences of rollout - training; threshold {found.threshold:g}",
@@ -160,13 +164,9 @@ def show(found: LogpDiff, folder: Path | None) -> None:
         *text_table(_row(number, one) for number, one in ordered[:MOST_ROWS]),
         *([f"{count - MOST_ROWS} more sequences: -o FOLDER writes them"] if count > MOST_ROWS else []),
         advice(found),
+        *([f"wrote {path}"] if path else []),
         sep="\n",
     )
-    if folder:
-        path = folder / "logp_diff.json"
-        with writing(path, "give another folder by -o"):
-            write_json(path, as_json(found))
-        print(f"wrote {path}")
 
 
 def _row(number: int, one: SequenceDiff) -> TableRow:
