@@ -9,19 +9,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from numerics.errors import NumericsError
-    from numerics.monitor.monitor import Monitor, TrainerMon
-    from numerics.monitor.settings import MonitorConfig
-    from numerics.record.debugger import PrecisionDebugger
-    from numerics.record.record_settings import RecorderConfig
-    from numerics.record.recorder import Recorder
-    from numerics.repeat.step import repeat_step
-    from numerics.rounding.operation_checks import check_operation
-    from numerics.rounding.optimizer_checks import check_optimizer
-    from numerics.runs.logp_diff import logp_diff
-    from numerics.search.fix_words import fix
-    from numerics.seed import seed_all
-    from numerics.setup.config_checker import ConfigChecker
+    from numerics.errors import NumericsError as NumericsError
+    from numerics.monitor.monitor import Monitor as Monitor
+    from numerics.monitor.monitor import TrainerMon as TrainerMon
+    from numerics.monitor.settings import MonitorConfig as MonitorConfig
+    from numerics.record.debugger import PrecisionDebugger as PrecisionDebugger
+    from numerics.record.record_settings import RecorderConfig as RecorderConfig
+    from numerics.record.recorder import Recorder as Recorder
+    from numerics.repeat.step import repeat_step as repeat_step
+    from numerics.rounding.operation_checks import check_operation as check_operation
+    from numerics.rounding.optimizer_checks import check_optimizer as check_optimizer
+    from numerics.runs.logp_diff import logp_diff as logp_diff
+    from numerics.search.fix_words import fix as fix
+    from numerics.seed import seed_all as seed_all
+    from numerics.setup.config_checker import ConfigChecker as ConfigChecker
 
 MODULES = {
     "ConfigChecker": "setup.config_checker",
@@ -40,22 +41,7 @@ MODULES = {
     "seed_all": "seed",
 }
 
-__all__ = [
-    "ConfigChecker",
-    "Monitor",
-    "MonitorConfig",
-    "NumericsError",
-    "PrecisionDebugger",
-    "Recorder",
-    "RecorderConfig",
-    "TrainerMon",
-    "check_operation",
-    "check_optimizer",
-    "fix",
-    "logp_diff",
-    "repeat_step",
-    "seed_all",
-]
+__all__ = list(MODULES)
 
 
 def __getattr__(name: str) -> Any:
