@@ -37,9 +37,9 @@ class OptimizerStep:
 
     kind: str  # "torch.optim.adamw.AdamW"
     number: int
-    names: list[str]
-    groups: list[int]  # of each parameter: the place of its options
-    options: list[dict[str, Any]]
+    options: list[dict[str, Any]]  # of the groups of parameters
+    names: list[str] = field(default_factory=list)
+    groups: list[int] = field(default_factory=list)  # of each parameter: the place of its options
     before: list[dict[str, Any]] = field(default_factory=list)  # "parameter", "gradient" and "state" of each
     after: list[dict[str, Any]] = field(default_factory=list)  # "parameter" and "state" of each
     why: str = ""  # the reason why it cannot be checked, then without tensors
@@ -72,18 +72,13 @@ def before_step(
     found = []
     together = [[member] for member in members] if alone else [members]
     for part in filter(None, together):
-        values = [value for _, value, _ in part]
-        step = OptimizerStep(
-            kind,
-            number,
-            [name for _, _, name in part],
-            [place for place, _, _ in part],
-            options,
-            values=values,
-        )
-        step.why = "the step calls a closure" if has_closure else _unchecked(values, alone)
+        step = OptimizerStep(kind, number, options)
+        step.names = [name for _, _, name in part]
+        step.groups = [place for place, _, _ in part]
+        step.values = [value for _, value, _ in part]
+        step.why = "the step calls a closure" if has_closure else _unchecked(step.values, alone)
         if not step.why:
-            step.before = [_copies(optimizer, value, gradient=value.grad) for value in values]
+            step.before = [_copies(optimizer, value, value.grad) for value in step.values]
         found.append(step)
     return found
 
@@ -147,8 +142,8 @@ def _unchecked(values: Sequence[Tensor], alone: bool) -> str:
     return ""
 
 
-def _copies(optimizer: Optimizer, value: Tensor, **more: Tensor | None) -> dict[str, Any]:
-    """Return copies of a parameter, of its state, and of more tensors."""
+def _copies(optimizer: Optimizer, value: Tensor, gradient: Tensor | None = None) -> dict[str, Any]:
+    """Return copies of a parameter, of its state, and of its gradient where given."""
     most = MOST if type(optimizer) in ELEMENTWISE else LARGEST
     state: dict[str, Any] = {}
     for name, part in optimizer.state.get(value, {}).items():
@@ -156,10 +151,8 @@ def _copies(optimizer: Optimizer, value: Tensor, **more: Tensor | None) -> dict[
             state[name] = float(part) if name == "step" else _copy(part, most)
         elif isinstance(part, SCALARS):
             state[name] = part
-    copies = {
-        name: _copy(part, most) for name, part in {"parameter": value, **more}.items() if part is not None
-    }
-    return {**copies, "state": state}
+    tensors = {"parameter": value} if gradient is None else {"parameter": value, "gradient": gradient}
+    return {"state": state} | {name: _copy(part, most) for name, part in tensors.items()}
 
 
 def _copy(tensor: Tensor, most: int) -> Tensor:
