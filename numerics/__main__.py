@@ -135,7 +135,8 @@ def run_compare(given: argparse.Namespace) -> int:
 def run_view(given: argparse.Namespace) -> int:
     from numerics.view.page import write_record_view
 
-    write_record_view(given.target_path, given.output_path)
+    if critical := write_record_view(given.target_path, given.output_path):
+        print(f"first critical: {critical}")
     print(f"wrote {given.output_path}")
     return 0
 

@@ -9,7 +9,7 @@ from numerics.compare.compare_records import Comparison
 from numerics.compare.comparison_page import summary
 from numerics.compare.matched_calls import NameMap
 from numerics.dump_files import writing
-from numerics.view.tree import comparison_tree, record_tree
+from numerics.view.tree import comparison_tree, first_critical, record_tree
 from pages.components import render_blocks
 from pages.document import BulletList
 from pages.markup import Code, Text, escape_html, to_html
@@ -36,8 +36,11 @@ def write_comparison_view(comparison: Comparison, names: NameMap, path: Path) ->
     _write(path, title, subtitle, lines, comparison_tree(comparison, names))
 
 
-def write_record_view(record: Path, path: Path) -> None:
-    """Write the tree of one record. NumericsError where it cannot be used or the page cannot be written."""
+def write_record_view(record: Path, path: Path) -> str:
+    """Write the tree of one record. NumericsError where it cannot be used or the page cannot be written.
+
+    Returns the first call with normal inputs and a NaN or an infinity in its outputs, with none such within; or "".
+    """
     data = record_tree(record)
     calls = sum(len(step["nodes"]) for step in data["steps"])
     bad = [node for step in data["steps"] for node in step["nodes"] if node["levels"][0]]
@@ -46,6 +49,7 @@ def write_record_view(record: Path, path: Path) -> None:
         f"{len(bad)} calls with an overflow level",
     ]
     _write(path, "Tree of a record", Code(str(record)), lines, data)
+    return next(filter(None, (first_critical(step["nodes"]) for step in data["steps"])), "")
 
 
 def _write(path: Path, title: str, subtitle: Text, lines: list[Text], data: dict[str, Any]) -> None:

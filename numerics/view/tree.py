@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from numerics.compare.compared_rows import CallRow, Cell
 from numerics.compare.matched_calls import CallPair, NameMap
 from numerics.compare.read_record import find_records, read_record
 from numerics.compare.step_record import Call, StepRecord, Value
-from numerics.view.overflow import overflow_level
+from numerics.view.overflow import CRITICAL, overflow_level
 
 SIDES = {"input": "inputs", "parameter": "parameters", "output": "outputs", "gradient": "gradients"}
 SINGLE = "recorded"  # the grade of a call that is not compared
@@ -38,6 +38,17 @@ def record_tree(path: Path) -> dict[str, Any]:
         rows = [CallRow(CallPair(call, None), grade=SINGLE) for call in record.calls.values()]
         steps.append(_Tree("" if place == "." else place, rows, record, None, None).data())
     return {"target": str(path), "golden": "", "map": {}, "steps": steps}
+
+
+def first_critical(nodes: Sequence[Mapping[str, Any]]) -> str:
+    """Return the first call of the level "critical" with none such within it; "" for none. nodes: in tree order."""
+    found: Mapping[str, Any] | None = None
+    for node in nodes:
+        if found and node["depth"] <= found["depth"]:
+            break
+        if node["levels"][0] == CRITICAL:
+            found = node
+    return str(found["target"]) if found else ""
 
 
 class _Tree:

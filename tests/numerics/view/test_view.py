@@ -66,6 +66,21 @@ def test_every_call_is_once_in_the_tree_below_the_call_around_it(tmp_path: Path)
         assert all(after["depth"] <= before["depth"] + 1 for before, after in pairwise(step["nodes"]))
 
 
+def test_the_first_critical_call_without_another_within_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [f"Module.{name}.forward.0" for name in ("Net", "0.Linear", "1.Linear")]
+    sound, wrong = ({"input_args": [tensor(1.0)], "output": [output]} for output in (tensor(1.0), NAN))
+    rows, parents = (wrong, sound, wrong), (None, names[0], names[0])
+    write(
+        tmp_path / "step0/rank0",
+        dict(zip(names, rows, strict=True)),
+        dict(zip(names, parents, strict=True)),
+    )
+    assert main(["view", "-tp", str(tmp_path), "-o", str(tmp_path / "tree.html")]) == 0
+    assert f"first critical: {names[2]}" in capsys.readouterr().out
+
+
 def test_a_circle_of_parents_loses_no_call(tmp_path: Path) -> None:
     names = [f"Module.{name}.Linear.forward.0" for name in "abc"]
     row = {"input_args": [], "input_kwargs": {}, "output": []}
