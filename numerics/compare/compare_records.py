@@ -10,7 +10,7 @@ from pathlib import Path
 
 from numerics.compare.compared_rows import CallRow, measure_rows
 from numerics.compare.first_divergence import Divergence, Judgement, changed_selection, judge
-from numerics.compare.joined_calls import join_merged_layers, join_micro_batches, without
+from numerics.compare.joined_calls import join_merged_layers, join_micro_batches
 from numerics.compare.judged_updates import Earlier, gradient_error
 from numerics.compare.matched_calls import NameMap, match_calls, recorded_by_both, unwrap
 from numerics.compare.merged_ranks import merge_ranks
@@ -138,8 +138,7 @@ def compare_records(
         here, there = read_record(mine), read_record(other)
         if ranks == "merged":
             sides = [read_record(folder) for folder in next(one for one in several.values() if mine in one)]
-            here, dropped = merge_ranks(sides, there)
-            there = without(there, dropped)
+            here = merge_ranks(sides, there)
         notes += [
             f"{side}: {note}"
             for side, record in (("target", here), ("golden", there))

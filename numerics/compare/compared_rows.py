@@ -233,12 +233,8 @@ def _epsilons(record: StepRecord) -> Mapping[str, float]:
     for call in record.calls.values():
         values = (*call.inputs.values(), *call.parameters.values(), *call.outputs.values())
         size = max((epsilon(value.dtype) for value in values if value.dtype), default=0.0)
-        name: str | None = call.forward_name
-        visited: set[str] = set()
-        while name is not None and name not in visited:
-            visited.add(name)
+        for name in (call.forward_name, *record.around(call.forward_name)):
             found[name] = max(found.get(name, 0.0), size)
-            name = record.parents.get(name)
     return found
 
 

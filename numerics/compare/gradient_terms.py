@@ -87,18 +87,9 @@ class Terms:
         parts = [
             _rms(self.backward[name].outputs.get(place))
             for name, place in self.readers.get(_key(value), [])
-            if not around or self._is_within(name, around)
+            if not around or around in self.golden.around(name)
         ]
         return max((part for part in parts if math.isfinite(part)), default=0.0)
-
-    def _is_within(self, name: str, around: str) -> bool:
-        outer, visited = self.golden.within(name), {name}
-        while outer is not None and outer not in visited:
-            if outer == around:
-                return True
-            visited.add(outer)
-            outer = self.golden.within(outer)
-        return False
 
 
 def _subtracted(backward: Call, forward: Call, x: Value) -> float:

@@ -142,8 +142,10 @@ def same(one: Value, other: Value) -> bool:
 
 
 def total(values: Sequence[Value]) -> Value:
-    """Return the sum of values that were recorded."""
-    return Value(values[0].kind, values[0].dtype, values[0].shape, parts=tuple(values))
+    """Return the sum of the values. Of its statistics, the mean is known."""
+    means = [value.mean for value in values if value.mean is not None]
+    mean = math.fsum(means) if len(means) == len(values) and all(map(math.isfinite, means)) else None
+    return Value(values[0].kind, values[0].dtype, values[0].shape, mean=mean, parts=tuple(values))
 
 
 def concatenated(values: Sequence[Value], axis: int) -> Value:

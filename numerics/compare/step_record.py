@@ -157,7 +157,12 @@ class StepRecord:
 
     def within(self, name: str) -> str | None:
         """Return the innermost recorded call around a call."""
-        outer = self.parents.get(name)
-        while outer is not None and outer not in self.calls:
+        return next((outer for outer in self.around(name) if outer in self.calls), None)
+
+    def around(self, name: str) -> Iterator[str]:
+        """Yield the names of what is around a call, the innermost first, each once."""
+        outer, visited = self.parents.get(name), {name}
+        while outer is not None and outer not in visited:
+            yield outer
+            visited.add(outer)
             outer = self.parents.get(outer)
-        return outer

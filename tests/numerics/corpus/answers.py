@@ -32,13 +32,10 @@ class Answer:
 
 
 def compared(
-    target: Path,
-    golden: Path,
-    names: Mapping[str, Any] | None = None,
-    parts: Mapping[str, int] | None = None,
+    target: Path, golden: Path, names: Mapping[str, Any] | None = None, ranks: str = "equal"
 ) -> Answer:
-    """Compare two records. names: {target: golden}, of modules. parts: {parameter: axis}; no comparison merges them."""
-    found = compare_records(target, golden, names=names)
+    """Compare two records. names, ranks: as of compare_records."""
+    found = compare_records(target, golden, names=names, ranks=ranks)
     if found.first is None:
         return Answer(found.verdict_text, call=found.first_unequal or "")
     first = found.first

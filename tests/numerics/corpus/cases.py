@@ -93,7 +93,7 @@ class Case:
     guide: str = ""  # section of the guide with such a case
     call: str = ""  # a part of the name of the first row, or of its step and rank
     names: Mapping[str, str] | None = field(default=None, hash=False)  # {target: golden}, of modules
-    parts: Mapping[str, int] | None = field(default=None, hash=False)  # {parameter: axis} that ranks divide
+    ranks: str = "equal"  # "merged": the target's ranks share the work of one golden rank
 
     def is_right(self, answer: Answer, kind: str) -> bool:
         if not self.verdict.endswith("diverges"):
@@ -129,7 +129,7 @@ class Corpus:
             target = case.target.record(self.folder, kind, mode)
         except NumericsError as error:
             return Answer("refused", call=str(error))
-        return compared(target, golden, case.names, case.parts)
+        return compared(target, golden, case.names, case.ranks)
 
 
 @dataclass(frozen=True)

@@ -417,13 +417,13 @@ def _of_ranks() -> Iterator[Case]:
 def _of_parts() -> Iterator[Case]:
     """Two ranks of which each has a part of the weights, against one process: their tensors are merged."""
     golden = Side(model=lambda: nn.Sequential(nn.Linear(16, 16), Net(plain)), step=step)
-    parts = {"1.a.weight": 0, "1.a.bias": 0, "1.b.weight": 1}
-    yield Case("tensor parallel ranks", "", parallel(), golden, verdict="rounding", kinds=(NET,), parts=parts)
+    merged: dict[str, Any] = {"kinds": (NET,), "ranks": "merged"}
+    yield Case("tensor parallel ranks", "", parallel(), golden, verdict="rounding", **merged)
     for name, target, module in (
         ("tensor parallel ranks that both add the bias", parallel((True, True)), "1.b"),
         ("tensor parallel ranks without a sum of gradients", parallel(reduced=False), "0"),
     ):
-        yield Case(name, module, target, golden, direction="", kinds=(NET,), parts=parts)
+        yield Case(name, module, target, golden, direction="", **merged)
 
 
 KINDS = (

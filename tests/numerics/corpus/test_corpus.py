@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from tests.numerics.corpus.cases import CHECKSUMS, MODES, MODULES, NET, VALUES, 
 from tests.numerics.corpus.clean import CLEAN
 from tests.numerics.corpus.faults import FAULTS
 from tests.numerics.corpus.kinds import KINDS
-from tests.numerics.corpus.known_wrong import KNOWN_WRONG
 from tests.numerics.corpus.models import OURS, TRANSFORMERS
 from tests.numerics.corpus.nets import NET_FAULTS, NET_PAIRS
 from tests.numerics.corpus.sound import SOUND
@@ -54,15 +53,7 @@ def test_a_fault_is_named_and_a_clean_pair_is_no_divergence(
     assert case.is_right(found, kind), found
 
 
-def marked(cases: Iterable[Any]) -> Iterator[Any]:
-    """Yield cases by name; those of KNOWN_WRONG must fail."""
-    for case in cases:
-        reason = KNOWN_WRONG.get(case.name)
-        marks = [pytest.mark.xfail(strict=True, raises=AssertionError, reason=reason)] if reason else []
-        yield pytest.param(case, marks=marks, id=case.name)
-
-
-@pytest.mark.parametrize("case", marked(SMALL))
+@pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
 def test_a_case_of_a_small_model_is_right(case: Case, corpus: Corpus) -> None:
     modes = [mode for mode in MODES if mode not in case.hidden]
     found = corpus.answer(case, NET, modes[SMALL.index(case) % len(modes)])
@@ -76,7 +67,6 @@ def test_a_record_without_order_hides_an_order(corpus: Corpus) -> None:
 
 def test_the_corpus_has_the_cases_of_the_guide() -> None:
     names = {case.name for case in (*SMALL, *RUN_FAULTS)}
-    assert names >= KNOWN_WRONG.keys()
     assert names | {case.name for case in FAULTS} >= {
         name for kinds in PUBLIC.values() for name in kinds.values()
     }
@@ -87,7 +77,7 @@ def test_the_corpus_has_the_cases_of_the_guide() -> None:
     assert {case.guide for case in FAULTS} >= expected
 
 
-@pytest.mark.parametrize("fault", marked(SHORT_RUN_FAULTS))
+@pytest.mark.parametrize("fault", SHORT_RUN_FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_of_one_run_is_named(fault: RunFault, corpus: Corpus) -> None:
     right, named = fault.answer(corpus)
     assert right, named
