@@ -10,25 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from numerics.compare.compare_records import Comparison, StepComparison
-from numerics.compare.compared_rows import BEYOND, GRADES, SIDES, UNMATCHED, WRONG, CallRow, Cell
-from numerics.compare.first_divergence import GROWTH, Divergence
+from numerics.compare.compared_rows import CallRow, Cell
+from numerics.compare.first_divergence import Divergence
 from numerics.compare.step_record import Value
 from numerics.compare.tensor_difference import METRICS, TensorDifference
 from numerics.dump_files import finite, write_json, writing
-from numerics.rows import HEADINGS, TableRow, format_number, text_table
-from pages.document import BulletList, Details, Document, Note, Section, Table
-from pages.markup import Code, ColorLabel, Text
+from numerics.rows import HEADINGS, TableRow, text_table
+from pages.document import BulletList, Details, Document, Section, Table
+from pages.markup import Code, Text
 from pages.page import render_html
 
-COLORS = {WRONG: 7, BEYOND: 5, "rounding": 1, "equal": 2, UNMATCHED: 9}  # of the page's palette
 PRINTED = 6  # rows in a terminal
-MEANING = (
-    "wrong: the inputs agree and the result does not, the first divergence.",
-    "beyond rounding: the result differs by more than rounding, as its inputs do: a consequence.",
-    "rounding: the result differs by no more than correct kernels do.",
-    "equal: every recorded result is equal. unmatched: the call is on one side alone.",
-    f"A result is explained up to {GROWTH:g} times the rounding and the error of its inputs.",
-)
 NUMBERS = ("max", "min", "mean", "norm")
 COLUMNS = [
     *("step", "target name", "golden name", "side", "place", "target dtype", "golden dtype"),
@@ -81,11 +73,10 @@ def write_comparison(comparison: Comparison, folder: Path) -> list[Path]:
 
 
 def comparison_page(comparison: Comparison) -> str:
-    """Return the page as HTML."""
+    """Return the page as HTML. Its tree, which has every call, is another file."""
     first = comparison.first
     blocks = [
         _table("First divergence", [first], first.context) if first else Section("No divergence", []),
-        *(_calls(number, step) for number, step in enumerate(comparison.steps)),
         _table("Further differences", comparison.rows[1 if first else 0 :]),
         Section("Notes", [BulletList([*comparison.incomplete, *comparison.notes])]),
     ]
@@ -98,38 +89,6 @@ def _table(title: str, rows: Sequence[TableRow], context: Sequence[str] = ()) ->
     lines: list[list[Text]] = [[Code(row.cells[0]), *row.cells[1:]] for row in rows]
     details = [Details("Call stack", [BulletList([Code(line) for line in stack])])] if stack else []
     return Section(title, [Table(list(HEADINGS), lines, (1, 7)), BulletList(list(context)), *details])
-
-
-def _calls(number: int, step: StepComparison) -> Section:
-    heads = [
-        "Call",
-        "Grade",
-        "Inputs",
-        "Parameters",
-        "Results",
-        "Gradients",
-        "Buffers",
-        "Float64 replay",
-        "Differs",
-    ]
-    table = Table(
-        heads,
-        [_line(row) for row in step.rows],
-        (1, len(heads) - 1),
-        kinds=[row.grade for row in step.rows],
-        name=f"grade{number}",
-    )
-    return Section(f"Calls {step.place}".strip(), [Note(" ".join(MEANING)), table])
-
-
-def _line(row: CallRow) -> list[Text]:
-    label = ColorLabel(row.grade, COLORS[row.grade]) if row.grade in GRADES else row.grade
-    if row.grade == UNMATCHED:
-        side = "golden" if row.pair.golden else "target"
-        return [Code(row.name), label, *[""] * (len(SIDES) + 1), f"{side} alone"]
-    replayed = " / ".join(map(format_number, row.replayed)) if row.replayed else row.replayed_why
-    units = (format_number(row.units(side)) for side in SIDES)
-    return [Code(row.name), label, *units, replayed, "; ".join(row.differs)]
 
 
 def _csv_rows(comparison: Comparison) -> list[list[Any]]:
@@ -161,7 +120,7 @@ def _csv_row(step: StepComparison, row: CallRow, cell: Cell | None) -> list[Any]
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
-    """Return what compare.json holds: verdict, first_divergence and rows. Numbers that are not finite are null."""
+    """Return what compare.json holds. Numbers that are not finite are null."""
     first = comparison.first
     return {
         "verdict": comparison.verdict_text,
@@ -172,7 +131,6 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         "golden": str(comparison.golden),
         "notes": comparison.notes,
         "findings": [row.cells for row in comparison.rows[1 if first else 0 :]],
-        "rows": [_row_json(step, row) for step in comparison.steps for row in step.rows],
     }
 
 
@@ -185,22 +143,4 @@ def _divergence_json(first: Divergence) -> dict[str, Any]:
         "row": first.row.name if first.row else None,
         "context": list(first.context),
         "stack": list(first.stack),
-    }
-
-
-def _row_json(step: StepComparison, row: CallRow) -> dict[str, Any]:
-    target, golden = row.pair.target, row.pair.golden
-    return {
-        "step": step.place,
-        "name": row.name,
-        "target": target.name if target else None,
-        "golden": golden.name if golden else None,
-        "matched_by": row.pair.how,
-        "direction": "backward" if row.pair.call.backward else "forward",
-        "grade": row.grade,
-        **{f"units_{side}": finite(row.units(side)) for side in SIDES},
-        "replayed_units": [finite(number) for number in row.replayed]
-        if row.replayed
-        else row.replayed_why or None,
-        "differs": row.differs,
     }

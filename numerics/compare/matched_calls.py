@@ -242,10 +242,6 @@ class _ModuleTree:
             if call.is_module and not call.backward:
                 self.first.setdefault(call.path, call)
 
-    @property
-    def kinds(self) -> dict[str, str]:
-        return {path: call.type for path, call in self.first.items()}
-
     def children(self, path: str) -> list[str]:
         start = f"{path}." if path else ""
         names = (

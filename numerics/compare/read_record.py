@@ -71,19 +71,40 @@ def read_record(folder: Path) -> StepRecord:
         raise NumericsError(
             f"{folder / DUMP} has no rows; fix: record with start() before forward and stop() after it"
         )
-    notes = content.get("notes")
-    texts = list(map(str, notes)) if isinstance(notes, list) else []
-    level, count = content.get("level"), content.get("rows")
-    if level is not None and level not in LEVELS:
-        texts.append(f'{DUMP} has "level": {json.dumps(level)}, which is none of {", ".join(LEVELS)}')
+    calls = _calls(folder, data)
+    construct = _optional(folder / CONSTRUCT)
+    parents = {name: parent if isinstance(parent, str) else None for name, parent in construct.items()}
+    parents |= {name: row["parent"] for name, row in data.items() if isinstance(row.get("parent"), str)}
+    calls |= {name: replace(calls[name], late=True) for name in _late(calls, parents)}
+    count, level = content.get("rows"), content.get("level")
     complete = not isinstance(count, int) or len(data) >= count
     lacking = [str(text) for text in content.get("incomplete") or []]
     if not complete:
         lacking.append(f"{DUMP} has {len(data)} of {count} rows: the record is not complete")
-        texts.append(lacking[-1])
-    if not (folder / CONSTRUCT).exists() and level != "L1":
-        texts.append(f"{CONSTRUCT} is missing: the modules around calls are unknown")
-    parents = _optional(folder / CONSTRUCT)
+    names = ("level", "list", "scope", "data_mode")
+    selection: dict[str, Any] = {name: content[name] for name in names if name in content}
+    if not construct and level != "L1":
+        selection["construct"] = "missing"
+    exception = content.get("exception")
+    record = StepRecord(
+        folder,
+        calls,
+        parents,
+        _stacks(folder),
+        _notes(folder, content, calls),
+        "notes" not in content,
+        selection,
+        complete,
+        lacking,
+        (str(exception[0]), str(exception[1]))
+        if isinstance(exception, list) and len(exception) == 2
+        else None,
+    )
+    return replace(record, calls=_outer_first(record))
+
+
+def _calls(folder: Path, data: Mapping[str, Any]) -> dict[str, Call]:
+    """Return the calls in the order of dump.json, with the gradients of the parameters."""
     calls: dict[str, Call] = {}
     gradients: list[tuple[str, dict[str, Value]]] = []
     for name, row in data.items():
@@ -102,43 +123,23 @@ def read_record(folder: Path) -> StepRecord:
         )
     for path, values in gradients:
         _attach(calls, path, values)
-    outer = {name: parent if isinstance(parent, str) else None for name, parent in parents.items()}
-    outer |= {name: row["parent"] for name, row in data.items() if isinstance(row.get("parent"), str)}
-    calls |= {name: replace(calls[name], late=True) for name in _late(calls, outer)}
-    ordered: dict[str, None] = {}
-    for backward in (False, True):
-        names = [name for name, call in calls.items() if call.backward == backward]
-        ordered |= dict.fromkeys(_outer_first(names, outer))
-    calls = {name: calls[name] for name in ordered}
-    absent = [
-        value for call in calls.values() for value in call.values if value.file and not value.has_values
-    ]
-    if absent:
+    return calls
+
+
+def _notes(folder: Path, content: Mapping[str, Any], calls: Mapping[str, Call]) -> list[str]:
+    """Return the notes of the recorder, and what is not as it should be."""
+    notes, level = content.get("notes"), content.get("level")
+    texts = list(map(str, notes)) if isinstance(notes, list) else []
+    if level is not None and level not in LEVELS:
+        texts.append(f'{DUMP} has "level": {json.dumps(level)}, which is none of {", ".join(LEVELS)}')
+    if not (folder / CONSTRUCT).exists() and level != "L1":
+        texts.append(f"{CONSTRUCT} is missing: the modules around calls are unknown")
+    values = [value for call in calls.values() for value in call.values]
+    if absent := sum(value.file is not None and not value.has_values for value in values):
         texts.append(
-            f"the values of {len(absent)} tensors are missing in {TENSORS}: statistics are compared instead"
+            f"the values of {absent} tensors are missing in {TENSORS}: statistics are compared instead"
         )
-    selection: dict[str, Any] = {
-        name: content[name] for name in ("level", "list", "scope", "data_mode") if name in content
-    }
-    if not parents and level != "L1":
-        selection["construct"] = "missing"
-    return StepRecord(
-        folder,
-        calls,
-        outer,
-        _stacks(folder),
-        texts,
-        "notes" not in content,
-        selection,
-        complete,
-        lacking,
-        _exception(content),
-    )
-
-
-def _exception(content: Mapping[str, Any]) -> tuple[str, str] | None:
-    found = content.get("exception")
-    return (str(found[0]), str(found[1])) if isinstance(found, list) and len(found) == 2 else None
+    return texts
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -155,11 +156,9 @@ def _optional(path: Path) -> dict[str, Any]:
 def _stacks(folder: Path) -> dict[str, list[str]]:
     """Return the call stack of each call. msProbe groups the calls that have the same one."""
     found: dict[str, list[str]] = {}
-    for key, entry in _optional(folder / STACK).items():
+    for entry in _optional(folder / STACK).values():
         if isinstance(entry, list) and len(entry) == 2 and all(isinstance(part, list) for part in entry):
             found |= {str(name): list(map(str, entry[1])) for name in entry[0]}
-        elif isinstance(entry, list):
-            found[key] = list(map(str, entry))
     return found
 
 
@@ -288,26 +287,15 @@ def _attach(calls: dict[str, Call], path: str, values: dict[str, Value]) -> None
         _attach(calls, outer, {f"{last}.{place}": value for place, value in values.items()})
 
 
-def _outer_first(names: list[str], parents: Mapping[str, str | None]) -> list[str]:
-    """Order calls so that each is before those within it, otherwise as given."""
-    present, inner = set(names), dict[str | None, list[str]]()
-    first: dict[str, int] = {}
-    for position, name in enumerate(names):
-        outer = parents.get(name)
-        seen = {name}
-        first.setdefault(name, position)
-        while outer is not None and outer not in seen:
-            seen.add(outer)
-            first[outer] = min(first.get(outer, position), position)
-            outer = parents.get(outer)
-    for name in first:
-        outer = parents.get(name)
-        inner.setdefault(outer if outer in first else None, []).append(name)
-    ordered: list[str] = []
-    todo = sorted(inner.get(None, []), key=first.__getitem__, reverse=True)
-    while todo:
-        name = todo.pop()
-        if name in present:
-            ordered.append(name)
-        todo += sorted(inner.get(name, []), key=first.__getitem__, reverse=True)
-    return ordered if len(ordered) == len(names) else names  # a circle of parents
+def _outer_first(record: StepRecord) -> dict[str, Call]:
+    """Return the calls, forward before backward, each before those within it, otherwise as recorded."""
+    chains = {name: (*reversed(list(record.around(name))), name) for name in record.calls}
+    first: dict[tuple[bool, str], int] = {}  # position of a call, or of the first call within it
+    for position, (name, chain) in enumerate(chains.items()):
+        for outer in chain:
+            first.setdefault((record.calls[name].backward, outer), position)
+
+    def order(call: Call) -> tuple[bool, list[int]]:
+        return call.backward, [first[call.backward, outer] for outer in chains[call.name]]
+
+    return {call.name: call for call in sorted(record.calls.values(), key=order)}

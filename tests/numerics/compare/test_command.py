@@ -52,16 +52,13 @@ def test_a_divergence_is_written_and_the_status_is_0(
     with (out / "compare_result.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert {line["golden name"] for line in lines} >= {"Module.blocks.1.norm2.LayerNorm.forward.0"}
-    page = (out / "compare.html").read_text()
-    assert "blocks.1.norm2" in page
-    assert 'type="checkbox"' in page
+    assert "blocks.1.norm2" in (out / "compare.html").read_text()
 
 
 def test_the_same_record_is_equal(golden: Path, tmp_path: Path) -> None:
     assert main(["compare", "-tp", str(golden), "-gp", str(golden), "-o", str(tmp_path)]) == 0
     content = json.loads((tmp_path / "compare.json").read_text())
     assert (content["verdict"], content["first_divergence"]) == ("equal", None)
-    assert all(row["grade"] == "equal" for row in content["rows"])
 
 
 def test_make_passes_paths_without_a_shell(golden: Path, tmp_path: Path) -> None:
@@ -191,8 +188,7 @@ def test_a_map_of_names_matches_renamed_modules(golden: Path, tmp_path: Path) ->
     (tmp_path / "map.json").write_text('{"layers": "blocks"}')
     arguments = ["compare", "-tp", str(folder), "-gp", str(golden), "-o", str(tmp_path / "out")]
     assert main([*arguments, "--map", str(tmp_path / "map.json")]) == 0
-    rows = json.loads((tmp_path / "out/compare.json").read_text())["rows"]
-    assert all(row["grade"] == "equal" for row in rows)
+    assert json.loads((tmp_path / "out/compare.json").read_text())["verdict"] == "equal"
 
 
 def write(text: str) -> Callable[[Path], Any]:

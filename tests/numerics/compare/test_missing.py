@@ -71,7 +71,7 @@ def test_a_truncated_record_is_not_equal(
     if counted or change is not no_forward_of_one:
         assert found.first
         assert found.first.evidence == "one side"
-    assert any("not complete" in note for note in found.notes) == counted
+    assert any("not complete" in text for text in found.incomplete) == counted
 
 
 def test_what_the_settings_leave_out_is_a_note(tmp_path: Path) -> None:
