@@ -11,7 +11,7 @@ from pathlib import Path
 from numerics.compare.compared_rows import CallRow, measure_rows
 from numerics.compare.first_divergence import Divergence, Judgement, changed_selection, judge
 from numerics.compare.joined_calls import join_merged_layers, join_micro_batches
-from numerics.compare.judged_updates import Earlier, gradient_error
+from numerics.compare.judged_updates import Earlier
 from numerics.compare.matched_calls import NameMap, match_calls, recorded_by_both, unwrap
 from numerics.compare.merged_ranks import merge_ranks
 from numerics.compare.read_record import find_records, read_record
@@ -207,7 +207,7 @@ def _earlier(place: str, steps: Sequence[StepComparison]) -> Earlier | None:
     mine = [step for other, step in known.items() if other < number]
     if number - 1 not in known or any(step.judgement.divergence for step in mine):
         return None
-    error = max((gradient_error(row) for step in mine for row in step.rows), default=0.0)
+    error = max((row.error("gradient") for step in mine for row in step.rows), default=0.0)
     equal = all(step.judgement.verdict == "equal" for step in mine)
     last = known[number - 1]
     return Earlier(last.rows, last.place, error, equal)

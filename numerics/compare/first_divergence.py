@@ -123,7 +123,6 @@ class _Judge:
             }
             for golden in (False, True)
         }
-        self.has_modules = any(row.pair.call.is_module for row in rows)
         self.has_functions = all(
             any(not call.is_module for call in record.calls.values()) for record in (target, golden)
         )
@@ -230,7 +229,7 @@ class _Judge:
     def _source(self, row: CallRow, cell: Cell) -> float:
         """Return the error that an input had where it was made."""
         scope = self.scope.get(self.stack[-1].name if self.stack else "", 0.0)
-        if self.earlier and is_parameter(cell) and not self.has_modules:
+        if self.earlier and is_parameter(cell):
             return math.inf  # of an update, which is judged apart
         if row.pair.call.backward:
             readers = self.terms.readers_of(row.pair.call, cell.place)
@@ -509,7 +508,7 @@ class _Judge:
         return self._parameters(changed) if changed and self.trusted else None
 
     def _update(self) -> Divergence | None:
-        wrong = wrong_updates(self.rows, self.earlier, GROWTH, self.has_modules) if self.earlier else None
+        wrong = wrong_updates(self.rows, self.earlier, GROWTH) if self.earlier else None
         if wrong is None:
             return None
         found = self._divergence(wrong.row, wrong.cell.side, wrong.evidence, wrong.cell, order=(-1, 0))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from numerics.compare.compared_rows import CallRow, Cell, is_parameter
+from numerics.compare.compared_rows import CallRow, Cell
 from numerics.compare.step_record import Value
 from numerics.compare.tensor_difference import compare_values, epsilon, load, load_pair
 
@@ -31,9 +31,7 @@ class WrongUpdate:
     context: tuple[str, ...] = ()
 
 
-def wrong_updates(
-    rows: Sequence[CallRow], earlier: Earlier, growth: float, has_modules: bool
-) -> WrongUpdate | None:
+def wrong_updates(rows: Sequence[CallRow], earlier: Earlier, growth: float) -> WrongUpdate | None:
     """Return the first parameter whose update since the step before its gradient does not explain.
 
     The error of an update is relative to the update: |d - d'| / |d'|, with d the change of a parameter. Where every
@@ -43,10 +41,7 @@ def wrong_updates(
     key's bias is zero but for rounding. A parameter or buffer that is not trained has at most the error that it had.
     """
     before = {
-        (row.name, cell.place): cell for row in earlier.rows for cell in row.cells if is_parameter(cell)
-    }
-    left = {
-        (row.name, cell.place): cell.difference.error
+        (row.name, cell.side, cell.place): cell
         for row in earlier.rows
         for cell in row.cells
         if cell.side in ("parameter", "buffer")
@@ -58,23 +53,22 @@ def wrong_updates(
         if cell.side == "gradient"
     }
     updates, wrong = [], []
-    for row in rows:
-        for cell in row.cells:
-            old = before.get((row.name, cell.place)) if is_parameter(cell) else None
-            known = (row.pair.call.path, cell.place) in trained
-            if old is not None and (known or _is_trained_argument(row, cell, has_modules)):
-                updates.append((row, cell))
-                error = max(earlier.error, trained.get((row.pair.call.path, cell.place), 0.0))
-                bound = growth * row.epsilon if earlier.equal else math.sqrt(growth * error)
-                is_noise = _update_error(cell, old) <= bound or (
-                    not earlier.equal and _group(row, cell) == "biases"
-                )
-                if not (cell.difference.equal or is_noise):
-                    wrong.append((row, cell))
-            elif old is not None and cell.golden is not None and cell.golden.requires_grad is False:
-                error = left.get((row.name, cell.place), 0.0)
-                if cell.side == "parameter" and cell.difference.error > growth * (row.epsilon + error):
-                    return WrongUpdate(row, cell, "parameter")
+    parameters = [(row, cell) for row in rows for cell in row.cells if cell.side == "parameter"]
+    for row, cell in parameters:
+        old, key = before.get((row.name, "parameter", cell.place)), (row.pair.call.path, cell.place)
+        if old is None or not (cell.target and cell.golden):
+            continue
+        if key in trained:
+            updates.append((row, cell))
+            error = max(earlier.error, trained[key])
+            bound = growth * row.epsilon if earlier.equal else math.sqrt(growth * error)
+            judged = earlier.equal or _group(row, cell) != "biases"
+            if judged and not cell.difference.equal and _update_error(cell, old) > bound:
+                wrong.append((row, cell))
+        elif cell.golden.requires_grad is False:
+            written = before.get((row.name, "buffer", cell.place), old)
+            if cell.difference.error > growth * (row.epsilon + written.difference.error):
+                return WrongUpdate(row, cell, "parameter")
     if not wrong:
         return None
     groups = {_group(*update) for update in wrong}
@@ -82,18 +76,6 @@ def wrong_updates(
     named = "all" if groups == every else ", ".join(sorted(groups))
     context = (f"{len(wrong)} of {len(updates)} parameters after {earlier.place}", f"groups: {named}")
     return WrongUpdate(*wrong[0], "update", context)
-
-
-def gradient_error(row: CallRow) -> float:
-    """Return the error of the gradients of a module's parameters, or of those that a function's backward returns."""
-    is_function = row.pair.call.backward and not row.pair.call.is_module
-    return row.error("output" if is_function else "gradient")
-
-
-def _is_trained_argument(row: CallRow, cell: Cell, has_modules: bool) -> bool:
-    """Return whether a cell is a trained parameter that only functions have: no module was recorded."""
-    trained = cell.golden is not None and cell.golden.requires_grad is True and cell.side == "input"
-    return trained and not (has_modules or row.pair.call.late)
 
 
 def _group(row: CallRow, cell: Cell) -> str:

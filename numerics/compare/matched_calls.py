@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import Match, SequenceMatcher
+from difflib import SequenceMatcher
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from numerics.compare.step_record import Call, StepRecord, Value
 from numerics.dump_files import read_json
@@ -99,8 +98,7 @@ def recorded_by_both(pair: CallPair) -> CallPair:
     return replace(pair, target=sides[0], golden=sides[1])
 
 
-OPERATOR = re.compile(r"Tensor\.(?:(?:__)?(add|sub|mul|matmul)(?:__)?|__r(add|mul)__)")
-Signature = Callable[[Call], Hashable]
+Item = TypeVar("Item")
 
 
 class _Matching:
@@ -147,18 +145,15 @@ class _Matching:
 
     def _shifted(self, mine: str, other: str) -> None:
         """Find modules whose index in a list differs, by their class and weights. mine, other: what holds them."""
-        here, there = self.trees
-        parts, others = here.children(mine), there.children(other)
-        alike = [(_last(one), here.kind(one)) for one in parts] == [
-            (_last(one), there.kind(one)) for one in others
-        ]
-        pairs = list(zip(parts, others, strict=True)) if alike else []
-        for of in () if alike else (_ModuleTree.weights, _ModuleTree.shapes):
-            left = [one for one in parts if one not in dict(pairs)]
-            taken = {two for _, two in pairs}
-            rest = [two for two in others if two not in taken]
-            pairs += _aligned(left, rest, [of(here, one) for one in left], [of(there, two) for two in rest])
-        for one, two in pairs:
+        parts, others = (
+            [(tree, path) for path in tree.children(at)]
+            for tree, at in zip(self.trees, (mine, other), strict=True)
+        )
+        if list(map(_named, parts)) == list(map(_named, others)):
+            pairs = list(zip(parts, others, strict=True))
+        else:
+            pairs = _align(parts, others, (_weights, _shapes))
+        for (_, one), (_, two) in pairs:
             if _last(one) != _last(two):
                 self.paths.setdefault(one, two)
             self._shifted(one, two)
@@ -187,7 +182,13 @@ class _Matching:
             for call in self._free(record, backward, False):
                 groups.setdefault(self._place(call, record), ([], []))[side].append(call)
         for mine, theirs in groups.values():
-            for call, other in _align(mine, theirs, (_received, _structure, _label)):
+            same = [call.path for call in mine] == [call.path for call in theirs]
+            pairs = (
+                zip(mine, theirs, strict=True)
+                if same
+                else _align(mine, theirs, (_received, _structure, lambda call: call.path))
+            )
+            for call, other in pairs:
                 self._add(call.name, other.name, "name" if call.name == other.name else "order")
 
     def _place(self, call: Call, record: StepRecord) -> Hashable:
@@ -254,21 +255,32 @@ class _ModuleTree:
     def kind(self, path: str) -> str:
         return self.first[path].type if path in self.first else ""
 
-    def weights(self, path: str) -> Hashable:
-        return self.kind(path), *(
-            (at, key, value.shape, value.statistics) for at, key, value in self._within(path)
-        )
-
-    def shapes(self, path: str) -> Hashable:
-        return self.kind(path), *((at, key, value.shape) for at, key, value in self._within(path))
-
-    def _within(self, path: str) -> list[tuple[str, str, Value]]:
+    def within(self, path: str) -> list[tuple[str, str, Value]]:
         return [
             (other.removeprefix(path), key, value)
             for other, call in self.first.items()
             if f"{other}.".startswith(f"{path}.")
             for key, value in call.parameters.items()
         ]
+
+
+Node = tuple[_ModuleTree, str]  # a module, by its path
+
+
+def _named(node: Node) -> Hashable:
+    return _last(node[1]), node[0].kind(node[1])
+
+
+def _weights(node: Node) -> Hashable:
+    tree, path = node
+    return tree.kind(path), *(
+        (at, key, value.shape, value.statistics) for at, key, value in tree.within(path)
+    )
+
+
+def _shapes(node: Node) -> Hashable:
+    tree, path = node
+    return tree.kind(path), *((at, key, value.shape) for at, key, value in tree.within(path))
 
 
 def _of_module(mine: Sequence[Call], theirs: Sequence[Call]) -> list[tuple[Call, Call]]:
@@ -282,7 +294,7 @@ def _of_module(mine: Sequence[Call], theirs: Sequence[Call]) -> list[tuple[Call,
 def _received(call: Call) -> Hashable:
     inputs = ((value.shape, value.statistics, value.checksum) for value in call.inputs.values())
     trained = any(value.requires_grad for value in call.outputs.values())  # or under no_grad
-    return call.type or _label(call), trained, tuple(inputs)
+    return call.type or call.path, trained, tuple(inputs)
 
 
 def _last(path: str) -> str:
@@ -293,44 +305,22 @@ def _structure(call: Call) -> Hashable:
     sizes = tuple(
         value.shape for value in (*call.inputs.values(), *call.parameters.values(), *call.outputs.values())
     )
-    return call.type or _label(call), sizes
-
-
-def _label(call: Call) -> Hashable:
-    """Return what a function is. x + 1, 1 + x and x.add(1) are one: torch gives the recorder one name for them."""
-    found = OPERATOR.fullmatch(call.path)
-    return f"Tensor.{found[1] or found[2]}" if found else call.path
+    return call.type or call.path, sizes
 
 
 def _align(
-    mine: Sequence[Call], theirs: Sequence[Call], signatures: Sequence[Signature]
-) -> list[tuple[Call, Call]]:
-    """Align two sequences by the first signature, and what is between the aligned calls by the next."""
+    mine: Sequence[Item], theirs: Sequence[Item], signatures: Sequence[Callable[[Item], Hashable]]
+) -> list[tuple[Item, Item]]:
+    """Align two sequences by the first signature, and what is between the aligned items by the next."""
     if not mine or not theirs or not signatures:
         return []
     of = signatures[0]
-    if [_label(call) for call in mine] == [_label(call) for call in theirs] and not mine[0].is_module:
-        return list(zip(mine, theirs, strict=True))
-    found: list[tuple[Call, Call]] = []
+    found: list[tuple[Item, Item]] = []
     here, there = 0, 0
-    for block in _blocks([of(call) for call in mine], [of(call) for call in theirs]):
+    for block in SequenceMatcher(
+        None, list(map(of, mine)), list(map(of, theirs)), autojunk=False
+    ).get_matching_blocks():
         found += _align(mine[here : block.a], theirs[there : block.b], signatures[1:])
         here, there = block.a + block.size, block.b + block.size
         found += zip(mine[block.a : here], theirs[block.b : there], strict=True)
     return found
-
-
-def _aligned(
-    mine: Sequence[str], theirs: Sequence[str], one: Sequence[Hashable], other: Sequence[Hashable]
-) -> list[tuple[str, str]]:
-    return [
-        pair
-        for block in _blocks(one, other)
-        for pair in zip(
-            mine[block.a : block.a + block.size], theirs[block.b : block.b + block.size], strict=True
-        )
-    ]
-
-
-def _blocks(one: Sequence[Hashable], other: Sequence[Hashable]) -> list[Match]:
-    return SequenceMatcher(None, one, other, autojunk=False).get_matching_blocks()

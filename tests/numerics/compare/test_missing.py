@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from numerics.__main__ import main
-from tests.numerics.compare.small_models import TENSORS, compared, record
+from tests.numerics.compare.small_models import STATISTICS, TENSORS, compared, record
 
 MODES: list[dict[str, Any]] = [{"level": "L0"}, TENSORS]
 
@@ -108,3 +108,18 @@ def test_notes_say_what_is_not_as_given(tmp_path: Path, capsys: pytest.CaptureFi
         'the map names "absent", which is not a module or call of the golden record'
         in capsys.readouterr().err
     )
+
+
+def test_memory_that_a_function_overwrites_is_no_difference(tmp_path: Path) -> None:
+    """As in pack_padded_sequence, scatter_ fills new memory; its first argument is what the memory held before."""
+    places = torch.arange(6)
+
+    def scatter(model: nn.Module) -> None:
+        order = torch.empty(6, dtype=torch.int64).scatter_(0, places, places)
+        torch.autograd.backward(model(torch.ones(6, 8)[order]).sum())
+
+    def held(content: dict[str, Any]) -> None:
+        content["data"]["Tensor.scatter_.0.forward"]["input_args"][0] |= {"Max": 7.0, "md5": "7"}
+
+    whole = record(tmp_path, layers(), scatter, **STATISTICS)
+    assert compared(damaged(whole, held), whole).verdict == "equal"
