@@ -1,4 +1,4 @@
-"""`python -m numerics compare` and `make compare-records`: files, exit status, msProbe's dumps, unusable records."""
+"""`python -m numerics compare` and `make compare-records`: files, exit status; unusable records."""
 
 from __future__ import annotations
 
@@ -112,83 +112,19 @@ def test_an_envelope_explains_the_error_of_its_rows(golden: Path, tmp_path: Path
     assert compared(third, right, envelope=other).verdict == "rounding"
 
 
-MSPROBE = {
-    "task": "statistics",
-    "level": "L0",
-    "framework": "pytorch",
-    "dump_data_dir": None,
-    "data": {
-        "Module.fc.Linear.forward.0": {
-            "input_args": [
-                {
-                    "type": "torch.Tensor",
-                    "dtype": "torch.float32",
-                    "shape": [2, 2],
-                    "Max": 1.0,
-                    "Min": -1.0,
-                    "Mean": 0.0,
-                    "Norm": 2.0,
-                    "requires_grad": False,
-                }
-            ],
-            "input_kwargs": {},
-            "output": [
-                {
-                    "type": "torch.Tensor",
-                    "dtype": "torch.float32",
-                    "shape": [2, 2],
-                    "Max": 1.5,
-                    "Min": float("nan"),
-                    "Mean": 0.5,
-                    "Norm": float("inf"),
-                    "requires_grad": True,
-                }
-            ],
-            "parameters": {
-                "weight": {
-                    "type": "torch.Tensor",
-                    "dtype": "torch.float32",
-                    "shape": [2, 2],
-                    "Max": 1.0,
-                    "Min": 0.0,
-                    "Mean": 0.5,
-                    "Norm": 1.0,
-                    "requires_grad": True,
-                }
-            },
-        },
-        "Module.fc.Linear.backward.0": {"input": [None], "output": [None]},
-        "Module.fc.Linear.parameters_grad": {"weight": [None]},
-    },
-}
-
-
-def test_a_dump_of_msprobe_is_read(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        folder = tmp_path / name / "step0/rank"
-        folder.mkdir(parents=True)
-        (folder / "dump.json").write_text(json.dumps(MSPROBE))
-        (folder / "stack.json").write_text(
-            json.dumps({"0": [["Module.fc.Linear.forward.0"], ["File a.py, line 1"]]})
-        )
-        (folder / "construct.json").write_text(json.dumps({"Module.fc.Linear.forward.0": None}))
-    assert compared(tmp_path / "a", tmp_path / "b").verdict == "equal"
-    text = json.dumps(MSPROBE).replace('"Max": 1.5', '"Max": 1.75')
-    (tmp_path / "a/step0/rank/dump.json").write_text(text)
-    found = compared(tmp_path / "a", tmp_path / "b")
-    assert found.first
-    assert found.first.module == "fc"
-
-
 def test_a_map_of_names_matches_renamed_modules(golden: Path, tmp_path: Path) -> None:
     folder = tmp_path / "renamed/rank0"
     shutil.copytree(golden / "rank0", folder)
-    for file in folder.glob("*.json"):
-        file.write_text(file.read_text().replace("Module.blocks.", "Module.layers."))
+    replaced(folder, "Module.blocks.", "Module.layers.")
     (tmp_path / "map.json").write_text('{"layers": "blocks"}')
     arguments = ["compare", "-tp", str(folder), "-gp", str(golden), "-o", str(tmp_path / "out")]
     assert main([*arguments, "--map", str(tmp_path / "map.json")]) == 0
     assert json.loads((tmp_path / "out/compare.json").read_text())["verdict"] == "equal"
+
+
+def replaced(folder: Path, old: str, new: str) -> None:
+    for file in folder.rglob("*.json"):
+        file.write_text(file.read_text().replace(old, new))
 
 
 def write(text: str) -> Callable[[Path], Any]:
@@ -205,7 +141,7 @@ def write(text: str) -> Callable[[Path], Any]:
         (write('{"data": {}}'), "has no rows"),
         (write('{"data": {"x": 3}}'), "is not an object"),
         (write('{"data": {"x": {}}}'), "names no module or function"),
-        (write(json.dumps(MSPROBE).replace('"Max": 1.5', '"Max": "x"')), "not a number"),
+        (lambda folder: replaced(folder, '"Norm": ', '"Norm": "x", "norm": '), "not a number"),
         (write('{"data": {"Torch.x.0.forward": {}}}'), "no call of"),
         (shutil.rmtree, "does not exist"),
         (lambda folder: (folder / "rank0/dump.json").unlink(), "has no dump.json"),
