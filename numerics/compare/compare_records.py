@@ -9,12 +9,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from numerics.compare.compared_rows import CallRow, measure_rows
-from numerics.compare.first_divergence import Divergence, Judgement, changed_selection, judge
+from numerics.compare.first_divergence import Judgement, judge
 from numerics.compare.joined_calls import join_merged_layers, join_micro_batches
 from numerics.compare.judged_updates import Earlier
 from numerics.compare.matched_calls import NameMap, match_calls, recorded_by_both, unwrap
 from numerics.compare.merged_ranks import merge_ranks
+from numerics.compare.one_side import changed_selection
 from numerics.compare.read_record import find_records, read_record
+from numerics.compare.row_tree import Divergence
 from numerics.compare.step_record import StepRecord
 from numerics.errors import NumericsError
 from numerics.rows import TableRow
@@ -119,59 +121,63 @@ def compare_records(
     see read_map. ranks: "equal" pairs rank with rank; "merged" makes one record of the target's ranks of a step, which
     share the work of one golden rank: see merge_ranks. NumericsError where a record cannot be used.
     """
-    targets = find_records(target)
-    several: dict[int, list[Path]] = {}
-    for place, folder in targets.items():
-        several.setdefault(_place(place)[0], []).append(folder)
-    if ranks == "merged":
-        targets = {
-            place: folder for place, folder in targets.items() if folder == several[_place(place)[0]][0]
-        }
-    pairs, notes = _paired(targets, find_records(golden))
-    others = dict(_paired_folders(find_records(envelope), find_records(golden))) if envelope else {}
+    targets, goldens = find_records(target), find_records(golden)
+    pairs, notes = _paired(_merged(targets) if ranks == "merged" else _alone(targets), _alone(goldens))
+    others = {}
+    if envelope:
+        again, _ = _paired(_alone(find_records(envelope)), _alone(goldens))
+        others = {other: mine for _, (mine,), (other,) in again}
     steps: list[StepComparison] = []
     known: set[tuple[int, str]] = set()
-    for place, mine, other in pairs:
-        numbers = [_step_of(folder) for folder in (mine, other)]
-        if None not in numbers and numbers[0] != numbers[1]:
-            notes.append(f"the steps differ: {numbers[0]} of the target, {numbers[1]} of the golden record")
-        here, there = read_record(mine), read_record(other)
-        if ranks == "merged":
-            sides = [read_record(folder) for folder in next(one for one in several.values() if mine in one)]
-            here = merge_ranks(sides, there)
-        notes += [
-            f"{side}: {note}"
-            for side, record in (("target", here), ("golden", there))
-            for note in record.notes
-        ]
+    for place, folders, (other,) in pairs:
+        sides, there = [read_record(folder) for folder in folders], read_record(other)
+        here = merge_ranks(sides, there) if len(sides) > 1 else sides[0]
         limits = _envelope(read_record(others[other]), there) if other in others else {}
         known |= {(0, name) for name in _names(here)} | {(1, name) for name in _names(there)}
-        if not names:
-            here, there = unwrap(here, there), unwrap(there, here)
-        here, there, joined = join_micro_batches(here, there)
-        here, there, merged, left = join_merged_layers(here, there, names or {})
-        notes += [*joined, *merged]
-        matched = match_calls(here, there, left)
-        if here.by_msprobe != there.by_msprobe:
-            matched = [recorded_by_both(pair) for pair in matched]
-            notes.append(OTHER_RECORDER)
-        if changed := changed_selection(here, there):
-            texts = (
-                f"{name} {here.selection.get(name)} against {there.selection.get(name)}"
-                for name in sorted(changed)
-            )
-            notes.append(
-                f"the records have other settings, so calls on one side alone may not be judged: {', '.join(texts)}"
-            )
-        rows = measure_rows(matched, here, there)
-        if not any(row.pair.target and row.pair.golden for row in rows):
-            raise NumericsError(
-                f"no call of {mine} is in {other}; fix: record the same model at the same level, or give --map"
-            )
+        notes += _notes(here, there)
+        here, there, rows, more = _rows(here, there, names or {})
+        notes += more
         judgement = judge(rows, here, there, limits, _earlier(place, steps))
         steps.append(StepComparison(place, here, there, rows, judgement))
     _check_map(names or {}, known)
     return Comparison(target, golden, steps, list(dict.fromkeys(notes)))
+
+
+def _rows(
+    here: StepRecord, there: StepRecord, names: NameMap
+) -> tuple[StepRecord, StepRecord, list[CallRow], list[str]]:
+    """Match the calls of two records and measure them. Returns the records with joined calls, and notes as well."""
+    if not names:
+        here, there = unwrap(here, there), unwrap(there, here)
+    here, there, notes = join_micro_batches(here, there)
+    here, there, merged, left = join_merged_layers(here, there, names)
+    notes = [*notes, *merged]
+    matched = match_calls(here, there, left)
+    if here.by_msprobe != there.by_msprobe:
+        matched = [recorded_by_both(pair) for pair in matched]
+        notes.append(OTHER_RECORDER)
+    rows = measure_rows(matched, here, there)
+    if not any(row.pair.target and row.pair.golden for row in rows):
+        raise NumericsError(
+            f"no call of {here.folder} is in {there.folder}; fix: record the same model at the same level, "
+            "or give --map"
+        )
+    return here, there, rows, notes
+
+
+def _notes(here: StepRecord, there: StepRecord) -> list[str]:
+    """Return the notes of both records, and how their steps and settings differ."""
+    sides = {"target": here, "golden": there}
+    notes = [f"{side}: {note}" for side, record in sides.items() for note in record.notes]
+    steps = [_step_of(record.folder) for record in sides.values()]
+    if None not in steps and steps[0] != steps[1]:
+        notes.append(f"the steps differ: {steps[0]} of the target, {steps[1]} of the golden record")
+    if changed := sorted(changed_selection(here, there)):
+        texts = (f"{name} {here.selection.get(name)} against {there.selection.get(name)}" for name in changed)
+        notes.append(
+            f"the records have other settings, so calls on one side alone may not be judged: {', '.join(texts)}"
+        )
+    return notes
 
 
 def _step_of(folder: Path) -> str | None:
@@ -219,13 +225,22 @@ def _place(place: str) -> tuple[int, str]:
     return (int(found[1]), found[2]) if found else (-1, place)
 
 
-def _paired_folders(targets: Mapping[str, Path], goldens: Mapping[str, Path]) -> list[tuple[Path, Path]]:
-    return [(other, mine) for _, mine, other in _paired(targets, goldens)[0]]
+def _alone(folders: Mapping[str, Path]) -> dict[str, list[Path]]:
+    return {place: [folder] for place, folder in folders.items()}
+
+
+def _merged(folders: Mapping[str, Path]) -> dict[str, list[Path]]:
+    """Return the folders of all ranks of each step, by the place of the first one."""
+    first: dict[int, str] = {}
+    found: dict[str, list[Path]] = {}
+    for place, folder in folders.items():
+        found.setdefault(first.setdefault(_place(place)[0], place), []).append(folder)
+    return found
 
 
 def _paired(
-    targets: Mapping[str, Path], goldens: Mapping[str, Path]
-) -> tuple[list[tuple[str, Path, Path]], list[str]]:
+    targets: Mapping[str, list[Path]], goldens: Mapping[str, list[Path]]
+) -> tuple[list[tuple[str, list[Path], list[Path]]], list[str]]:
     """Pair steps and ranks by name, or the only ones of both sides."""
     if len(targets) == len(goldens) == 1:
         (mine,), ((place, other),) = targets.values(), goldens.items()

@@ -11,7 +11,7 @@ from typing import Any
 
 from numerics.compare.compare_records import Comparison, StepComparison
 from numerics.compare.compared_rows import CallRow, Cell
-from numerics.compare.first_divergence import Divergence
+from numerics.compare.row_tree import Divergence
 from numerics.compare.step_record import Value
 from numerics.compare.tensor_difference import METRICS, TensorDifference
 from numerics.dump_files import finite, write_json, writing

@@ -15,10 +15,8 @@ that is not explained is the divergence. All further ones may be its consequence
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from numerics.compare.compared_rows import (
     BEYOND,
@@ -28,13 +26,14 @@ from numerics.compare.compared_rows import (
     WRONG,
     CallRow,
     Cell,
-    PlainDifference,
     is_parameter,
 )
 from numerics.compare.gradient_terms import Terms
 from numerics.compare.judged_updates import Earlier, wrong_updates
+from numerics.compare.one_side import between_passes, caller, first_of_one_side, is_judged
 from numerics.compare.replayed_rows import replay_row
-from numerics.compare.step_record import Call, StepRecord, Value
+from numerics.compare.row_tree import Divergence, RowTree, key
+from numerics.compare.step_record import Call, StepRecord
 from numerics.compare.tensor_difference import compare_values
 from numerics.record.backward_calls import SEVERAL
 from numerics.rounding.within_rounding import BOUND
@@ -42,25 +41,7 @@ from numerics.rows import TableRow
 
 # The largest growth measured between correct kernels was 7.5 (14 for q, k and v as three layers).
 GROWTH = 16.0
-IN_PLACE = re.compile(r"[^_]_$|__i[a-z]+__$")
 RANDOM = "drop rand bernoulli multinomial normal uniform exponential rrelu gumbel poisson".split()  # noqa: SIM905
-
-
-@dataclass(frozen=True)
-class Divergence(TableRow):
-    """The first divergence: its row in the table of all commands, and where it is.
-
-    call: with the module around a function, as in "Module.mlp.MLP.forward.0 > Functional.gelu.0.forward".
-    """
-
-    module: str = ""  # dotted path of the innermost module
-    step: str = ""  # as in "step0/rank0"
-    direction: str = "forward"
-    order: tuple[int, int] = (0, 0)  # of two ranks, the earlier one is the first
-    context: tuple[
-        str, ...
-    ] = ()  # calls of one side alone, modules that share a parameter, groups of parameters
-    row: CallRow | None = None
 
 
 @dataclass
@@ -73,7 +54,6 @@ class Judgement:
     findings: list[TableRow] = field(
         default_factory=list
     )  # other differences, without an effect on the verdict
-    growths: list[tuple[float, str]] = field(default_factory=list)  # error / explained error, by row
     undecided: list[str] = field(
         default_factory=list
     )  # arguments whose effect rounding of the inputs may hide
@@ -101,7 +81,7 @@ def judge(
             row.grade = WRONG
     verdict = "diverges" if found else "rounding" if unequal or scan.unequal_inputs else "equal"
     first = scan.first_unequal or next(iter(unequal), None)
-    return Judgement(verdict, found, first, _findings(rows, found), scan.growths, scan.undecided)
+    return Judgement(verdict, found, first, _findings(rows, found), scan.undecided)
 
 
 class _Judge:
@@ -114,15 +94,9 @@ class _Judge:
         earlier: Earlier | None,
     ) -> None:
         self.rows, self.target, self.golden = rows, target, golden
+        self.tree = RowTree(rows, target, golden)
         self.envelope, self.earlier = envelope, earlier
         self.terms = Terms(golden)
-        self.position = {id(row): number for number, row in enumerate(rows)}
-        self.by_name = {
-            golden: {
-                call.name: row for row in rows if (call := row.pair.golden if golden else row.pair.target)
-            }
-            for golden in (False, True)
-        }
         self.has_functions = all(
             any(not call.is_module for call in record.calls.values()) for record in (target, golden)
         )
@@ -135,7 +109,6 @@ class _Judge:
         ] = {}  # errors of what a call has received, and of results within it so far
         self.largest = 0.0  # explained error
         self.coarsest = 0.0  # epsilon of unequal results so far
-        self.growths: list[tuple[float, str]] = []
         self.undecided: list[str] = []
         self.unequal_inputs = False
         self.first_unequal: CallRow | None = None
@@ -152,7 +125,7 @@ class _Judge:
             or self._without_order_of_passes(self._scan())
             or self._gradients()
             or self._unused()
-            or (self._one_side())
+            or first_of_one_side(self.tree)
         )
 
     def _without_order_of_passes(self, found: Divergence | None) -> Divergence | None:
@@ -173,8 +146,8 @@ class _Judge:
         if texts[0] == texts[1]:
             return None
         name, reason = next(text for text in texts if text)
-        row = next((rows[name] for rows in self.by_name.values() if name in rows), None)
-        found = self._divergence(row or self.rows[0], "", "one side", order=(-1, 0))
+        row = self.tree.of_target.get(name) or self.tree.of_golden.get(name)
+        found = self.tree.divergence(row or self.rows[0], "", "one side", order=(-1, 0))
         sides = [text[1] if text else "" for text in texts]
         return replace(found, call=f"{name}: {reason}", target=sides[0], golden=sides[1])
 
@@ -198,7 +171,7 @@ class _Judge:
                 return found
         self.unequal_inputs |= not (row.equal("input") or _overwrites(row))
         if retyped := [value for value in row.retyped if value.side == "input"]:
-            return self._divergence(
+            return self.tree.divergence(
                 row, "input", "changed" if row.pair.call.is_module else "setting", retyped[0]
             )
         cells = [cell for cell in row.cells if cell.side == "input" and cell.difference.error]
@@ -218,7 +191,6 @@ class _Judge:
         error, explained = cell.difference.error, self._rounding(row) + self._source(row, cell)
         if error > GROWTH * explained:
             error = self._of_terms(row, cell)
-        self.growths.append((error / explained if explained else math.inf, row.name))
         return error > GROWTH * explained
 
     def _of_terms(self, row: CallRow, cell: Cell) -> float:
@@ -233,35 +205,13 @@ class _Judge:
             return math.inf  # of an update, which is judged apart
         if row.pair.call.backward:
             readers = self.terms.readers_of(row.pair.call, cell.place)
-            rows = [self.by_name[True].get(name) for name in readers]
+            rows = [self.tree.of_golden.get(name) for name in readers]
             errors = [max(other.error("output"), other.inner) for other in rows if other is not None]
             return max(scope, *errors) if errors else scope
-        makers = [
-            self._makers(value, golden) for golden, value in ((False, cell.target), (True, cell.golden))
-        ]
-        if not all(makers):
+        sides = [self.tree.makers(cell.target, False), self.tree.makers(cell.golden, True)]
+        if not all(sides):
             return scope
-        return max(maker.error("output") for found in makers for maker in found)
-
-    def _makers(self, value: Value | None, golden: bool) -> list[CallRow]:
-        """Return the compared calls that made an input; of a call of one side alone, those that made its inputs."""
-        todo, visited, found = [value], set[str](), []
-        while todo:
-            name = self._maker(todo.pop(), golden)
-            row = self.by_name[golden].get(name)
-            if row is None or name in visited:
-                continue
-            visited.add(name)
-            call = row.pair.golden if golden else row.pair.target
-            if row.grade != UNMATCHED:
-                found.append(row)
-            elif call is not None:
-                todo += [other for other in call.inputs.values() if other.dtype]
-        return found
-
-    def _maker(self, value: Value | None, golden: bool) -> str:
-        record = self.golden if golden else self.target
-        return record.renamed.get(value.maker, value.maker) if value is not None else ""
+        return max(maker.error("output") for makers in sides for maker in makers)
 
     def _close(self, row: CallRow) -> Divergence | None:
         """Close a call: its results must be explained by its inputs and by the calls within."""
@@ -287,7 +237,7 @@ class _Judge:
 
     def _of_forward(self, row: CallRow) -> float:
         """Return the error of what a backward computes with from its forward."""
-        forward = self.by_name[True].get(row.pair.call.forward_name) if row.pair.call.backward else None
+        forward = self.tree.forward(row)
         return max(forward.error("input", "parameter", "output"), forward.inner) if forward else 0.0
 
     def _rounding(self, row: CallRow) -> float:
@@ -306,17 +256,16 @@ class _Judge:
         if not row.equal("parameter") and self.trusted:
             return self._parameters(row)
         if retyped := [value for value in row.retyped if value.side == "output"]:
-            return self._divergence(row, "output", "setting", retyped[0])
+            return self.tree.divergence(row, "output", "setting", retyped[0])
         explained = self._explained(row)
         if _is_random(row) and error > GROWTH * explained:
-            return self._divergence(row, "output", "data", bound=GROWTH)
-        replay_row(row, self.by_name[True].get(row.pair.call.forward_name), not self.has_functions)
+            return self.tree.divergence(row, "output", "data", bound=GROWTH)
+        replay_row(row, self.tree.forward(row), not self.has_functions)
         wrong = row.replayed is not None and max(row.replayed) > BOUND * _room(row)
         if row.replayed is None or row.pair.call.backward or not row.equal("buffer"):
             cells = [cell for cell in row.cells if cell.side in ("output", "buffer")]
             if error > GROWTH * explained:
                 error = max(self._of_terms(row, cell) for cell in cells)
-            self.growths.append((error / explained if explained else math.inf, row.name))
             wrong = error > GROWTH * explained and (wrong or row.replayed is None or not row.equal("buffer"))
         changed = [value for value in row.settings if value.place != "class"]
         if row.pair.call.late and row.replayed is None and not row.equal("input") and not changed:
@@ -334,85 +283,26 @@ class _Judge:
                 self.undecided += [f"{row.name}: {value}" for value in changed if value.side == "argument"]
             return None
         if row.lost:
-            return self._divergence(row, "parameter", "parameter", row.lost[0])
+            return self.tree.divergence(row, "parameter", "parameter", row.lost[0])
         if not row.settings and row.replayed is None and _integers_without_values(row):
-            return self._divergence(row, "output", "data")
+            return self.tree.divergence(row, "output", "data")
         bound = GROWTH * explained / row.epsilon if row.epsilon else 0.0
         bound = bound if row.replayed is None else BOUND
         if row.settings:
-            return self._divergence(row, "output", "setting", (changed or row.settings)[0], bound)
+            return self.tree.divergence(row, "output", "setting", (changed or row.settings)[0], bound)
         inside = (other for other in self.rows if other.grade == UNMATCHED and other.pair.call.is_module)
         alone = next(
-            (other for other in inside if self._outer(other) is row and self._is_judged(other)), None
+            (one for one in inside if self.tree.outer(one) is row and is_judged(self.tree, one)), None
         )
-        if (
-            alone is not None
-            and alone.pair.call.backward == row.pair.call.backward
-            and not self._caller(alone)
-        ):
-            return self._divergence(alone, "", "one side")
-        return self._divergence(row, "output", "computed", bound=bound)
+        same_way = alone is not None and alone.pair.call.backward == row.pair.call.backward
+        if alone is not None and same_way and not caller(self.tree, alone):
+            return self.tree.divergence(alone, "", "one side")
+        return self.tree.divergence(row, "output", "computed", bound=bound)
 
     # -- what the first divergence is
 
-    def _divergence(
-        self,
-        row: CallRow,
-        side: str,
-        evidence: str,
-        value: Cell | PlainDifference | None = None,
-        bound: float = math.nan,
-        order: tuple[int, int] | None = None,
-    ) -> Divergence:
-        """Return the divergence at a row. value: what differs; the largest error of the side where it is None."""
-        module = self._module(row)
-        name, call = row.name, row.pair.call
-        if module is not None and not call.is_module:
-            name = f"{module.name} > {name}"
-        cells = [cell for cell in row.cells if cell.side == side and not cell.difference.equal]
-        value = value or max(cells, key=lambda cell: cell.difference.error, default=None)
-        place, sides = ("", ""), ["", ""]
-        if value is not None:
-            place = value.side, value.place
-        if isinstance(value, Cell):
-            sides = [part.describe() if part else "absent" for part in (value.target, value.golden)]
-        elif value is not None:
-            sides = [value.target, value.golden]
-        units = row.units(side) if side else math.inf
-        return Divergence(
-            call=name,
-            side=place[0],
-            place=place[1],
-            target=sides[0],
-            golden=sides[1],
-            units=max(row.replayed) if row.replayed and side == "output" else units,
-            bound=bound,
-            evidence=evidence,
-            stack=self._stack_of(row),
-            module=module.pair.call.path if module else "",
-            direction="backward" if call.backward else "forward",
-            order=order or (0, self.position[id(row)]),
-            context=self._near(row),
-            row=row,
-        )
-
-    def _near(self, row: CallRow) -> tuple[str, ...]:
-        """Return calls of one side alone in the same module, before this one and within it."""
-        place, module = self.position[id(row)], self._outer(row)
-        found = [
-            f"{'golden' if other.pair.golden else 'target'} alone: {other.name}"
-            for other in self.rows
-            if other.grade == UNMATCHED
-            and other.pair.call.backward == row.pair.call.backward
-            and (
-                self._outer(other) is row
-                or (self._outer(other) is module and self.position[id(other)] < place)
-            )
-        ]
-        return tuple(found[-5:])
-
     def _parameters(self, row: CallRow) -> Divergence:
-        found = self._divergence(row, "parameter", "parameter", bound=0.0)
+        found = self.tree.divergence(row, "parameter", "parameter", bound=0.0)
         path, dot, _ = found.place.rpartition(".")  # of a module within that is not called
         return replace(found, module=".".join(filter(None, (found.module, path)))) if dot else found
 
@@ -422,17 +312,15 @@ class _Judge:
         if not row.pair.call.backward and (owner := self._owner(row, cells)):
             return self._parameters(owner)
         if all(cell.golden is not None and cell.golden.is_parameter for cell in cells):
-            return self._divergence(row, "input", "parameter", cell, 0.0)
-        for golden, value in ((True, cell.golden), (False, cell.target)):
-            maker = self.by_name[golden].get(self._maker(value, golden))
-            if maker is not None and maker.grade == UNMATCHED and self._is_judged(maker):
-                return self._divergence(self._caller(maker) or maker, "", "one side")
+            return self.tree.divergence(row, "input", "parameter", cell, 0.0)
+        makers = (self.tree.maker(cell.golden, True), self.tree.maker(cell.target, False))
+        for maker in makers:
+            if maker is not None and maker.grade == UNMATCHED and is_judged(self.tree, maker):
+                return self.tree.divergence(caller(self.tree, maker) or maker, "", "one side")
         module = next((outer for outer in reversed(self.stack) if outer.pair.call.is_module), None)
-        from_outside = not any(
-            self._maker(value, golden) for golden, value in ((True, cell.golden), (False, cell.target))
-        )
+        from_outside = not any(value.maker for value in (cell.golden, cell.target) if value)
         evidence = "data" if module is None and from_outside else "changed"
-        found = self._divergence(row, "input", evidence, cell, GROWTH)
+        found = self.tree.divergence(row, "input", evidence, cell, GROWTH)
         if module is None:
             return found
         return replace(found, call=f"{module.name} > input of {row.name}", module=module.pair.call.path)
@@ -460,47 +348,33 @@ class _Judge:
             error = row.error("gradient")
             explained = max(map(self._explained, [row, *sharing]), default=0.0)
             explained = max(explained, *(other.error("input", "output") for other in [row, *sharing]))
-            self.growths.append((error / explained if explained else 0.0, row.name))
             if error > GROWTH * explained:
                 wrong.append(row)
         if not wrong:
             return None
-        order = (1, self.position[id(wrong[0])])
-        if between := self._between_passes():
-            return self._divergence(between, "", "one side", order=order)
+        order = (1, self.tree.position(wrong[0]))
+        if between := between_passes(self.tree):
+            return self.tree.divergence(between, "", "one side", order=order)
         if 2 * len(wrong) > len(rows):
             alone = next(
                 (row for row in self.rows if row.grade == UNMATCHED and row.pair.call.is_module), None
             )
             if alone is not None:
-                return self._divergence(alone, "", "one side", order=order)
+                return self.tree.divergence(alone, "", "one side", order=order)
             dropped = next(
                 (row for row in self.rows if any(gap.side == "gradient" for gap in row.gaps)), None
             )
             if dropped is not None and len(rows) > 3:
-                return self._divergence(dropped, "", "one side", dropped.gaps[0], order=order)
+                return self.tree.divergence(dropped, "", "one side", dropped.gaps[0], order=order)
         changed = len(rows) > 3 and 2 * len(wrong) > len(
             rows
         )  # all of them: averaged, clipped, rounded or scaled
-        found = self._divergence(
+        found = self.tree.divergence(
             wrong[0], "gradient", "update" if changed else "computed", None, GROWTH, order
         )
         shared = [f"shares it: {other.pair.call.path}" for other in wrong[1:] if _shares(other, wrong[0])]
         count = [f"{len(wrong)} of {len(rows)} modules"] if changed else []
         return replace(found, context=(*found.context, *shared, *count))
-
-    def _between_passes(self) -> CallRow | None:
-        """Return a call of one side alone that overwrites tensors before a later forward, as clipping does."""
-        for row in self.rows:
-            call, record = row.pair.call, self.golden if row.pair.golden else self.target
-            if row.grade != UNMATCHED or call.is_module or call.backward or not IN_PLACE.search(call.path):
-                continue
-            names = list(record.calls)
-            later = (record.calls[name] for name in names[names.index(call.name) :])
-            is_before = any(other.is_module and not other.backward for other in later)
-            if is_before and record.within(call.name) is None and self._is_judged(row):
-                return row
-        return None
 
     def _unused(self) -> Divergence | None:
         """Name a parameter that differs without an effect on this step."""
@@ -511,133 +385,8 @@ class _Judge:
         wrong = wrong_updates(self.rows, self.earlier, GROWTH) if self.earlier else None
         if wrong is None:
             return None
-        found = self._divergence(wrong.row, wrong.cell.side, wrong.evidence, wrong.cell, order=(-1, 0))
+        found = self.tree.divergence(wrong.row, wrong.cell.side, wrong.evidence, wrong.cell, order=(-1, 0))
         return replace(found, context=wrong.context)
-
-    # -- calls and gradients of one side alone
-
-    def _is_judged(self, row: CallRow) -> bool:
-        """Return whether both sides were recorded with the settings that record such a call."""
-        changed = changed_selection(self.target, self.golden)
-        if self.target.by_msprobe != self.golden.by_msprobe or changed - {"level", "construct"}:
-            return False
-        levels = {record.selection.get("level") for record in (self.target, self.golden)}
-        return not changed or (row.pair.call.is_module and "L1" not in levels)
-
-    def _one_side(self) -> Divergence | None:
-        """Name the first call or gradient of one side alone that counts."""
-        counted = [
-            row
-            for row in self.rows
-            if row.grade == UNMATCHED and self._is_judged(row) and not self._is_harmless(row)
-        ]
-        gaps = [row for row in self.rows if row.gaps]
-        trained = any(row.pair.call.backward for row in self.rows)
-        modules = [row for row in counted if row.pair.call.is_module]
-        forward = next((row for row in counted if not row.pair.call.backward), None)
-        frozen = next((row for row in self.rows if trained and row.flags), None)
-        cut = next((row for row in self.rows if row.detached and row.pair.call.is_module), None)
-        order = (2, 0)
-        if forward is not None:
-            return self._divergence(forward, "", "one side", order=order)
-        if frozen is not None:
-            found = self._divergence(self._backward_of(frozen), "", "one side", frozen.flags[0], order=order)
-            path, dot, _ = frozen.flags[0].place.rpartition(".")
-            inner = ".".join(filter(None, (found.module, path))) if dot else found.module
-            return replace(found, module=inner, direction="backward")
-        if not counted and not gaps:
-            return None
-        if cut is not None and (modules or gaps):
-            found = self._divergence(self._backward_of(cut), "", "one side", cut.detached[0], order=order)
-            return replace(found, direction="backward")
-        row = next(iter([*modules, *gaps, *counted]))
-        return self._divergence(row, "", "one side", next(iter(row.gaps), None), order=order)
-
-    def _backward_of(self, row: CallRow) -> CallRow:
-        """Return the backward of a forward, be it on one side alone; the forward where there is none."""
-        names = {call.name for call in (row.pair.target, row.pair.golden) if call is not None}
-        rows = (other for other in self.rows if other.pair.call.backward)
-        return next((other for other in rows if other.pair.call.forward_name in names), row)
-
-    def _is_harmless(self, row: CallRow) -> bool:
-        """Return whether the sides agree without a call: it returns its input, needs no gradient, or one around agrees.
-
-        A backward without gradients of parameters is so where all parameters have their gradients on both sides.
-        """
-        call, golden = row.pair.call, row.pair.golden is not None
-        if not (self.target if golden else self.golden).complete:
-            return False
-        if call.backward:
-            forward = self.by_name[golden].get(call.forward_name)
-            if forward is not None and forward.grade == UNMATCHED:
-                return self._is_harmless(forward)
-            sides = [cell.side for other in self.rows for cell in other.cells]
-            lost = any(
-                other.gaps or (other.grade == UNMATCHED and other.pair.call.gradients) for other in self.rows
-            )
-            return forward is not None and self._outer(row) is not None and "gradient" in sides and not lost
-        floating = [value for value in call.outputs.values() if value.floating]
-        if call.is_module and not call.buffers and all(value.requires_grad is False for value in floating):
-            return True  # a pass under no_grad, whose results no compared call has received
-        results = {key(value) for value in call.outputs.values()}
-        if call.is_module and results <= {key(value) for value in call.inputs.values()}:
-            return True
-        outer = self._outer(row)
-        if outer is not None and any(cell.side == "output" for cell in outer.cells):
-            return True
-        after = [other for other in self.rows[self.position[id(row)] :] if other.cells]
-        if not call.is_module:
-            return bool(after)
-        record = self.golden if golden else self.target
-        inside = [other for other in record.calls.values() if record.within(other.name) == call.name]
-        return any(results <= {key(value) for value in other.outputs.values()} for other in inside)
-
-    def _caller(self, row: CallRow) -> CallRow | None:
-        """Return the module around a call of one side alone, of a module that both sides call: it differs."""
-        call = row.pair.call
-        both = (other.pair for other in self.rows if other.grade != UNMATCHED and other.pair.call.is_module)
-        paths = {(pair.golden if row.pair.golden else pair.target).path for pair in both}  # type: ignore[union-attr]
-        return self._outer(row) if call.is_module and call.path in paths else None
-
-    # -- what is around a call
-
-    def _module(self, row: CallRow) -> CallRow | None:
-        """Return the row of the innermost module that the call belongs to."""
-        found: CallRow | None = row
-        while found is not None and not found.pair.call.is_module:
-            found = self._outer_row(found)
-        return found
-
-    def _outer(self, row: CallRow) -> CallRow | None:
-        """Return the row of the innermost compared module around a call."""
-        found = self._outer_row(row)
-        while found is not None and (found.grade == UNMATCHED or not found.pair.call.is_module):
-            found = self._outer_row(found)
-        return found
-
-    def _outer_row(self, row: CallRow) -> CallRow | None:
-        golden = row.pair.golden is not None
-        outer = (self.golden if golden else self.target).within(row.name)
-        return self.by_name[golden].get(outer) if outer else None
-
-    def _stack_of(self, row: CallRow) -> tuple[str, ...]:
-        for call, record in ((row.pair.target, self.target), (row.pair.golden, self.golden)):
-            for name in (call.name, call.forward_name) if call else ():
-                if name in record.stacks:
-                    return tuple(record.stacks[name])
-        return ()
-
-
-def changed_selection(target: StepRecord, golden: StepRecord) -> set[str]:
-    """Return the settings by which the records have other calls. A record of msProbe does not say all of them."""
-    one, other = target.selection, golden.selection
-    both = one.keys() & other.keys() | ((one.keys() | other.keys()) & {"construct"})
-    return {name for name in both if one.get(name) != other.get(name)}
-
-
-def key(value: Value | None) -> Any:
-    """Return what identifies a tensor: shape and statistics."""
-    return None if value is None else (value.shape, value.statistics)
 
 
 def _shares(one: CallRow, other: CallRow) -> bool:
