@@ -282,10 +282,6 @@ class _Judge:
             if row.replayed is None and not (row.equal("input") or row.pair.call.is_module):
                 self.undecided += [f"{row.name}: {value}" for value in changed if value.side == "argument"]
             return None
-        if row.lost:
-            return self.tree.divergence(row, "parameter", "parameter", row.lost[0])
-        if not row.settings and row.replayed is None and _integers_without_values(row):
-            return self.tree.divergence(row, "output", "data")
         bound = GROWTH * explained / row.epsilon if row.epsilon else 0.0
         bound = bound if row.replayed is None else BOUND
         if row.settings:
@@ -311,8 +307,6 @@ class _Judge:
         cell = max(cells, key=lambda cell: cell.difference.error)
         if not row.pair.call.backward and (owner := self._owner(row, cells)):
             return self._parameters(owner)
-        if all(cell.golden is not None and cell.golden.is_parameter for cell in cells):
-            return self.tree.divergence(row, "input", "parameter", cell, 0.0)
         makers = (self.tree.maker(cell.golden, True), self.tree.maker(cell.target, False))
         for maker in makers:
             if maker is not None and maker.grade == UNMATCHED and is_judged(self.tree, maker):
@@ -404,12 +398,6 @@ def _is_random(row: CallRow) -> bool:
     if call.is_module or call.backward or not any(word in name for word in RANDOM):
         return False
     return "drop" not in name or any(value.plain is True for value in call.inputs.values())
-
-
-def _integers_without_values(row: CallRow) -> bool:
-    """Return whether all inputs are integers of which only the range is known."""
-    values = [cell.golden for cell in row.cells if cell.side == "input"]
-    return not any(value is None or value.floating or value.checksum or value.file for value in values)
 
 
 def _findings(rows: Sequence[CallRow], found: Divergence | None) -> list[TableRow]:

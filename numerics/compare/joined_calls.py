@@ -112,28 +112,16 @@ def _value(values: Sequence[Value], other: Value | None, add: bool) -> Value | N
     """Join the values of a place; None where that is impossible. other: the value of the other record."""
     first = values[0]
     if not first.dtype:
-        if all(value.plain == first.plain for value in values):
-            return first
-        return other if other is not None and _sums(values, other) else None
-    if first.count == 1 and not (other is not None and all(same(value, other) for value in values)):
-        return None  # such as a loss, which may be a mean or a sum
+        return first if all(value.plain == first.plain for value in values) else None
     shape = other.shape if other is not None else None
     if all(same(value, first) for value in values) and shape in (None, first.shape):
         return first
     if first.shape == shape:
-        return (
-            total(values) if add and all(value.has_values for value in values) and first.count > 1 else None
-        )
+        return total(values) if add else None
     axis = axis_of(values, shape) if shape is not None else 0
     if axis is None or not first.shape:
         return None
     return concatenated(values, axis)
-
-
-def _sums(values: Sequence[Value], other: Value) -> bool:
-    """Return whether the other value is the sum of the plain ones, as a batch size is."""
-    plain = [value.plain for value in values]
-    return all(type(number) is int for number in (*plain, other.plain)) and sum(plain) == other.plain
 
 
 def same(one: Value, other: Value) -> bool:
@@ -144,7 +132,7 @@ def same(one: Value, other: Value) -> bool:
 def total(values: Sequence[Value]) -> Value:
     """Return the sum of the values. Of its statistics, the mean is known."""
     means = [value.mean for value in values if value.mean is not None]
-    mean = math.fsum(means) if len(means) == len(values) and all(map(math.isfinite, means)) else None
+    mean = sum(means) if len(means) == len(values) else None
     return Value(values[0].kind, values[0].dtype, values[0].shape, mean=mean, parts=tuple(values))
 
 
@@ -159,14 +147,14 @@ def concatenated(values: Sequence[Value], axis: int) -> Value:
         return None if any(number is None for number in numbers) else combine(numbers)
 
     def mean(numbers: list[float]) -> float:
-        return math.fsum(x * value.count for x, value in zip(numbers, values, strict=True)) / max(count, 1)
+        return sum(x * value.count for x, value in zip(numbers, values, strict=True)) / max(count, 1)
 
     return replace(
         first,
         shape=shape,
         highest=over("highest", lambda numbers: _extreme(max, numbers)),
         lowest=over("lowest", lambda numbers: _extreme(min, numbers)),
-        mean=over("mean", mean) if all(map(_finite, values)) else over("mean", sum),
+        mean=over("mean", mean),
         norm=over("norm", lambda numbers: math.hypot(*numbers)),
         nan_count=over("nan_count", sum),
         inf_count=over("inf_count", sum),
@@ -176,10 +164,6 @@ def concatenated(values: Sequence[Value], axis: int) -> Value:
         parts=tuple(values),
         axis=axis,
     )
-
-
-def _finite(value: Value) -> bool:
-    return value.mean is None or math.isfinite(value.mean)
 
 
 def _extreme(of: Callable[[list[float]], float], numbers: list[float]) -> float:
@@ -211,14 +195,9 @@ def join_micro_batches(target: StepRecord, golden: StepRecord) -> tuple[StepReco
         return target, golden, []
     shared = math.gcd(*counts)
     sizes = [count // shared for count in counts]
-    here = _micro_batches(target, counts[0], sizes[0], golden if sizes[1] == 1 else None)
-    there = _micro_batches(golden, counts[1], sizes[1], target if sizes[0] == 1 else None)
-    joined, dropped = join_calls(target, here)
-    others, more = join_calls(golden, there)
-    dropped |= more
-    if 1 not in sizes:
-        dropped |= _repeated(joined, others)
-    dropped |= _outside(joined) | _outside(others)
+    joined, dropped = join_calls(target, _micro_batches(target, counts[0], sizes[0]))
+    others, more = join_calls(golden, _micro_batches(golden, counts[1], sizes[1]))
+    dropped |= more | _repeated(joined, others) | _outside(joined) | _outside(others)
     note = (
         f"{counts[0]} micro-batches against {counts[1]}: their calls are joined. Checksums of joined values are "
         "unknown, their statistics or values are compared. Functions outside the modules, such as the loss, are not"
@@ -227,27 +206,30 @@ def join_micro_batches(target: StepRecord, golden: StepRecord) -> tuple[StepReco
 
 
 def _repeated(target: StepRecord, golden: StepRecord) -> set[Place]:
-    """Return the values that are alike in all micro-batches of both sides and have the size of one, as masks have."""
+    """Return the values that are alike in all micro-batches and have the size of one, as masks have."""
     return {
-        place
-        for call in target.calls.values()
-        for place in _places(call)
-        if (other := golden.calls.get(call.name)) is not None
-        and (here := getattr(call, place[1])[place[2]]).dtype
-        and (there := getattr(other, place[1]).get(place[2])) is not None
-        and not (here.parts or there.parts)
-        and here.shape != there.shape
+        (name, side, place)
+        for name, side, place, value in _values(target.calls.values())
+        if value.dtype
+        and (other := golden.calls.get(name))
+        and (there := getattr(other, side).get(place)) is not None
+        and not (value.parts or there.parts)
+        and value.shape != there.shape
     }
 
 
 def _outside(record: StepRecord) -> set[Place]:
     """Return every value of the functions outside all modules: a loss depends on the size of a batch."""
-    return {
-        place
-        for call in record.calls.values()
-        if not call.is_module and record.within(call.name) is None
-        for place in _places(call)
-    }
+    calls = record.calls.values()
+    outside = (call for call in calls if not call.is_module and record.within(call.name) is None)
+    return {(name, side, place) for name, side, place, _ in _values(outside)}
+
+
+def _values(calls: Iterable[Call]) -> Iterator[tuple[str, str, str, Value]]:
+    for call in calls:
+        for side in SIDES:
+            for place, value in getattr(call, side).items():
+                yield call.name, side, place, value
 
 
 def _batches(target: StepRecord, golden: StepRecord) -> tuple[int, int] | None:
@@ -266,12 +248,6 @@ def _batches(target: StepRecord, golden: StepRecord) -> tuple[int, int] | None:
     return None
 
 
-def _places(call: Call) -> Iterator[Place]:
-    for side in SIDES:
-        for place in getattr(call, side):
-            yield call.name, side, place
-
-
 def _rows(calls: Sequence[Call]) -> int:
     first = [
         next((value for value in call.inputs.values() if value.dtype and not value.is_parameter), None)
@@ -280,15 +256,14 @@ def _rows(calls: Sequence[Call]) -> int:
     return sum(value.shape[0] for value in first if value is not None and value.shape)
 
 
-def _micro_batches(record: StepRecord, count: int, size: int, other: StepRecord | None) -> list[Group]:
-    """Group each label's calls of `size` micro-batches out of `count`. other: has one call for each group."""
+def _micro_batches(record: StepRecord, count: int, size: int) -> list[Group]:
+    """Group each label's calls of `size` micro-batches out of `count`."""
     labels: dict[tuple[str, str, bool], list[Call]] = {}
     for call in record.calls.values():
         labels.setdefault((call.path, call.type, call.backward), []).append(call)
     groups = []
-    known = {identity(call): call for call in other.calls.values()} if other else {}
     numbers = {key: max(call.number for call in calls) + 1 for key, calls in labels.items() if not key[2]}
-    for (path, kind, backward), calls in labels.items():
+    for (path, kind, _), calls in labels.items():
         each, rest = divmod(numbers.get((path, kind, False), 0), count)
         if size == 1 or rest or not each:
             continue
@@ -298,7 +273,7 @@ def _micro_batches(record: StepRecord, count: int, size: int, other: StepRecord 
             parts.setdefault(batch // size * each + index, []).append(call)
         for number, members in parts.items():
             name = _renumbered(members[0], number)
-            groups.append(Group(name, number, members, known.get((path, number, backward))))
+            groups.append(Group(name, number, members))
     return groups
 
 

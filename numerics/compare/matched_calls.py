@@ -152,7 +152,7 @@ class _Matching:
         if list(map(_named, parts)) == list(map(_named, others)):
             pairs = list(zip(parts, others, strict=True))
         else:
-            pairs = _align(parts, others, (_weights, _shapes))
+            pairs = _align(parts, others, (_weights,))
         for (_, one), (_, two) in pairs:
             if _last(one) != _last(two):
                 self.paths.setdefault(one, two)
@@ -186,7 +186,7 @@ class _Matching:
             pairs = (
                 zip(mine, theirs, strict=True)
                 if same
-                else _align(mine, theirs, (_received, _structure, lambda call: call.path))
+                else _align(mine, theirs, (_received, lambda call: call.path))
             )
             for call, other in pairs:
                 self._add(call.name, other.name, "name" if call.name == other.name else "order")
@@ -278,11 +278,6 @@ def _weights(node: Node) -> Hashable:
     )
 
 
-def _shapes(node: Node) -> Hashable:
-    tree, path = node
-    return tree.kind(path), *((at, key, value.shape) for at, key, value in tree.within(path))
-
-
 def _of_module(mine: Sequence[Call], theirs: Sequence[Call]) -> list[tuple[Call, Call]]:
     """Pair the calls of a module by their numbers; by their inputs where one side calls it more often."""
     if len(mine) != len(theirs):
@@ -302,10 +297,8 @@ def _last(path: str) -> str:
 
 
 def _structure(call: Call) -> Hashable:
-    sizes = tuple(
-        value.shape for value in (*call.inputs.values(), *call.parameters.values(), *call.outputs.values())
-    )
-    return call.type or call.path, sizes
+    sides = (call.inputs, call.parameters, call.outputs)
+    return call.type, tuple(value.shape for side in sides for value in side.values())
 
 
 def _align(
