@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from numerics.setup.config_checker import ConfigChecker as ConfigChecker
 
 MODULES = {
-    "ConfigChecker": "setup.config_checker",
-    "Monitor": "monitor.monitor",
-    "MonitorConfig": "monitor.settings",
-    "NumericsError": "errors",
-    "PrecisionDebugger": "record.debugger",
-    "Recorder": "record.recorder",
-    "RecorderConfig": "record.record_settings",
-    "check_operation": "rounding.operation_checks",
-    "check_optimizer": "rounding.optimizer_checks",
-    "fix": "search.fix_words",
-    "TrainerMon": "monitor.monitor",
-    "logp_diff": "runs.logp_diff",
-    "repeat_step": "repeat.step",
-    "seed_all": "seed",
+    "ConfigChecker": "numerics.setup.config_checker",
+    "Monitor": "numerics.monitor.monitor",
+    "MonitorConfig": "numerics.monitor.settings",
+    "NumericsError": "numerics.errors",
+    "PrecisionDebugger": "numerics.record.debugger",
+    "Recorder": "numerics.record.recorder",
+    "RecorderConfig": "numerics.record.record_settings",
+    "check_operation": "numerics.rounding.operation_checks",
+    "check_optimizer": "numerics.rounding.optimizer_checks",
+    "fix": "numerics.search.fix_words",
+    "TrainerMon": "numerics.monitor.monitor",
+    "logp_diff": "numerics.runs.logp_diff",
+    "repeat_step": "numerics.repeat.step",
+    "seed_all": "numerics.seed",
 }
 
 __all__ = list(MODULES)
@@ -47,4 +47,4 @@ __all__ = list(MODULES)
 def __getattr__(name: str) -> Any:
     if name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"numerics.{MODULES[name]}"), name)
+    return getattr(importlib.import_module(MODULES[name]), name)
