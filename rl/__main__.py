@@ -16,8 +16,8 @@ from gpt2.system import files
 from gpt2.system.errors import UserError, one_line, run_command
 from gpt2.system.signals import Interrupted, Stop
 from gpt2.system.stdout import printable
+from rl.records import EXIT_INTERRUPTED
 from rl.settings import GrpoSettings
-from rl.study import EXIT_INTERRUPTED
 
 
 def main() -> int:

@@ -26,6 +26,7 @@ from rl.gsm8k import reward
 
 RECORD, METRICS, RESPONSES, CONFIG, PLAN = "run.json", "metrics.jsonl", "responses", "config", "plan.json"
 FINISHED, DIVERGED, RUNNING, INTERRUPTED, FAILED = "finished", "diverged", "running", "interrupted", "failed"
+EXIT_INTERRUPTED = 3  # of `python -m rl`
 ENDED = (FINISHED, DIVERGED)  # runs that are not repeated
 
 

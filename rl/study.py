@@ -17,7 +17,6 @@ from rl import records
 from rl.gsm8k import digest, read_problems
 from rl.settings import GrpoSettings, run_name
 
-EXIT_INTERRUPTED = 3  # of `python -m rl`
 PACKAGES = ("torch", "transformers", "trl", "accelerate", "datasets")
 
 
@@ -92,7 +91,9 @@ def run_study(settings: GrpoSettings, config: str, ended: Callable[[], object]) 
         print(f"[{number}/{len(runs)}] {name}{resumed}", flush=True)
         status = _child(run_dir / records.CONFIG, arm, seed)
         record = read_record(run_dir)
-        if status in (-signal.SIGINT, EXIT_INTERRUPTED) or (record and record.status == records.INTERRUPTED):
+        if status in (-signal.SIGINT, records.EXIT_INTERRUPTED) or (
+            record and record.status == records.INTERRUPTED
+        ):
             raise KeyboardInterrupt
         if status or not record or record.status not in records.ENDED:
             raise UserError(
