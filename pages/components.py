@@ -1,4 +1,4 @@
-"""The HTML of sections, lists, legends, color labels and figures, and the palette that pages share."""
+"""The HTML of sections, lists, legends, color labels and figures, and the size of the palette that pages share."""
 
 from __future__ import annotations
 
@@ -27,33 +27,8 @@ from pages.figure_tables import describe, number_blocks
 from pages.markup import ColorLabel, Text, escape_html, pieces, to_html, to_plain
 from pages.tables import table_html
 
-# Names with the same color on every page (a test holds them equal to ra.names.PATTERNS).
-FIXED_COLORS = ("B", "RAEARLY", "RALATE", "RAALL", "RAALT", "RALEARN")
 COLORS = 10  # --v0 .. --v9 of page.css
 LONG = 5  # sections from which a page has links to them
-
-
-def palette_index(name: str, names: Sequence[str]) -> int:
-    """The palette color of a name: fixed for the known ones, the next ones in turn for the others of `names`."""
-    if name in FIXED_COLORS:
-        return FIXED_COLORS.index(name) % COLORS
-    others = [other for other in names if other not in FIXED_COLORS]
-    return (len(FIXED_COLORS) + (others.index(name) if name in others else 0)) % COLORS
-
-
-def color(name: str, names: Sequence[str]) -> str:
-    """The color of a name as page.js reads it, the same on every page."""
-    return f"var(--v{palette_index(name, names)})"
-
-
-def color_label(name: str, names: Sequence[str]) -> ColorLabel:
-    """The name with the dot of its color."""
-    return ColorLabel(name, palette_index(name, names))
-
-
-def legend(names: Sequence[str]) -> Legend:
-    """Buttons for the names in their colors."""
-    return Legend([color_label(name, names) for name in names])
 
 
 @dataclass

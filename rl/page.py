@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from aqn.schedule import PRESETS
 from numerics.runs.logp_diff import THRESHOLD
-from pages.components import color, legend
 from pages.document import (
     COPY,
     HTML,
@@ -24,6 +23,7 @@ from pages.markup import Strong, Text, escape_html
 from pages.plots import Plain, axis, figure, line
 from rl.report import DIVERGED, ArmResult, GrpoReport
 from rl.settings import BASELINE
+from study.arm_colors import color, legend
 from study.report.sentences import capped, p_text, seeds_text
 
 CAPTION = "Accuracy during training: mean over seeds, with its standard error over test problems."

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pages.components import color
 from pages.markup import escape_html
 from pages.plots import Plain, axis, figure, line
+from study.arm_colors import color
 from study.attention.data import (
     PATHS,
     STATISTICS,

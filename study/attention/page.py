@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pages.components import color_label, legend
 from pages.document import Block, BulletList, Details, Document, Figure, Note, Paragraph, Section, Table
 from pages.markup import Code, Text, pieces
 from ra.names import is_control_arm, one_class
+from study.arm_colors import color_label, legend
 from study.attention.data import (
     PATHS,
     STATISTICS,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pages.components import color
 from pages.markup import escape_html
 from pages.plots import Plain, axis, figure, line, points
+from study.arm_colors import color
 from study.compare.alignment import TOLERANCE, Alignment
 from study.compare.build import StudyComparison
 from study.report.figures_final import in_percent

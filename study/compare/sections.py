@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 from numerics.setup.checklist_rows import EQUAL, FATAL, NOT_RECORDED, ChecklistRow, counts, worst_first
-from pages.components import legend
 from pages.document import (
     COPY,
     FILTER,
@@ -25,6 +24,7 @@ from pages.document import (
     Table,
 )
 from pages.markup import Detail, Strong, Text, number_with_detail
+from study.arm_colors import legend
 from study.compare import figures
 from study.compare.alignment import TOLERANCE, Alignment
 from study.compare.build import StudyComparison

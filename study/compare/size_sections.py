@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pages.components import color, color_label
 from pages.document import (
     COPY,
     HTML,
@@ -23,6 +22,7 @@ from pages.markup import Strong, Text, escape_html
 from pages.plots import Plain, axis, figure, trace
 from study.analysis.trend import GROWS, HOLDS, RULE, SizeTrend
 from study.analysis.verdict import NO_ANSWER, Verdict
+from study.arm_colors import color, color_label
 from study.compare.sizes import SizeComparison
 from study.report.sentences import capped, difference, p_text
 from study.stats.statistics import perplexity_percent

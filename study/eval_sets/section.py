@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
-from pages.components import color_label
 from pages.document import Block, Note, Section, Table
 from pages.markup import Text, counted, number_with_detail
+from study.arm_colors import color_label
 from study.eval_sets.results import EvalSetRow, EvalSets, EvalSetTable
 from study.records.runs import variant_order
 from study.stats.interval_text import percent, perplexity, with_interval

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pages.components import color_label
 from pages.document import (
     COPY,
     SORT,
@@ -21,6 +20,7 @@ from pages.document import (
     Table,
 )
 from pages.markup import Text
+from study.arm_colors import color_label
 from study.lm_eval.pairs import ArmDifference, ArmValue, TaskComparison, TaskResults, compare_arms
 from study.lm_eval.records import PERPLEXITY, LmEvalRecord, read_final
 from study.records.runs import Run, variant_order

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from gpt2.artifacts.run_record import RunRecord
 from gpt2.train.clocks import UNEVEN_TIMES
-from pages.components import legend
 from pages.document import (
     FILTER,
     HTML,
@@ -27,6 +26,7 @@ from pages.document import (
     Table,
 )
 from pages.markup import Link, Strong, Text
+from study.arm_colors import legend
 from study.attention.data import InputText, read_study
 from study.attention.page import report_section
 from study.eval_sets.section import held_out_section

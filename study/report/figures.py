@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pages.components import color, palette_index
 from pages.plots import Plain, axis, band, figure, line
+from study.arm_colors import color, palette_index
 from study.records.curves import Curve, Probabilities
 
 SYMBOLS = (

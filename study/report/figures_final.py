@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pages.components import color
 from pages.markup import escape_html
 from pages.plots import Estimate, Plain, axis, faded, figure, points, trace
+from study.arm_colors import color
 from study.records.hellaswag_scores import CHANCE, EndingsTask
 from study.report.build import Report
 from study.stats.statistics import Interval, perplexity_percent

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pages.components import color_label
 from pages.document import Finding
 from pages.markup import Code, Strong, Text
 from ra.names import custom_variants, files_with, is_control_arm, one_class, published_variants
@@ -18,6 +17,7 @@ from study.analysis.verdict import (
     WORSE,
     Verdict,
 )
+from study.arm_colors import color_label
 from study.records.runs import BASELINE, DIVERGED
 from study.report.build import Report
 from study.report.detectable import seeds_needed

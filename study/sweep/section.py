@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pages.components import color, color_label
 from pages.document import (
     COPY,
     FILTER,
@@ -18,6 +17,7 @@ from pages.document import (
 )
 from pages.markup import Link, Strong, Text, escape_html
 from pages.plots import Plain, axis, figure, line, trace
+from study.arm_colors import color, color_label
 from study.sweep.results import ArmRates, RateReport
 from study.sweep.tuning import RateRun
 

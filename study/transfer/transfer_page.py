@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 from aqn.platforms import Platform, parse_platform
-from pages.components import color
 from pages.document import (
     COPY,
     HTML,
@@ -24,6 +23,7 @@ from pages.document import (
 )
 from pages.markup import Strong, Text, escape_html
 from pages.plots import Plain, axis, figure, line, trace
+from study.arm_colors import color
 from study.report.sentences import p_text, seeds_text
 from study.stats.statistics import mean, mean_interval
 from study.transfer.matrix import TransferReport

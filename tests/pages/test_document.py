@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pages.components import palette_index
 from pages.document import (
     HTML,
     MARKDOWN,
@@ -30,7 +29,7 @@ from pages.document import (
     render_terminal,
     terminal_table,
 )
-from pages.markup import WIDTH, ColorLabel, Detail, Strong, single_line, to_plain
+from pages.markup import WIDTH, ColorLabel, Detail, Strong, to_plain
 from pages.page import render_html
 from tests.pages.test_markup import HOSTILE, words
 
@@ -169,9 +168,3 @@ def test_figures_are_collected_from_every_depth_and_their_names_are_checked() ->
     for blocks in ([Figure("a", SPEC), Figure("a", SPEC)], [Figure('a" onload="x', SPEC)]):
         with pytest.raises(ValueError, match="figure name"):
             figures(blocks)
-
-
-@given(st.lists(st.text(min_size=1), max_size=20, unique=True))
-def test_a_palette_index_is_in_the_palette(names: list[str]) -> None:
-    assert all(0 <= palette_index(name, names) < 10 for name in names)
-    assert single_line("a\u202eb") == "a b"

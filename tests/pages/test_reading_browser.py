@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from pages.components import legend
 from pages.document import (
     COPY,
     FILTER,
@@ -18,12 +17,13 @@ from pages.document import (
     Details,
     Document,
     Figure,
+    Legend,
     Note,
     Paragraph,
     Section,
     Table,
 )
-from pages.markup import Code, Link
+from pages.markup import Code, ColorLabel, Link
 from pages.page import render_html
 from pages.plots import axis, figure, line
 from tests.numerics.view.chromium import BROWSER, Chromium
@@ -49,7 +49,13 @@ def document() -> Document:
     spec = figure(lines, 300, (60, 60, 20, 40), narrow, [choice], xaxis=axis("tokens"), yaxis=axis("loss"))
     sections = [
         Section("Results", [WIDE]),
-        Section("Curves", [legend(NAMES), Figure("curves", spec, f"A caption {LONG}")]),
+        Section(
+            "Curves",
+            [
+                Legend([ColorLabel(name, place) for place, name in enumerate(NAMES)]),
+                Figure("curves", spec, f"A caption {LONG}"),
+            ],
+        ),
         Section(
             f"Folded {LONG}", [Details(f"more {LONG}", [Paragraph("inside the fold"), BulletList([LONG])])]
         ),

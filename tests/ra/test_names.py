@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt2.system.errors import UserError
-from pages.components import FIXED_COLORS
 from ra import names
 from ra.names import PATTERNS, VariantError, is_control_arm, reciprocal_layers, refuse_misnamed_files
 
@@ -86,10 +85,6 @@ def test_any_text_is_a_variant_or_refused(text, layers):
     except VariantError:
         return
     assert chosen is None or all(0 <= layer < layers for layer in chosen)
-
-
-def test_every_pattern_has_a_fixed_colour() -> None:
-    assert tuple(PATTERNS) == FIXED_COLORS
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from scipy import stats
 from gpt2.artifacts import run_record
 from gpt2.system import files
 from pages import components
+from study.arm_colors import legend
 from study.records import curves, runs
 from study.report import build, figures, figures_final
 from tests.study.browser import percent
@@ -199,7 +200,7 @@ def test_a_hostile_variant_name_is_escaped_in_every_figure(tmp_path: Path) -> No
     for curve in (curves.validation_curves([one]),):
         drawn = figures.loss_curves(curve, 1, "validation", True)
         assert "<a" not in json.dumps(drawn)
-    assert "<a" not in components.render_blocks([components.legend([name])])
+    assert "<a" not in components.render_blocks([legend([name])])
 
 
 def test_the_page_needs_no_torch(tmp_path: Path) -> None:

@@ -4,19 +4,27 @@ import re
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pages import components
+from pages.components import COLORS
 from pages.page import asset
+from study.arm_colors import color, palette_index
 from study.report.figures import shade
 
 
 def test_every_known_variant_has_one_colour_on_all_pages() -> None:
     names = ["B", "RAEARLY", "RALATE", "RAALL", "RAALT", "RALEARN", "MINE", "OTHER"]
-    colours = [components.color(name, names) for name in names]
+    colours = [color(name, names) for name in names]
     assert len(set(colours)) == len(colours)
-    assert [components.color(name, ["B"]) for name in names[:6]] == colours[:6]
+    assert [color(name, ["B"]) for name in names[:6]] == colours[:6]
     style = asset("page.css")
-    assert all(style.count(f"--v{place}:") == 3 for place in range(components.COLORS))  # light, dark, print
+    assert all(style.count(f"--v{place}:") == 3 for place in range(COLORS))  # light, dark, print
+
+
+@given(st.lists(st.text(min_size=1), max_size=20, unique=True))
+def test_a_palette_index_is_in_the_palette(names: list[str]) -> None:
+    assert all(0 <= palette_index(name, names) < COLORS for name in names)
 
 
 def linear(code: str) -> np.ndarray:
@@ -50,7 +58,7 @@ def test_the_contrast_is_that_of_wcag() -> None:
 
 
 def test_texts_are_legible_in_light_dark_and_print() -> None:
-    inks = [*(f"v{place}" for place in range(components.COLORS)), "ink", "soft", "good", "bad", "accent"]
+    inks = [*(f"v{place}" for place in range(COLORS)), "ink", "soft", "good", "bad", "accent"]
     for palette in palettes():
         for name in inks:
             assert contrast(palette[name], palette["page"]) >= 4.5, name
