@@ -23,7 +23,7 @@ the CPU: on the recorded values, or on generated ones of the same shapes, dtypes
 OUT/oracle.html. The exit status is 0 for every verdict, also for "wrong"; it is 1 where a record cannot be used.
 """
 RESULTS = "oracle.json"
-MOST_ROWS = 20  # in the terminal
+MOST_ROWS, LARGEST_ROWS = 20, 5  # in the terminal: of wrong checks; of others where none is wrong
 Units = Mapping[tuple[str, ...], float]  # of the checks of another machine, by `key`
 
 
@@ -59,9 +59,6 @@ def check_record(record: Path, folder: Path, device: str | None = None, other: P
     folder: of oracle.json and oracle.html. device: by default the accelerator. other: the results of the benchmark
     machine. NumericsError where a record, a device or the results cannot be used.
     """
-    import torch
-
-    from numerics.describe import device_name
     from numerics.oracle.recorded_operations import operations
     from numerics.rounding.operation_checks import Oracle, usable_device
 
@@ -74,20 +71,29 @@ def check_record(record: Path, folder: Path, device: str | None = None, other: P
             f"record {record}: no operation can be checked; fix: record with level mix or L1 (docs/oracle.md)"
         )
     oracle.checks.sort(key=lambda check: (not check.wrong, -check.units / (check.bound or 1.0)))
-    kind = oracle.device.type
+    show(oracle, f"record {record}", folder, benchmark, others)
+    return oracle
+
+
+def show(oracle: Oracle, source: str, folder: Path, benchmark: str, others: Units) -> None:
+    """Print the counts and the worst checks, and write oracle.json and oracle.html into a folder."""
+    import torch
+
+    from numerics.describe import device_name
+
+    kind, wrong = oracle.device.type, sum(check.wrong for check in oracle.checks)
     name = f"{kind if kind == 'cpu' else f'{kind} {device_name(kind)}'}, torch {torch.__version__}"
-    rows = [row_of(check, others) for check in oracle.checks]
-    lines = summary(oracle, benchmark)
-    title = f"Operations against float64: {'wrong' if oracle.checks[0].wrong else 'rounding'}"
+    title = f"Operations against float64: {'wrong' if wrong else 'rounding'}"
+    lines, rows = summary(oracle, benchmark), [row_of(check, others) for check in oracle.checks]
     table = Table(HEADINGS, [row.cells for row in rows], (1, 2, 3, 7))
-    page = Document(title, [BulletList(lines), Section("Checks", [table])], f"{name}; record {record}")
+    page = Document(title, [BulletList(lines), Section("Checks", [table])], f"{name}; {source}")
     with writing(folder, "give another folder by -o"):
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / RESULTS, results_json(oracle, name, benchmark, others))
         (folder / "oracle.html").write_text(render_html(page), encoding="utf-8")
-    print(title, f"{name}; record {record}", *lines, *text_table(rows[:MOST_ROWS]), sep="\n")
+    shown = rows[: min(wrong, MOST_ROWS) or LARGEST_ROWS]
+    print(title, f"{name}; {source}", *lines, *text_table(shown), sep="\n")
     print(*(f"wrote {folder / file}" for file in (RESULTS, "oracle.html")), sep="\n")
-    return oracle
 
 
 def key(row: Mapping[str, Any]) -> tuple[str, ...]:
