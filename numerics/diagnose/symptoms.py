@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import NormalDist
 
 import numpy as np
 
@@ -20,7 +21,7 @@ FIRST_STEPS = 5  # the first several steps
 TENTH = 10  # the first steps, and a window of the running mean, are at most a tenth of the common steps
 ODDS = 8  # at equal rates, an excess that counts has a probability of at most one in eight: 3 to 0, 5 to 1, 7 to 2
 NEAR = 16  # logged steps within which spikes of both runs are one event
-TWO_SIDED = 1.96  # standard errors
+CHANCE = 0.05  # of all evaluations together
 ERROR = "_stderr"  # in the name of a column
 
 NOT_REPRODUCIBLE, OVERFLOW, FIRST_STEP = "not reproducible", "overflow or NaN", "first-step difference"
@@ -47,7 +48,7 @@ SYMPTOMS = {  # name -> rule, and the section of the guide with the way to the c
         "1.3, 2.3.1.3",
     ),
     DOWNSTREAM: (
-        "only an evaluation differs, by over 1 % and, where known, by more than 1.96 standard errors",
+        "only an evaluation differs, by over 1 % and, where its error is known, by more than chance: 5 % for all",
         "1.3, 2.3.2.4",
     ),
     BEYOND: ("a value differs by more than the growth of rounding explains", "2.3.1.2"),
@@ -65,12 +66,12 @@ class Score:
     second: float
     error: float | None = None
 
-    @property
-    def differs(self) -> bool:
+    def differs(self, limit: float) -> bool:
+        """Return whether both values differ by more than 1 % and the limit. limit: in standard errors."""
         if not (math.isfinite(self.first) and math.isfinite(self.second)):
             return math.isfinite(self.first) != math.isfinite(self.second)
         difference = abs(self.first - self.second)
-        by_chance = self.error is not None and difference <= TWO_SIDED * self.error
+        by_chance = self.error is not None and difference <= limit * self.error
         return difference > TOLERANCE * abs(self.first) and not by_chance
 
 
@@ -132,12 +133,19 @@ def diagnose(pair: CurvePair, same_settings: bool = False, scores: Sequence[Scor
         spikes = {what: [_spikes_of(pair, side, what) for side in (0, 1)] for what in (LOSS, NORM)}
         later = [*_more_spikes(spikes, notes), *_drift(pair, spikes[LOSS])]
         found += sorted(later, key=lambda finding: finding.step)
-    if not found:
-        found = [
-            SymptomFinding(DOWNSTREAM, pair.steps[-1], one.name, f"{one.first:.6g}", f"{one.second:.6g}")
-            for one in (*scores, *evaluations(pair))
-            if one.differs
-        ]
+    every = [*scores, *evaluations(pair)]
+    limit = NormalDist().inv_cdf(1 - CHANCE / 2 / max(1, len(every)))
+    parted = [
+        (
+            one.name if one.error is not None else f"{one.name}, error unknown",
+            f"{one.first:.6g}",
+            f"{one.second:.6g}",
+        )
+        for one in every
+        if one.differs(limit)
+    ]
+    notes += [f"{name}: {first} against {second}" for name, first, second in parted if found]
+    found = found or [SymptomFinding(DOWNSTREAM, pair.steps[-1], *texts) for texts in parted]
     if not found:
         last = _of(BEYOND, beyond) if beyond else _of(ROUNDING, unequal) if unequal else None
         found = [last or SymptomFinding(EQUAL, pair.steps[0])]

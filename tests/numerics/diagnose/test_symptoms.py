@@ -288,6 +288,8 @@ def test_a_reward_or_logp_diff_that_parts_is_named(level: float, expected: bool)
     found = diagnose(pair_curves(a, b))
     assert (found.symptom == "downstream only") is expected
     assert found.finding.what.startswith("reward" if expected else "loss")
+    far = dataclasses.replace(b, losses={step: 2 * value for step, value in b.losses.items()})
+    assert any(note.startswith("reward") for note in diagnose(pair_curves(a, far)).notes) is expected
 
 
 def test_the_standard_error_of_a_column_is_read() -> None:
@@ -296,4 +298,12 @@ def test_the_standard_error_of_a_column_is_read() -> None:
         side.evaluations = {"acc,none": {3: value}, "acc_stderr,none": {3: 0.03}}
     [score] = evaluations(pair_curves(a, b))
     assert score.error == pytest.approx(0.03 * 2**0.5)
-    assert not score.differs
+    assert not score.differs(1.96)
+
+
+def test_evaluations_share_the_chance_of_five_percent() -> None:
+    """2.2 standard errors of one evaluation are beyond chance; of the largest of twenty they are not."""
+    same = pair_curves(curve(benchmark(3)), curve(benchmark(3)))
+    scores = [Score(f"task {number}", 0.30, 0.30, 0.01) for number in range(19)]
+    assert diagnose(same, scores=[Score("acc", 0.300, 0.322, 0.01)]).symptom == "downstream only"
+    assert diagnose(same, scores=[*scores, Score("acc", 0.300, 0.322, 0.01)]).symptom != "downstream only"
