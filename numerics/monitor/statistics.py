@@ -103,7 +103,7 @@ class Pending:
             with torch.no_grad():
                 parts = chunks(real_elements(tensor))
                 if parts:
-                    entry.rows = torch.stack([moments_row(part) for part in parts])
+                    entry.rows = moments_rows(parts)
                     entry.counts = [part.numel() for part in parts]
         except Exception as error:
             self.fail(key, error)
@@ -200,14 +200,16 @@ def computed(part: Tensor) -> Tensor:
 # -- sums
 
 
-def moments_row(part: Tensor) -> Tensor:
-    """Return the Moments of a part after its count, (WIDTH,). An extreme may be nan where an element is."""
-    return torch.tensor(host_row(part), dtype=torch.float64) if on_host(part) else device_row(part)
+def moments_rows(parts: Sequence[Tensor]) -> Tensor:
+    """Return the Moments of parts of one tensor after their counts, (parts, WIDTH)."""
+    if on_host(parts[0]):
+        return torch.tensor([host_row(part) for part in parts], dtype=torch.float64)
+    return torch.stack([device_row(part) for part in parts])
 
 
 def host_row(part: Tensor) -> list[float]:
     """Compute a row with numpy's comparisons and extremes, which take half the time of torch's on one thread."""
-    part = computed(part)
+    part = part if part.dtype == torch.float64 else part.float()
     values = part.numpy()
     low, high = float(values.min()), float(values.max())  # nan where one element is
     nonzero = float(np.count_nonzero(values != 0)) if not (low > 0 or high < 0) else float(part.numel())
