@@ -31,9 +31,9 @@ class AttentionCalls(TorchFunctionMode):
     """Report (entropy, largest logit, queries) of each call, a tensor (3,), before the call runs."""
 
     def __init__(
-        self, report: Report, watching: Callable[[], bool], failed: Callable[[Exception], None] | None = None
+        self, report: Report, watching: Callable[[], bool], failed: Callable[[Exception], None]
     ) -> None:
-        """failed: called with an error of the statistics, which otherwise is raised."""
+        """watching: whether calls count now. failed: called with an error of the statistics."""
         super().__init__()
         self.report, self.watching, self.failed = report, watching, failed
 
@@ -62,15 +62,9 @@ class AttentionCalls(TorchFunctionMode):
         if func is not F.scaled_dot_product_attention or not self.watching():
             return
         call = dict(zip(ARGUMENTS, args, strict=False)) | dict(kwargs)
+        mask, causal, scale = call.get("attn_mask"), bool(call.get("is_causal", False)), call.get("scale")
         self._report(
-            lambda: attention_statistics(
-                call["query"],
-                call["key"],
-                call.get("attn_mask"),
-                bool(call.get("is_causal", False)),
-                call.get("scale"),
-            ),
-            call.get("query"),
+            lambda: attention_statistics(call["query"], call["key"], mask, causal, scale), call.get("query")
         )
 
     def _report(self, statistics: Callable[[], Tensor], like: Any) -> None:
@@ -79,8 +73,6 @@ class AttentionCalls(TorchFunctionMode):
             with torch.no_grad(), torch.autocast(like.device.type, enabled=False):
                 self.report(statistics())
         except Exception as error:
-            if self.failed is None:
-                raise
             self.failed(error)
 
 

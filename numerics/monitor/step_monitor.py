@@ -28,7 +28,7 @@ from numerics.dump_files import write_json, writing
 from numerics.monitor.activations import ActivationWatch
 from numerics.monitor.settings import MonitorConfig
 from numerics.monitor.statistics import Pending, update_ratio
-from numerics.monitor.tables import FIX, KINDS, LAYOUT, MOMENTS, STATISTICS, TableWriter
+from numerics.monitor.tables import FIX, KINDS, LAYOUT, MOMENTS, TableWriter
 from numerics.monitor.targets import WRAPPERS, MonitorTarget, model_names, parse_targets
 
 EVERYTHING = MonitorTarget("all")
@@ -78,8 +78,7 @@ class StepMonitor:
     def configure(self, config: MonitorConfig) -> None:
         """Change what is watched, from the next step on."""
         self.config, self.targets, self.collected = config, parse_targets(config.targets), 0
-        columns = {kind: config.statistics for kind in KINDS if KINDS[kind] == STATISTICS}
-        self.writer = TableWriter(self.folder, config.steps_per_file, columns, config.digits)
+        self.writer = TableWriter(self.folder, config.steps_per_file, config.statistics, config.digits)
 
     def begin(self, step: int) -> None:
         """Choose the targets of a step."""

@@ -120,18 +120,20 @@ class TensorSeries:
 class TableWriter:
     """Append the rows of one rank. A file is opened for each step, so a killed process leaves whole lines.
 
-    columns: kind -> columns, where they differ from KINDS. digits: significant digits of a value.
+    statistics: the columns of tensors, some of STATISTICS. digits: significant digits of a value.
     """
 
     def __init__(
         self,
         folder: Path,
         steps_per_file: int = STEPS_PER_FILE,
-        columns: Mapping[str, tuple[str, ...]] | None = None,
+        statistics: tuple[str, ...] = STATISTICS,
         digits: int = 9,
     ) -> None:
         self.folder, self.steps_per_file, self.digits = folder, steps_per_file, digits
-        self.columns = {**KINDS, **(columns or {})}
+        self.columns = {
+            kind: statistics if columns == STATISTICS else columns for kind, columns in KINDS.items()
+        }
 
     def write(self, kind: str, step: int, rows: Iterable[tuple[str, Sequence[float]]]) -> None:
         """Append (name, values) of one step. NumericsError names a file that cannot be written."""

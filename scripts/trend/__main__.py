@@ -6,7 +6,6 @@ python -m scripts.trend RUN_DIR [RUN_DIR] [--out FOLDER].
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
 from configuration.arguments import command_arguments
@@ -22,10 +21,7 @@ def main() -> int:
     parser.add_argument("runs", nargs="*", type=Path)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args(command_arguments(("OUT",), paths="RUNS"))
-    return show_trend(arguments.runs, arguments.out)
-
-
-def show_trend(paths: Sequence[Path], out: Path | None) -> int:
+    paths: list[Path] = arguments.runs
     if not 1 <= len(paths) <= 2:
         raise UserError(f"RUNS names {len(paths)} runs, one or two are needed; {USAGE}")
     for path in paths:
@@ -33,7 +29,7 @@ def show_trend(paths: Sequence[Path], out: Path | None) -> int:
             raise UserError(f"{path} does not exist; {USAGE}")
         if (path / "runs").is_dir():
             raise UserError(f"{path} is a study; fix: name one of its runs, such as {path / 'runs/B0'}")
-    folder = out or default_folder("trend", paths)
+    folder = arguments.out or default_folder("trend", paths)
     refuse_results(folder)
     print(*show(paths, folder, record_step), sep="\n")
     return 0
