@@ -4,13 +4,15 @@
 
 Prints each function, and each other statement of a module or class, that one commit has and the other has not. Where
 the two multisets of digests are equal, code moved between files and nothing else changed. A digest covers the syntax
-tree: docstrings, comments, layout and imports do not count. Tests are left out. Exit status 1 where they differ.
+tree: docstrings, comments, layout and imports do not count, nor does the name of a module of that commit, also within
+a string, nor the depth of a file. Tests are left out. Exit status 1 where they differ.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -20,6 +22,7 @@ from gpt2.system.errors import UserError, run_command
 
 IMPORTS = (ast.Import, ast.ImportFrom)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+DOTTED = re.compile(r"\w+(?:[./]\w+)+")  # a module or a path
 
 
 def source_files(commit: str) -> dict[str, str]:
@@ -54,6 +57,36 @@ def statements(body: list[ast.stmt], owner: str = "") -> Iterator[tuple[str, ast
             yield f"{owner}{ast.unparse(statement).splitlines()[0][:60]}", statement
 
 
+class WithoutPlaces(ast.NodeTransformer):
+    """Take the names of modules out of a syntax tree. modules: of the commit; paths have dots for their slashes."""
+
+    def __init__(self, tree: ast.Module, modules: set[str]) -> None:
+        imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        names = [(f"{node.module}.{alias.name}", alias) for node in imports for alias in node.names]
+        self.aliases = {alias.asname or alias.name for name, alias in names if name in modules}
+        self.modules = modules
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        if isinstance(node.value, ast.Name) and node.value.id in self.aliases:
+            return ast.Name(node.attr, node.ctx)
+        return self.generic_visit(node)
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        if isinstance(node.value, ast.Attribute) and node.value.attr == "parents":
+            node.slice = ast.Constant(0)
+        return self.generic_visit(node)
+
+    def visit_Constant(self, node: ast.Constant) -> ast.Constant:
+        value = DOTTED.sub(self._without_module, node.value) if isinstance(node.value, str) else node.value
+        return ast.Constant(value)
+
+    def _without_module(self, found: re.Match[str]) -> str:
+        parts = found[0].replace("/", ".").removesuffix(".py").split(".")
+        lengths = range(len(parts), 1, -1)
+        known = next((length for length in lengths if ".".join(parts[:length]) in self.modules), 0)
+        return ".".join(["module", *parts[known:]]) if known else found[0]
+
+
 def digest(statement: ast.stmt) -> str:
     """Return a SHA-256 of the syntax tree of a statement, without docstrings and imports."""
     for node in ast.walk(statement):
@@ -68,9 +101,12 @@ def digests(files: dict[str, str]) -> tuple[Counter[str], dict[str, str]]:
     """Return the multiset of digests, and for each digest where it stands: "path: name"."""
     count: Counter[str] = Counter()
     places: dict[str, str] = {}
+    modules = {path.removesuffix(".py").replace("/", ".").removesuffix(".__init__") for path in files}
     for path, text in files.items():
-        for name, statement in statements(ast.parse(text).body):
-            key = digest(statement)
+        tree = ast.parse(text)
+        places_out = WithoutPlaces(tree, modules)
+        for name, statement in statements(tree.body):
+            key = digest(places_out.visit(statement))
             count[key] += 1
             places[key] = f"{path}: {name}"
     return count, places
