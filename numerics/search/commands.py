@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -35,22 +34,18 @@ def run_fix(given: Any) -> int:
     from numerics.search.bisect_replays import apply_fixes, play
 
     replay, words = load_replay(given.step), " ".join(given.words)
-    plain = play(replay)
     applied = apply_fixes(replay, words)
     try:
         replay.function()
         applied.require_used()
     finally:
         applied.undo()
-    fixed = play(replay, words)
     print(*applied.changes, sep="\n")
-    for number in sorted({*plain.losses, *fixed.losses}):
-        losses = (repr(played.losses.get(number)) for played in (plain, fixed))
-        print(f"step {number}: loss {' without, '.join(losses)} with the fix")
-    for played, name in ((plain, "without"), (fixed, "with")):
-        print(
-            f"{name} the fix: {f'step {played.failed} is not finite' if played.failed else 'every step is finite'}"
-        )
+    for name, played in (("without", play(replay)), ("with", play(replay, words))):
+        for number, loss in played.losses.items():
+            print(f"step {number}: loss {loss!r} {name} the fix")
+        if played.failed:
+            print(f"step {played.failed} is not finite {name} the fix")
     return 0
 
 
@@ -67,7 +62,7 @@ def run_bisect(given: Any) -> int:
 
 def search(replay: Any, symptom: str, folder: Path, identity: list[Any]) -> tuple[str, ...]:
     """Search, print each replay and the answer, and write bisect.json. identity: what the answers depend on."""
-    from numerics.dump_files import writing
+    from numerics.dump_files import write_json, writing
     from numerics.search.bisect_replays import Bisection
     from numerics.search.smallest_set import Journal
 
@@ -82,19 +77,9 @@ def search(replay: Any, symptom: str, folder: Path, identity: list[Any]) -> tupl
     print(f"replays of {replay.steps} steps after step {replay.start}; symptom {symptom}", flush=True)
     bisection = Bisection(replay, symptom, kinds, journal, progress)
     found = bisection.search()
-    print(
-        f"the symptom is gone with {' '.join(found)}"
-        if found
-        else "no fix of all modules makes the symptom vanish"
-    )
-    print(f"{journal.asked} replays computed, {journal.reused} answers of an earlier search")
-    content = {
-        "symptom": symptom,
-        "found": found,
-        "tried": bisection.tried,
-        "start": replay.start,
-        "steps": replay.steps,
-    }
-    (folder / "bisect.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    answer = f"the symptom is gone with {' '.join(found)}" if found else "the symptom vanishes with no fix"
+    print(f"{answer}\n{journal.asked} replays computed, {journal.reused} answers of an earlier search")
+    content = {"symptom": symptom, "found": found, "tried": bisection.tried}
+    write_json(folder / "bisect.json", content | {"start": replay.start, "steps": replay.steps})
     print(f"wrote {folder / 'bisect.json'}")
     return found

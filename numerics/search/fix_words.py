@@ -101,7 +101,7 @@ def fix(
         _check_optimizer(word, optimizer)
     for word in given:
         if word not in UPDATES:
-            applied.changes += _matches(word, model, modules, around)
+            applied.changes += _matches(word, modules, around)
     for change in applied.changes:
         _check_parts(change, modules[change.path])
     for change in applied.changes:
@@ -132,9 +132,7 @@ def units(model: nn.Module) -> list[str]:
     return [*inner, *layers, ROOT]
 
 
-def _matches(
-    word: str, model: nn.Module, modules: Mapping[str, nn.Module], around: Around
-) -> list[FixedModule]:
+def _matches(word: str, modules: Mapping[str, nn.Module], around: Around) -> list[FixedModule]:
     """Return the modules that a word names, or those in which it names a function. NumericsError for none."""
     kind, sign, pattern = word.partition(":")
     if kind not in KINDS or not sign or not pattern:
@@ -146,10 +144,6 @@ def _matches(
         if function in SMALL_FUNCTIONS or (kind != SMALL and _is_function(function)):
             paths = _callable_paths(above, modules)
     if not paths:
-        for path, module in model.named_modules(remove_duplicate=False):
-            if fnmatch.fnmatchcase(path, pattern) and path not in modules:
-                first = next(name for name, one in modules.items() if one is module)
-                raise NumericsError(f"{word}: {path} is another name of {first}; fix: use {kind}:{first}")
         near = _near(
             pattern, [*modules, *(name.partition(":")[2] for name in UPDATES if name.startswith(kind))]
         )
@@ -161,13 +155,12 @@ def _matches(
 
 
 def _outermost(changes: Sequence[FixedModule]) -> list[FixedModule]:
-    """Leave out modules within another one with the same fix, which includes them."""
+    """Leave out modules within another one that the same word names."""
 
-    def within(one: FixedModule, other: FixedModule) -> bool:
-        below = one.path != other.path and (other.path == ROOT or one.path.startswith(f"{other.path}."))
-        return below and (one.kind, one.function) == (other.kind, other.function)
+    def within(change: FixedModule, other: FixedModule) -> bool:
+        return other.path == ROOT != change.path or change.path.startswith(f"{other.path}.")
 
-    return [one for one in changes if not any(within(one, other) for other in changes)]
+    return [change for change in changes if not any(within(change, other) for other in changes)]
 
 
 def _callable_paths(pattern: str, modules: Mapping[str, nn.Module]) -> list[str]:
@@ -175,25 +168,16 @@ def _callable_paths(pattern: str, modules: Mapping[str, nn.Module]) -> list[str]
     return [
         path
         for path, module in modules.items()
-        if (path == pattern or (path != ROOT and fnmatch.fnmatchcase(path, pattern))) and _has_forward(module)
+        if (path == pattern or (path != ROOT and fnmatch.fnmatchcase(path, pattern)))
+        and (type(module).forward is not nn.Module.forward or "forward" in vars(module))
     ]
-
-
-def _has_forward(module: nn.Module) -> bool:
-    if isinstance(module, torch.jit.ScriptModule):  # its class has no forward that can be read
-        return True
-    return type(module).forward is not nn.Module.forward or "forward" in vars(module)
 
 
 def _check_parts(change: FixedModule, module: nn.Module) -> None:
     """Raise NumericsError for a module that cannot be replaced, or whose tensors cannot be converted."""
     fact = ""
     for name, part in module.named_modules(prefix=change.path):
-        if isinstance(part, torch.jit.ScriptModule):
-            fact = (
-                f"{name} is a module of torch.jit, which no fix can change; fix: apply fixes before torch.jit"
-            )
-        elif any(map(is_lazy, part.parameters(recurse=False))):
+        if any(map(is_lazy, part.parameters(recurse=False))):
             fact = f"{name} has parameters without a shape; fix: call the model once before numerics.fix"
         elif change.kind != SMALL and not change.function and getattr(part, "sparse", False):
             fact = f"{name} has sparse gradients, which torch cannot convert; fix: sparse=False"

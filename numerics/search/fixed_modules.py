@@ -48,18 +48,14 @@ Around = Callable[[], AbstractContextManager[Any]]
 
 @dataclass
 class FixedModule:
-    """One replaced computation.
+    """One replaced computation: a module, or the calls of a function within it."""
 
-    word: that names it. path, module: name and class of the module. function: its calls within the module are replaced;
-    "": the whole module. around: a further context of the computation.
-    """
-
-    word: str
+    word: str  # that names it
     kind: str
-    path: str
-    module: str
-    function: str = ""
-    around: Around = contextlib.nullcontext
+    path: str  # of the module
+    module: str  # its class
+    function: str = ""  # "": the whole module
+    around: Around = contextlib.nullcontext  # a further context of the computation
     calls: int = 0
     called: set[str] = field(default_factory=set)  # names of the functions that were called within
     moved: bool = False  # whether tensors came from another device
@@ -71,48 +67,43 @@ class FixedModule:
     def run(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Return forward(*args, **kwargs) of the module, fixed."""
         self.calls += 1
-        if not self.function and self.kind in _running.get():  # within a module with the same fix
+        kinds = _running.get()
+        if not self.function and self.kind in kinds:  # within a module with the same fix
             return forward(*args, **kwargs)
-        state = [*module.parameters(), *module.buffers()]
-        with self._marked(), self.around(), mock.patch.multiple(torch.utils.checkpoint, **KEEPING):
-            if self.function or self.kind == SMALL:
+        token = _running.set(kinds if self.function else kinds | {self.kind})
+        try:
+            with self.around(), mock.patch.multiple(torch.utils.checkpoint, **KEEPING):
+                if not self.function and self.kind != SMALL:
+                    return self._converted(forward, args, kwargs, module)
                 with ReplacedFunctions(self._replacements(), self.called):
                     return forward(*args, **kwargs)
-            conversion = Conversion.of(self.kind, (args, kwargs), state)
-            with swapped_state(module, conversion.into):
-                return self._converted(conversion, forward, args, kwargs)
-
-    @contextlib.contextmanager
-    def _marked(self) -> Iterator[None]:
-        token = _running.set(_running.get() | ({self.kind} if not self.function else set()))
-        try:
-            yield
         finally:
             _running.reset(token)
 
     def _replacements(self) -> dict[str, Callable[..., Any]]:
-        if self.kind == SMALL:
-            names = [self.function] if self.function else [*SMALL_FUNCTIONS]
-            return {
-                name: lambda func, args, kwargs, n=name: SMALL_FUNCTIONS[n](*args, **kwargs) for name in names
-            }
+        """Return name of a function -> its replacement, which takes the function, args and kwargs."""
+        if self.kind != SMALL:
+            return {self.function: self._converted}
+        names = [self.function] if self.function else [*SMALL_FUNCTIONS]
+        return {
+            name: lambda func, args, kwargs, n=name: SMALL_FUNCTIONS[n](*args, **kwargs) for name in names
+        }
 
-        def call(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-            return self._converted(Conversion.of(self.kind, (args, kwargs)), func, args, kwargs)
-
-        return {self.function: call}
-
-    def _converted(self, conversion: Conversion, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Call a function with converted tensors, and convert its results back."""
+    def _converted(
+        self, function: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None = None
+    ) -> Any:
+        """Call a function with converted tensors, and convert its results back. module: its state is converted, too."""
+        state = [*module.parameters(), *module.buffers()] if module else []
+        conversion = Conversion.of(self.kind, (args, kwargs), state)
         self.moved |= conversion.home is not None
         given = tensors_of((args, kwargs))
         new_args, new_kwargs = mapped((args, kwargs), conversion.into)
         inputs = tensors_of((new_args, new_kwargs))
-        versions = [_version(one) for one in inputs]
-        with conversion.context():
+        versions = [_version(tensor) for tensor in inputs]
+        with swapped_state(module, conversion.into), conversion.context():
             result = function(*new_args, **new_kwargs)
-        for before, one, version in zip(given, inputs, versions, strict=True):
-            if one is not before and _version(one) != version:
+        for before, tensor, version in zip(given, inputs, versions, strict=True):
+            if tensor is not before and _version(tensor) != version:
                 raise NumericsError(
                     f"{self.path} overwrites one of its arguments, which a fix would lose; fix: name a module around it"
                 )
@@ -121,16 +112,12 @@ class FixedModule:
 
 @dataclass(frozen=True)
 class Conversion:
-    """Formats and devices of one computation.
+    """Formats and devices of one computation."""
 
-    wide: of an up-cast computation; None: formats stay. format: of floating-point results of one dimension or more;
-    None: they stay. home: the device of the results where the computation is moved to the CPU. autocast: on the CPU.
-    """
-
-    wide: torch.dtype | None = None
-    format: torch.dtype | None = None
-    home: torch.device | None = None
-    autocast: torch.dtype | None = None
+    wide: torch.dtype | None = None  # of an up-cast computation; None: formats stay
+    format: torch.dtype | None = None  # of results of one dimension or more; None: they stay
+    home: torch.device | None = None  # of the results, where the computation is moved to the CPU
+    autocast: torch.dtype | None = None  # on the CPU
 
     @classmethod
     def of(cls, kind: str, arguments: Any, state: Sequence[Tensor] = ()) -> Conversion:
@@ -211,33 +198,31 @@ def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 @contextlib.contextmanager
-def swapped_state(module: nn.Module, into: Callable[[Tensor], Tensor]) -> Iterator[None]:
+def swapped_state(module: nn.Module | None, into: Callable[[Tensor], Tensor]) -> Iterator[None]:
     """Within the block, parameters and buffers are converted. Buffers that it changes or sets are converted back."""
     registries: list[tuple[dict[str, Any], bool]] = []
-    for part in module.modules():
+    for part in module.modules() if module else ():
         registries += [(part._parameters, False), (part._buffers, True)]
     places = [
-        (registry, name, one, is_buffer)
+        (registry, name, tensor, is_buffer)
         for registry, is_buffer in registries
-        for name, one in registry.items()
-        if one is not None
+        for name, tensor in registry.items()
+        if tensor is not None
     ]
-    others = {id(one): into(one) for _, _, one, _ in places}
-    for registry, name, one, _ in places:
-        registry[name] = others[id(one)]
+    others = {id(tensor): into(tensor) for _, _, tensor, _ in places}
+    for registry, name, tensor, _ in places:
+        registry[name] = others[id(tensor)]
     try:
         yield
     finally:
-        for registry, name, one, is_buffer in places:
-            now, given = registry.get(name), others[id(one)]
-            registry[name] = one
-            if now is None or not is_buffer:
-                continue
-            if now is not given:
-                registry[name] = now.to(one.device, one.dtype)
-            elif given is not one:
+        for registry, name, tensor, is_buffer in places:
+            now, given = registry.get(name), others[id(tensor)]
+            registry[name] = tensor
+            if is_buffer and now is not None and now is not given:
+                registry[name] = now.to(tensor.device, tensor.dtype)
+            elif is_buffer and now is not None and given is not tensor:
                 with torch.no_grad():
-                    one.copy_(given)
+                    tensor.copy_(given)
 
 
 class WideCasts(TorchFunctionMode):

@@ -97,10 +97,8 @@ def test_an_upcast_run_under_autocast_is_that_of_float32(plain: Path, tmp_path: 
     assert max(abs(one - other) for one, other in zip(half, single, strict=True)) > 1e-4
 
 
-@pytest.mark.parametrize(
-    "part", ["blocks.0.mlp", "blocks.0.mlp.proj", "blocks.0.mlp.fc", "blocks.0.attention", "loss"]
-)
-@pytest.mark.parametrize("kind", ["upcast", "small", "cpu"])
+@pytest.mark.parametrize("part", ["blocks.0.mlp.proj", "blocks.0.attention", "loss"])
+@pytest.mark.parametrize("kind", ["upcast", "small"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_part_computes_the_same_function(
     plain: Path, tmp_path: Path, part: str, kind: str, dtype: str
@@ -150,11 +148,6 @@ def test_a_fix_without_effect_ends_the_run(plain: Path, tmp_path: Path, words: s
         small_runs.start(tmp_path / "run", configured(plain, words)).train()
 
 
-def test_a_word_that_is_no_fix_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"has 'blocks.0', which is not a fix; fix: use KIND:PATTERN"):
-        Config.from_symbols(test_config.symbols(NUMERICS_FIX='"blocks.0"'))
-
-
 def test_names_are_checked_before_a_run(plain: Path, tmp_path: Path) -> None:
     model = small_runs.start(tmp_path / "run", configured(plain, "")).stepper.model
     check_fixes(model, WORDS, "cpu")
@@ -173,3 +166,5 @@ def test_the_setting_is_read() -> None:
     assert Config.from_symbols(test_config.symbols()).numerics_fix == ""
     found = Config.from_symbols(test_config.symbols(NUMERICS_FIX='" upcast:a  cpu:b "'))
     assert found.numerics_fix == "upcast:a cpu:b"
+    with pytest.raises(ConfigError, match=r"has 'blocks.0', which is not a fix; fix: use KIND:PATTERN"):
+        Config.from_symbols(test_config.symbols(NUMERICS_FIX='"blocks.0"'))

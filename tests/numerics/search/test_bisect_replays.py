@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,15 +72,16 @@ def replay_of(change: Callable[[Net], None], steps: int = 1, **options: Any) -> 
     return ReplayedStep(step, [net, optimizer], steps=steps, **options)
 
 
+class HalfLinear(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return overflows(super().forward(x))
+
+
 def part_overflows(name: str) -> Callable[[Net], None]:
     def change(net: Net) -> None:
         module: Any = net.get_submodule(name)
-        if name.endswith("linear") or name == "head":
-            plain = module.forward
-            module.__class__ = type(
-                "Half", (nn.Linear,), {"forward": lambda self, x: overflows(nn.Linear.forward(self, x))}
-            )
-            assert plain
+        if isinstance(module, nn.Linear):
+            module.__class__ = HalfLinear
         else:
             module.fault = overflows
 
@@ -184,48 +185,11 @@ def test_what_cannot_be_searched_is_one_line(symptom: str, change: Any, message:
         bisect(replay_of(change), symptom)
 
 
-def factory() -> ReplayedStep:
-    return replay_of(part_overflows("blocks.1"), 2)
-
-
-def pair() -> Any:
-    replay = replay_of(lambda net: None)
-    return replay.function, [replay.model, replay.optimizer]
-
-
 def failing() -> Any:
     raise RuntimeError("no data")
 
 
-def test_the_commands_take_a_factory(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["bisect", f"{SOURCE}:factory"]) == 0
-    assert json.loads(Path("bisect/bisect.json").read_text())["found"] == ["upcast:blocks.1"]
-    assert main(["fix", f"{SOURCE}:factory", "upcast:blocks.1"]) == 0
-    assert "with the fix: every step is finite" in capsys.readouterr().out
-    for name, step in (("factory", 2), ("pair", 1)):
-        assert main(["record", f"{SOURCE}:{name}", "-o", name]) == 0
-        rows = json.loads(Path(f"{name}/step{step}/rank0/dump.json").read_text())["data"]
-        assert "Module.blocks.1.linear.Linear.parameters_grad.0" in rows
-    assert main(["repeat", f"{SOURCE}:pair", "-n", "2"]) == 0
-    assert main(["oracle", f"{SOURCE}:pair"]) == 0
-    assert Path("oracle/oracle.json").exists()
-
-
-@pytest.mark.parametrize("command", ["bisect", "record", "repeat"])
 @pytest.mark.parametrize("name", ["nothing", "failing", "SOURCE"])
-def test_a_factory_that_cannot_be_used_is_one_line(
-    command: str,
-    name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main([command, f"{SOURCE}:{name}"]) == 1
-    error = capsys.readouterr().err
-    assert error.startswith("error: ")
-    assert "fix: " in error
-    assert error.count("\n") == 1
+def test_a_factory_that_cannot_be_used_is_one_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bisect", f"{SOURCE}:{name}"]) == 1
+    assert re.fullmatch("error: .*; fix: .*\n", capsys.readouterr().err)

@@ -16,17 +16,21 @@ from tests.numerics.search.small_models import Block, model_of, step
 
 def test_changes_name_modules_and_functions() -> None:
     model = model_of()
-    with fix(
-        model, "upcast:blocks.?.mlp small:blocks.0.attention.attention cpu:blocks.* upcast:."
-    ) as applied:
+    with fix(model, "upcast:blocks.?.mlp small:blocks.0.attention.attention cpu:blocks.*") as applied:
         assert [*map(str, applied.changes)] == [
             "blocks.0.mlp (Sequential) in a wider format",
             "blocks.1.mlp (Sequential) in a wider format",
             "scaled_dot_product_attention in blocks.0.attention (Attention) by small operations",
             "blocks.0 (Block) on the CPU",
             "blocks.1 (Block) on the CPU",
-            ". (Model) in a wider format",
         ]
+
+
+def test_a_module_is_fixed_though_the_module_around_it_is_not_called() -> None:
+    model = nn.Sequential(nn.Linear(8, 8))
+    with fix(model, "upcast:0 upcast:.") as applied:
+        model[0](torch.ones(8))
+        assert [change.calls for change in applied.changes] == [1, 0]
 
 
 def test_units_end_with_the_layers_and_the_model() -> None:
@@ -36,7 +40,6 @@ def test_units_end_with_the_layers_and_the_model() -> None:
     assert units(nn.Sequential(nn.Linear(2, 2), nn.Tanh())) == ["0", "1", "."]
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -47,17 +50,14 @@ def test_units_end_with_the_layers_and_the_model() -> None:
         ("cpu:", "'cpu:' is not a fix"),
         ("small:adamw", "needs an optimizer"),
         ("cpu:adamw", "cpu:adamw matches no module"),
-        ("upcast:alias", "alias is another name of norm; fix: use upcast:norm"),
         ("upcast:sparse", "sparse has sparse gradients"),
-        ("upcast:script", "script is a module of torch.jit"),
         ("upcast:lazy", "lazy has parameters without a shape"),
         ("upcast:compiled", "OptimizedModule has another forward"),
     ],
 )  # fmt: skip
 def test_a_wrong_word_is_one_line_and_changes_nothing(words: str, message: str) -> None:
     model = model_of()
-    model.alias, model.sparse, model.lazy = model.norm, nn.Embedding(9, 2, sparse=True), nn.LazyLinear(3)
-    model.script = torch.jit.script(nn.Linear(2, 2))
+    model.sparse, model.lazy = nn.Embedding(9, 2, sparse=True), nn.LazyLinear(3)
     model.compiled = torch.compile(nn.Linear(2, 2), backend="eager")
     with pytest.raises(NumericsError, match=message) as caught:
         fix(model, f"upcast:blocks.0 {words}")
