@@ -6,9 +6,12 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from numerics.dump_files import writing
+from numerics.dump_files import write_json, writing
+
+if TYPE_CHECKING:
+    from numerics.repeat.repeat_evidence import Repetition
 
 DESCRIPTION = """
 Repeat one training step in this process and in fresh processes, with one and several threads, with and without
@@ -24,15 +27,14 @@ def add_commands(commands: Any) -> None:
     )
     parser.add_argument("step", metavar="FILE.py:FUNCTION")
     parser.add_argument("-n", "--times", type=int, default=8, help="repetitions of each condition")
-    parser.add_argument("-t", "--threads", type=int, help="threads of the CPU, beside one thread")
+    parser.add_argument("-t", "--threads", type=int, help="threads of the CPU, besides one thread")
     parser.add_argument("-o", "--output_path", type=Path, default=Path("repeat"), help="folder of results")
-    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     parser.set_defaults(run=run_repeat)
 
 
 def run_repeat(given: argparse.Namespace) -> int:
-    from numerics.repeat.processes import child, fresh_conditions
-    from numerics.repeat.report import report_lines, write_repetition
+    from numerics.repeat.conditions import child
     from numerics.repeat.step import repeat_step
     from numerics.replayed_step import load_replay
 
@@ -41,17 +43,28 @@ def run_repeat(given: argparse.Namespace) -> int:
     if given.child:
         child(step, *given.child)
         return 0
-    with writing(given.output_path, "give another folder for the results"):  # known before the repetitions
-        given.output_path.mkdir(parents=True, exist_ok=True)
+    prepare(given.output_path)
     command = [sys.executable, "-m", "numerics", "repeat", given.step, "--child"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     found = repeat_step(
         step,
         times=given.times,
         threads=given.threads,
-        others=lambda conditions: fresh_conditions(command, conditions, environment),
+        others=lambda conditions: conditions.run_fresh(command, environment),
     )
-    print(*report_lines(found), sep="\n")
-    for path in write_repetition(found, given.output_path, "Is the step reproducible?"):
-        print(f"wrote {path}")
+    return show(found, given.output_path)
+
+
+def prepare(folder: Path) -> None:
+    """Create the folder of results: one that cannot be written is known before the repetitions."""
+    with writing(folder, "give another folder for the results"):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def show(found: Repetition, folder: Path, notes: tuple[str, ...] = ()) -> int:
+    """Print a repeated step and further notes, and write repeat.json. Returns the exit status."""
+    print(*found.lines(), *(f"note: {note}" for note in notes), sep="\n")
+    with writing(folder, "give another folder for the results"):
+        write_json(folder / "repeat.json", found.as_json() | {"notes": [*found.notes, *notes]})
+    print(f"wrote {folder / 'repeat.json'}")
     return int(found.is_fault)

@@ -11,29 +11,26 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from numerics.describe import NoValuesError, parts_of
-from numerics.repeat.trace import Overlap
+from numerics.repeat.trace import BEFORE
 
 MOST_OVERLAPS = 20  # that are listed
-BEFORE = -1  # writer of memory that exists before the step
 
 
 @dataclass
 class StorageBlock:
-    """The memory of one storage. written: number of writes. writer: the last operation. name: who allocated it.
-
-    unset: whether torch.empty or a relative of it allocated it, so that elements may never have been written.
-    known: digest of each view that was read or written, with `written` at that time.
-    """
+    """The memory of one storage."""
 
     reference: StorageWeakRef
     address: int
     size: int
-    device: str
-    name: str
-    writer: int = BEFORE
-    written: int = 0
-    unset: bool = False
-    known: dict[Any, tuple[int, int, int]] = field(default_factory=dict)
+    name: str  # of the operation that returned it first
+    writer: int = BEFORE  # the last operation that wrote it
+    written: int = 0  # number of writes
+    unset: bool = False  # of torch.empty or a relative, so that elements may never have been written
+    known: dict[Any, tuple[int, int]] = field(default_factory=dict)  # view -> `written` then, its digest
+
+    def __str__(self) -> str:
+        return f"{self.name} at {self.address:#x}, {self.size} bytes"
 
 
 class MemoryMap:
@@ -44,7 +41,7 @@ class MemoryMap:
 
     def __init__(self) -> None:
         self.blocks: dict[int, StorageBlock] = {}
-        self.overlaps: list[Overlap] = []
+        self.overlaps: list[str] = []
         self._live: dict[str, list[tuple[int, int]]] = {}  # device -> sorted (address, identity)
         self._largest: dict[str, int] = {}
 
@@ -57,66 +54,50 @@ class MemoryMap:
             return None
         if not address or not size:
             return None
-        reference = StorageWeakRef(storage)
+        reference, device = StorageWeakRef(storage), str(tensor.device)
         found = self.blocks.get(reference.cdata)
         if found is None:
-            found = self.blocks[reference.cdata] = StorageBlock(
-                reference, address, size, str(tensor.device), name
-            )
-            self._insert(found)
+            found = self.blocks[reference.cdata] = StorageBlock(reference, address, size, name)
+            self._insert(found, device)
         elif (found.address, found.size) != (address, size):  # resized
-            self._remove(found)
+            live, entry = self._live.get(device, []), (found.address, reference.cdata)
+            if entry in live:
+                live.remove(entry)
             found.address, found.size = address, size
             found.known.clear()
-            self._insert(found)
+            self._insert(found, device)
         return found
 
-    def write(self, block: StorageBlock, event: int) -> None:
-        block.written += 1
-        block.writer = event
+    def expect(self, block: StorageBlock, tensor: Tensor, digest: int) -> int | None:
+        """Note the place of a view's digest. Return that of an earlier one that must be equal.
 
-    def expect(self, block: StorageBlock, tensor: Tensor, digest: int, event: int) -> tuple[int, int] | None:
-        """Note the digest number of a view. Return (digest number, event) of an earlier one that must be equal.
-
-        None for a tensor that consists of several, as a sparse one.
+        None for the first of a view, and for a tensor that consists of several, as a sparse one.
         """
         if with_memory(tensor) is not tensor:
             return None
-        key = (tensor.storage_offset(), tensor.numel(), tensor.dtype, tensor.is_conj(), tensor.is_neg())
-        if not tensor.is_contiguous():
-            key += (tuple(tensor.shape), tensor.stride())  # type: ignore[assignment]
+        form = tensor.numel() if tensor.is_contiguous() else (tensor.shape, tensor.stride())
+        key = (form, tensor.storage_offset(), tensor.dtype, tensor.is_conj(), tensor.is_neg())
         before = block.known.get(key)
         if before is not None and before[0] == block.written:
-            return before[1], before[2]
-        block.known[key] = (block.written, digest, event)
+            return before[1]
+        block.known[key] = (block.written, digest)
         return None
 
-    # -- overlaps
-
-    def _insert(self, block: StorageBlock) -> None:
-        live = self._live.setdefault(block.device, [])
+    def _insert(self, block: StorageBlock, device: str) -> None:
+        """Add a block to the live ones of its device, and list those that share bytes with it."""
+        live, reach = self._live.setdefault(device, []), self._largest.get(device, 0)
         end = block.address + block.size
-        reach = self._largest.get(block.device, 0)
         first = bisect.bisect_left(live, (block.address - reach, 0))
-        stale = []
-        for address, identity in live[first : bisect.bisect_left(live, (end, 0))]:
-            other = self.blocks[identity]
+        for entry in live[first : bisect.bisect_left(live, (end, 0))]:
+            other = self.blocks[entry[1]]
+            shared = min(end, other.address + other.size) - max(block.address, other.address)
             if other.reference.expired():
-                stale.append((address, identity))
-            elif other.address + other.size > block.address and len(self.overlaps) < MOST_OVERLAPS:
-                shared = min(end, other.address + other.size) - max(block.address, other.address)
-                self.overlaps.append(Overlap(_text(other), _text(block), shared))
-        for entry in stale:
-            live.remove(entry)
-            del self.blocks[entry[1]]
+                live.remove(entry)
+                del self.blocks[entry[1]]
+            elif shared > 0 and len(self.overlaps) < MOST_OVERLAPS:
+                self.overlaps.append(f"{other} and {block} share {shared} bytes")
         bisect.insort(live, (block.address, block.reference.cdata))
-        self._largest[block.device] = max(reach, block.size)
-
-    def _remove(self, block: StorageBlock) -> None:
-        entry = (block.address, block.reference.cdata)
-        live = self._live.get(block.device, [])
-        if entry in live:
-            live.remove(entry)
+        self._largest[device] = max(reach, block.size)
 
 
 def with_memory(tensor: Tensor) -> Tensor:
@@ -127,7 +108,3 @@ def with_memory(tensor: Tensor) -> Tensor:
     if tensor.layout is torch.strided and not tensor.is_nested:
         return tensor
     return parts_of(tensor)[0]
-
-
-def _text(block: StorageBlock) -> str:
-    return f"{block.name} at {block.address:#x}, {block.size} bytes"

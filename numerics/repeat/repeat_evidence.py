@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from numerics.describe import plain_values
+from numerics.dump_files import finite
 from numerics.record.tensor_digest import bits_of
-from numerics.repeat.alternatives import ASYNCHRONOUS_USE, alternatives
 from numerics.repeat.conditions import (
-    BLOCKING,
     FRESH,
     NAN,
     OBSERVED,
@@ -29,28 +28,15 @@ from numerics.repeat.conditions import (
     ZEROS,
     Condition,
 )
-from numerics.repeat.trace import (
-    OperationEvent,
-    Trace,
-    TraceDifference,
-    earliest_difference,
-    first_difference,
-    uncompared,
-    without_effect,
-)
-from numerics.rows import TableRow
+from numerics.repeat.trace import OperationEvent, Trace, TraceDifference, first_difference
+from numerics.rows import TableRow, text_table
 
-REPRODUCIBLE = "reproducible"
-LIMITED = " in what could be compared"
+REPRODUCIBLE, LIMITED = "reproducible", " in what could be compared"
 SHARED = "two tensors in one memory"
 ASYNCHRONOUS = "asynchronous memory fault"
 UNOBSERVED_WRITE = "memory changed between operations"
 UNINITIALISED = "uninitialised memory"
-THREAD_ORDER = "order of sums among threads"
-THREAD_RACE = "race between threads"
-FIXED_THREADS = "reproducible with a fixed number of threads"
-THREAD_RESULT = "the number of threads changes the result"
-RANDOM = "random operation"
+THREADS = "the number of threads changes the result"
 NOT_DETERMINISTIC = "non-deterministic operation"
 IN_OPERATION = "memory fault or hardware fault in an operation"
 TIMING = "observation removes the difference"
@@ -60,43 +46,58 @@ PATH = "the step takes another path"
 PROCESS = "differs between processes"
 UNNAMED = "cause not separated"
 
-HARMLESS = (THREAD_ORDER, FIXED_THREADS)  # rounding alone, with a fixed number of threads none
-RANDOM_NAMES = re.compile(r"bernoulli|dropout|rand|normal_|uniform_|multinomial|exponential_|poisson")
-TRY = {  # in front of the alternatives to the operation
-    SHARED: (
-        "clone() one of them where they are created; check custom allocators, from_numpy and ctypes buffers",
-    ),
-    ASYNCHRONOUS: ASYNCHRONOUS_USE,
-    UNOBSERVED_WRITE: (
-        "wait for asynchronous copies and communication before the memory is used",
-        *ASYNCHRONOUS_USE,
-    ),
-    UNINITIALISED: (
-        *alternatives("empty"),
-        "torch.utils.deterministic.fill_uninitialized_memory with deterministic algorithms",
-    ),
-    TIMING: ASYNCHRONOUS_USE,
-    STATE: ("give everything that the step changes as state; fix the data",),
-    PYTHON: ("give the object that holds the value as state; a constant instead of a clock",),
-    PROCESS: (
-        "equal PYTHONHASHSEED, CUBLAS_WORKSPACE_CONFIG and threads in each process (numerics.seed_all)",
-    ),
-    IN_OPERATION: ("make stress: a faulty device fails there as well",),
-    UNNAMED: ("make stress",),
-    FIXED_THREADS: ("the same OMP_NUM_THREADS on both sides of a comparison",),
-    THREAD_ORDER: ("OMP_NUM_THREADS=1 for comparisons",),
-}
+MOST_LISTED = 3  # operations or results that could not be compared, and notes of a kind
 BLOCK = 2048  # bytes of a block of memory on Ascend devices
-Capture = Callable[[str, int], tuple[list[Tensor], list[Tensor]]]
+WAIT = (
+    "ASCEND_LAUNCH_BLOCKING=1 or CUDA_LAUNCH_BLOCKING=1; record_stream() for tensors that another stream uses; wait() "
+    "for copies and communication; TORCH_CUDA_SANITIZER=1"
+)
+TRY = {
+    SHARED: "clone() where they are created; check custom allocators, from_numpy and ctypes buffers",
+    ASYNCHRONOUS: WAIT,
+    UNOBSERVED_WRITE: WAIT,
+    TIMING: WAIT,
+    UNINITIALISED: "torch.zeros, or write every element before the first read",
+    STATE: "give everything that the step changes as state; fix the data",
+    PYTHON: "give the object that holds the value as state; a constant instead of a clock",
+    PROCESS: "equal PYTHONHASHSEED, CUBLAS_WORKSPACE_CONFIG and threads in each process (numerics.seed_all)",
+    IN_OPERATION: "make stress: a faulty device fails there as well",
+    UNNAMED: "make stress",
+    THREADS: "one OMP_NUM_THREADS on both sides of a comparison",
+}
+ALGORITHMS = "torch.use_deterministic_algorithms(True)"
+# operation -> deterministic alternative (section 2.3.2.2); of torch's list of deterministic algorithms
+ALTERNATIVES = {
+    r"c10d|all_?reduce|reduce_scatter|all_?gather": (
+        "HCCL_DETERMINISTIC=true (Ascend), NCCL_ALGO=Ring and NCCL_PROTO=Simple (NVIDIA); no overlap with computation"
+    ),
+    r"index_add|scatter|index_reduce": f"{ALGORITHMS}; or sort the indices and use torch.segment_reduce",
+    r"embedding": f"{ALGORITHMS}; or compute the embedding as a product with one-hot rows",
+    r"scaled_dot_product|flash_attention|efficient_attention": "sdpa_kernel(SDPBackend.MATH) of torch.nn.attention",
+    r"convolution|cudnn|miopen": "torch.backends.cudnn.deterministic = True, and benchmark = False",
+    r"\b(mm|addmm|bmm|baddbmm|matmul|linear|dot|mv|addmv)\b|_scaled_mm|addbmm": (
+        "CUBLAS_WORKSPACE_CONFIG=:4096:8 before the process starts (NVIDIA), CLOSE_MATMUL_K_SHIFT=1 (Ascend)"
+    ),
+    r"bernoulli|dropout|rand|normal_|uniform_|multinomial|exponential_|poisson": (
+        "seed every generator (numerics.seed_all); or draw on the CPU and move the numbers to the device"
+    ),
+    r"fused_ada|fused_sgd": "the optimizer with fused=False, foreach=False",
+}
+
+
+def alternative(operation: str) -> str:
+    """Return what makes an operation deterministic. operation: as torch names it: "aten.index_add_.default"."""
+    general = f"{ALGORITHMS}; or compute the operation on the CPU, or by small operations"
+    return next((text for form, text in ALTERNATIVES.items() if re.search(form, operation.lower())), general)
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """How two outputs of one operation differ. change: rounding, NaN, one bit, or other."""
+    """How two outputs of one operation differ."""
 
-    change: str
-    regular: bool  # one bit, NaN or one run of elements: no order of sums does so
     text: str
+    rounding: bool = False
+    regular: bool = False  # one bit, NaN or one run of elements: no order of sums does so
 
 
 def pattern(good: Tensor, bad: Tensor, inputs: Sequence[Tensor] = ()) -> Pattern | None:
@@ -109,28 +110,27 @@ def pattern(good: Tensor, bad: Tensor, inputs: Sequence[Tensor] = ()) -> Pattern
     where = np.flatnonzero(before != after)
     if not len(where):
         return None
-    first, last = int(where[0]), int(where[-1])
+    first, last, size = int(where[0]), int(where[-1]), before.itemsize
     single_run = len(where) > 1 and len(where) > 0.9 * (last - first + 1)
-    size = before.itemsize
     text = f"{len(where)} of {before.size} elements, {first} to {last}"
     if single_run and (first * size) % BLOCK == 0 and ((last + 1 - first) * size) % BLOCK == 0:
         text += f" (a multiple of {BLOCK} bytes)"
     flipped = {int(bits) & (1 << 8 * size) - 1 for bits in before[where] ^ after[where]}
     if len(flipped) == 1 and (bit := flipped.pop()) & (bit - 1) == 0:
-        return Pattern("bit", True, f"{text}: bit {bit.bit_length() - 1} is flipped")
+        return Pattern(f"{text}: bit {bit.bit_length() - 1} is flipped", regular=True)
     if not good.is_floating_point():
-        return Pattern("other", single_run, text)
+        return Pattern(text, regular=single_run)
     a, b = (plain_values(side).detach().cpu().double().flatten() for side in (good, bad))
-    finite = a.isfinite() & b.isfinite()
-    if not bool(finite[where].any()):
-        return Pattern("NaN", True, f"{text}: NaN or infinity")
-    error, scale = float((a - b)[finite].abs().max()), float(a[finite].abs().max())
-    eps = max(torch.finfo(one.dtype).eps for one in (good, *inputs) if one.is_floating_point())
+    is_finite = a.isfinite() & b.isfinite()
+    if not bool(is_finite[where].any()):
+        return Pattern(f"{text}: NaN or infinity", regular=True)
+    error, scale = float((a - b)[is_finite].abs().max()), float(a[is_finite].abs().max())
+    eps = max(torch.finfo(value.dtype).eps for value in (good, *inputs) if value.is_floating_point())
     terms = max((value.numel() for value in inputs), default=1)
     text += f": largest difference {error:.3g} of {scale:.3g}"
-    if bool(finite.all()) and error <= eps * scale * math.sqrt(max(terms, 1)):
-        return Pattern("rounding", False, f"{text}, rounding")
-    return Pattern("other", single_run, text)
+    if bool(is_finite.all()) and error <= eps * scale * math.sqrt(max(terms, 1)):
+        return Pattern(f"{text}, rounding", rounding=True)
+    return Pattern(text, regular=single_run)
 
 
 @dataclass(frozen=True)
@@ -144,12 +144,15 @@ class RepeatCause:
 
     @property
     def harmless(self) -> bool:
-        return self.name in HARMLESS
+        """Return whether a fixed number of threads makes the step reproducible, and the rest is rounding."""
+        return self.name == THREADS and self.pattern is not None and self.pattern.rounding
 
     @property
     def suggestions(self) -> list[str]:
-        more = alternatives(self.operation.name) if self.operation and self.name != UNINITIALISED else []
-        return [*TRY.get(self.name, ()), *more]
+        known = [TRY[self.name]] if self.name in TRY else []
+        if self.operation and self.name in (NOT_DETERMINISTIC, IN_OPERATION, THREADS):
+            known.append(alternative(self.operation.name))
+        return known
 
     def row(self) -> TableRow:
         title = self.operation.title if self.operation else ""
@@ -159,12 +162,10 @@ class RepeatCause:
 
 @dataclass(frozen=True)
 class Repetition:
-    """A repeated step: its conditions, the causes, the most certain first, and notes."""
+    """A repeated step: its conditions, and the causes, the most certain first."""
 
     conditions: Mapping[str, Condition]
     causes: list[RepeatCause]
-    operations: int
-    notes: list[str] = field(default_factory=list)
 
     @property
     def is_fault(self) -> bool:
@@ -179,21 +180,61 @@ class Repetition:
     def uncompared(self) -> list[str]:
         """Return the operations and results that could not be compared, with the reason."""
         traces = [trace for condition in self.conditions.values() for trace in condition.traces]
-        return list(dict.fromkeys(f"{each.name}: {each.reason}" for each in uncompared(traces)))
+        return list(dict.fromkeys(text for trace in traces for text in trace.uncompared()))
 
     def rows(self) -> list[TableRow]:
         """Return the causes, then the conditions with their repetitions and different results."""
         conditions = [
             TableRow(
                 name,
-                f"threads: {one.threads}",
-                f"repetitions: {len(one.traces)}",
-                results_text(one),
+                f"threads: {condition.threads}",
+                f"repetitions: {len(condition.traces)}",
+                results_text(condition),
                 units=math.nan,
             )
-            for name, one in self.conditions.items()
+            for name, condition in self.conditions.items()
         ]
         return [*(cause.row() for cause in self.causes), *conditions]
+
+    @property
+    def notes(self) -> list[str]:
+        """Return conditions that did not run, errors, values that are not finite, and overlaps without an effect."""
+        plain = self.conditions[PLAIN].traces
+        notes = [] if SYNCHRONISED in self.conditions else [f"{SYNCHRONISED}: not run, a CPU queues nothing"]
+        if ONE_THREAD not in self.conditions:
+            notes.append(f"{ONE_THREAD}: not compared with several, since the step ran with one")
+        errors = [trace.error for name in (PLAIN, OBSERVED) for trace in self.conditions[name].traces]
+        notes += [f"the step ended with {error}" for error in dict.fromkeys(filter(None, errors))]
+        broken = dict.fromkeys(name for trace in plain for name in trace.not_finite)
+        for name in list(broken)[:MOST_LISTED]:
+            count = sum(name in trace.not_finite for trace in plain)
+            notes.append(f"{name} is not finite (NaN or infinity) in {count} of {len(plain)} repetitions")
+        if not any(cause.name == SHARED for cause in self.causes):
+            shared = overlaps(self.conditions)[:MOST_LISTED]
+            notes += [f"overlapping live tensors: {text}; no content changed" for text in shared]
+        return notes
+
+    def lines(self) -> list[str]:
+        """Return verdict, table, what to try, and notes, for a terminal."""
+        lines = [f"conclusion: {self.verdict}", *text_table(self.rows())]
+        if not self.causes:
+            lines.append("a fault that is rarer, or that needs other conditions, is not excluded")
+        lines += [f"try: {text}" for cause in self.causes for text in cause.suggestions]
+        if listed := self.uncompared():
+            more = "; ".join(listed[:MOST_LISTED])
+            lines.append(f"{len(listed)} operations or results could not be compared: {more}")
+        return [*lines, *(f"note: {note}" for note in self.notes)]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain data: conclusion, rows, what could not be compared, notes."""
+        return {
+            "conclusion": self.verdict,
+            "fault": self.is_fault,
+            "rows": [{name: finite(value) for name, value in vars(row).items()} for row in self.rows()],
+            "uncompared": self.uncompared(),
+            "suggestions": [text for cause in self.causes for text in cause.suggestions],
+            "notes": self.notes,
+        }
 
 
 def results_text(condition: Condition) -> str:
@@ -205,22 +246,35 @@ def results_text(condition: Condition) -> str:
     return "equal" if condition.distinct == 1 else f"{condition.distinct} different"
 
 
+def overlaps(found: Mapping[str, Condition]) -> list[str]:
+    """Return the pairs of live tensors that share bytes and are not views of one another."""
+    return list(
+        dict.fromkeys(text for each in found.values() for trace in each.traces for text in trace.overlaps)
+    )
+
+
 class Evidence:
     """Compare the traces of each condition. capture: repeats the step and keeps the tensors of one operation."""
 
-    def __init__(self, found: Mapping[str, Condition], capture: Capture | None = None) -> None:
+    def __init__(
+        self,
+        found: Mapping[str, Condition],
+        capture: Callable[[str, int], tuple[list[Tensor], list[Tensor]]],
+    ) -> None:
         self.found, self.capture = found, capture
         self.causes: list[RepeatCause] = []
-        self.queue = [name for name in (SYNCHRONISED, BLOCKING) if name in found]
+        waits = found.get(SYNCHRONISED)
+        self.vanishes = waits is not None and waits.distinct == 1  # where each operation waits
 
     def collect(self) -> list[RepeatCause]:
+        """Return the causes, the most certain first."""
         self._overwritten()
         self._uninitialised()
-        if self._differs(PLAIN) or self._differs(OBSERVED):
-            if not self.causes:
+        if not self.causes:
+            if self._differs(PLAIN) or self._differs(OBSERVED):
                 self._one_process()
-        elif not self.causes:
-            self._between_processes()
+            else:
+                self._between_processes()
         self._threads()
         return self.causes
 
@@ -234,30 +288,29 @@ class Evidence:
     def _overwritten(self) -> None:
         """Memory whose content changed although no operation wrote it shows itself in one trace."""
         where = {
-            name: [trace for trace in one.traces if trace.overwritten] for name, one in self.found.items()
+            name: [trace for trace in each.traces if trace.overwritten] for name, each in self.found.items()
         }
         if not any(where.values()):
             return
         trace = next(traces[0] for traces in where.values() if traces)
-        first = trace.overwritten[0]
-        text = f"input {first.input} changed since it was written, and no observed operation wrote it"
-        shared = overlaps(self.found)
-        if shared:
-            self._add(SHARED, f"{text}; {shared[0]}", trace.events[first.reader])
-        elif self.queue and not any(where[name] for name in self.queue) and where[OBSERVED]:
-            self._add(ASYNCHRONOUS, text, trace.events[first.reader])
-        else:
-            self._add(UNOBSERVED_WRITE, text, trace.events[first.reader])
+        reader, position = trace.overwritten[0]
+        text = f"input {position} changed since it was written, and no observed operation wrote it"
+        name = UNOBSERVED_WRITE
+        if shared := overlaps(self.found):
+            name, text = SHARED, f"{text}; {shared[0]}"
+        elif where.get(SYNCHRONISED) == [] and where[OBSERVED]:
+            name = ASYNCHRONOUS
+        self._add(name, text, trace.events[reader])
 
     def _uninitialised(self) -> None:
         """Two contents of new memory give two results, first at an input that torch.empty returned."""
-        if ZEROS not in self.found or NAN not in self.found:
-            return
         one, other = self.found[ZEROS].traces[0], self.found[NAN].traces[0]
-        difference = (
-            None if (one.results, one.error) == (other.results, other.error) else first_difference(one, other)
-        )
-        if difference is None or difference.kind != "input":
+        difference = first_difference(one, other)
+        if (
+            difference is None
+            or difference.kind != "input"
+            or (one.results, one.error) == (other.results, other.error)
+        ):
             return
         reader, position = one.events[difference.event], difference.position
         if position in reader.unset:
@@ -266,25 +319,24 @@ class Evidence:
     def _one_process(self) -> None:
         """The traces of one process differ."""
         if not self._differs(OBSERVED):
-            self._add(ASYNCHRONOUS if self.queue else TIMING, "observed repetitions are equal")
+            self._add(
+                ASYNCHRONOUS if SYNCHRONISED in self.found else TIMING, "observed repetitions are equal"
+            )
             return
-        traces = self.found[OBSERVED].traces
-        difference, number = earliest_difference(traces)
-        event = event_of(difference, traces[number])
+        reference, *others = self.found[OBSERVED].traces
+        pairs = [(found, trace) for trace in others if (found := first_difference(reference, trace))]
+        difference, trace = min(pairs, key=lambda pair: (pair[0].event < 0, pair[0].event))
+        event, text = event_of(difference, trace), difference_text(difference, trace)
         shape = self._pattern(OBSERVED, OBSERVED, difference)
-        text = difference_text(difference, traces[number])
         named = {"operations": PATH, "scalar": PYTHON, "input": STATE}
-        if self.queue and not any(self._differs(name) for name in self.queue):
+        if self.vanishes:
             self._add(ASYNCHRONOUS, text, event, shape)
         elif difference.kind in named:
             self._add(named[difference.kind], text, event)
         elif event is None or difference.kind != "output" or not event.knows_inputs:
             self._add(UNNAMED, text, event)
         elif self._differs(ONE_THREAD) is False:
-            rounding = shape is not None and shape.change == "rounding"
-            self._add(THREAD_ORDER if rounding else THREAD_RACE, text, event, shape)
-        elif RANDOM_NAMES.search(event.name):
-            self._add(RANDOM, text, event, shape)
+            self._add(THREADS, text, event, shape)
         elif shape is None:
             self._add(UNNAMED, f"{text}; it did not recur when its values were captured", event)
         else:
@@ -292,8 +344,7 @@ class Evidence:
 
     def _between_processes(self) -> None:
         reference = self.found[OBSERVED].traces[0]
-        others = self.found[FRESH].traces if FRESH in self.found else []
-        for trace in others:
+        for trace in self.found[FRESH].traces if FRESH in self.found else []:
             if difference := first_difference(reference, trace):
                 self._add(PROCESS, difference_text(difference, trace), event_of(difference, trace))
                 return
@@ -302,28 +353,22 @@ class Evidence:
         """One thread and several threads are reproducible each, and differ."""
         if ONE_THREAD not in self.found or self._differs(ONE_THREAD) or self._differs(OBSERVED):
             return
-        one = self.found[ONE_THREAD].traces[0]
-        difference = first_difference(self.found[OBSERVED].traces[0], one)
-        if difference is None or one.overwritten:
-            return
-        shape = self._pattern(OBSERVED, ONE_THREAD, difference)
-        rounding = shape is not None and shape.change == "rounding"
-        name = FIXED_THREADS if rounding else THREAD_RESULT
-        self._add(name, difference_text(difference, one), event_of(difference, one), shape)
+        trace = self.found[ONE_THREAD].traces[0]
+        difference = first_difference(self.found[OBSERVED].traces[0], trace)
+        if difference and not trace.overwritten:
+            shape = self._pattern(OBSERVED, ONE_THREAD, difference)
+            self._add(THREADS, difference_text(difference, trace), event_of(difference, trace), shape)
 
     def _pattern(self, one: str, other: str, difference: TraceDifference) -> Pattern | None:
         """Capture the operation under both conditions until its outputs differ. None where they do not."""
-        if self.capture is None or difference.kind != "output":
+        if difference.kind != "output":
             return None
         inputs, reference = self.capture(one, difference.event)
         for _ in range(max(len(self.found[other].traces), 2)):
             _, outputs = self.capture(other, difference.event)
             for good, bad in zip(reference, outputs, strict=False):
-                if (
-                    good.shape == bad.shape
-                    and good.dtype == bad.dtype
-                    and (shape := pattern(good, bad, inputs))
-                ):
+                alike = (good.shape, good.dtype) == (bad.shape, bad.dtype)
+                if alike and (shape := pattern(good, bad, inputs)):
                     return shape
         return None
 
@@ -335,35 +380,9 @@ def event_of(difference: TraceDifference, trace: Trace) -> OperationEvent | None
 def difference_text(difference: TraceDifference, trace: Trace) -> str:
     """Return which value of the operation differs first, and what is known of its inputs."""
     event = event_of(difference, trace)
-    if event is None or difference.kind in ("scalar", "operations", "results", "error"):
+    if event is None or difference.text:
         return difference.text
     if difference.kind == "output":
-        known = "equal" if event.knows_inputs else "unknown"
-        return f"output {difference.position}, inputs {known}"
+        return f"output {difference.position}, inputs {'equal' if event.knows_inputs else 'unknown'}"
     writer = event.writers[difference.position] if difference.position < len(event.writers) else -1
-    origin = trace.events[writer].title if writer >= 0 else "before the step"
-    return f"input {difference.position}, written by {origin}"
-
-
-def overlaps(found: Mapping[str, Condition]) -> list[str]:
-    """Return the pairs of live tensors that share bytes and are not views of one another."""
-    pairs = [overlap for one in found.values() for trace in one.traces for overlap in trace.overlaps]
-    texts = [f"{each.first} and {each.second} share {each.shared_bytes} bytes" for each in pairs]
-    return list(dict.fromkeys(texts))
-
-
-def repetition_notes(found: Mapping[str, Condition], causes: Sequence[RepeatCause]) -> list[str]:
-    """Return errors and values that are not finite, and differences that reach no result."""
-    plain = found[PLAIN].traces
-    errors = [trace.error for name in (PLAIN, OBSERVED) for trace in found[name].traces if trace.error]
-    notes = [f"the step ended with {error}" for error in dict.fromkeys(errors)]
-    broken = dict.fromkeys(result for trace in plain for result in trace.not_finite)
-    for result in list(broken)[:3]:
-        count = sum(result in trace.not_finite for trace in plain)
-        notes.append(f"{result} is not finite (NaN or infinity) in {count} of {len(plain)} repetitions")
-    first, *others = found[OBSERVED].traces
-    idle = dict.fromkeys(event.title for trace in others for event in without_effect(first, trace))
-    notes += [f"{title}: an output differs that no result depends on" for title in idle]
-    if SHARED not in [cause.name for cause in causes]:
-        notes += [f"overlapping live tensors: {text}; no content changed" for text in overlaps(found)[:3]]
-    return notes
+    return f"input {difference.position}, written by {trace.events[writer].title if writer >= 0 else 'before the step'}"

@@ -25,41 +25,28 @@ if TYPE_CHECKING:
 
 USAGE = "make repeat RUN=results/STUDY/runs/NAME STEP=40"
 VARIABLES = {"STEP": "", "TIMES": "8", "OUT": ""}  # and RUN; with their defaults
-MOST_TIMES = 1000
 
 
 def main(restart: bool = False) -> int:
     """restart: whether to restart this process with the environment of the run."""
-    arguments = parse_arguments()
-    run_dir: Path = arguments.run
-    record = run_record.load_given(run_dir)
+    given = run_arguments("repeat", USAGE, VARIABLES, ("STEP",), hidden={"child": 3})
+    if not (given.times.isascii() and given.times.isdigit() and 2 <= int(given.times) <= 1000):
+        raise UserError(f"TIMES={given.times} is not a number from 2 to 1000; fix: {USAGE}")
+    record = run_record.load_given(given.run)
     environment = enter_environment(record, restart)
-    out = arguments.out or result_folder(run_dir, "repeat") / f"step{arguments.step}"
-    replay = open_run(run_dir, record, arguments.step)
-    if arguments.child:
-        return repeat_in_child(replay, arguments.child)
-    return repeat(replay, out, arguments.times, environment)
+    replay = open_run(given.run, record, given.step)
+    return repeat_in_child(replay, *given.child) if given.child else repeat(replay, given, environment)
 
 
-def parse_arguments() -> argparse.Namespace:
-    """Parse the variables of make. UserError names a wrong one."""
-    found = run_arguments("repeat", USAGE, VARIABLES, ("STEP",), hidden={"child": 4})
-    text = found.times
-    if not (text.isascii() and text.isdigit() and 2 <= int(text) <= MOST_TIMES):
-        raise UserError(f"TIMES={text} is not a number from 2 to {MOST_TIMES}; fix: {USAGE}")
-    found.times = int(text)
-    return found
-
-
-def repeat(replay: RunReplay, out: Path, times: int, environment: dict[str, str]) -> int:
+def repeat(replay: RunReplay, given: argparse.Namespace, environment: dict[str, str]) -> int:
     """Replay the steps before, repeat the step, print and write the conclusion."""
     import torch
 
-    from numerics.repeat.processes import fresh_conditions
-    from numerics.repeat.report import report_lines, write_repetition
+    from numerics.repeat.command import prepare, show
     from numerics.repeat.step import repeat_step
 
-    out.mkdir(parents=True, exist_ok=True)  # an unusable folder is known before the replay
+    out = given.out or result_folder(given.run, "repeat") / f"step{replay.step}"
+    prepare(out)
     name = f"{replay.record.run}, step {replay.step}"
     print(f"{name} of {replay.planned}: {replay.step - 1 - replay.start} steps before it", flush=True)
     step = replay.steps()
@@ -68,47 +55,44 @@ def repeat(replay: RunReplay, out: Path, times: int, environment: dict[str, str]
         state = Path(folder) / "state.pt"
         torch.save(replay.run.stepper.state(), state)
         command = [
-            sys.executable, "-m", "scripts.repeat", f"--run={replay.run_dir}", f"--step={replay.step}",
-            "--child", str(state),
+            sys.executable, "-m", "scripts.repeat", f"--run={given.run}", f"--step={replay.step}", "--child",
+            str(state),
         ]  # fmt: skip
         found = repeat_step(
             step,
-            times=times,
-            others=lambda conditions: fresh_conditions(command, conditions, environment),
-            progress=lambda condition, done, total: line.update(
-                f"{name}: {condition}, {done + 1} of {total}", done / total
-            ),
+            times=int(given.times),
+            others=lambda conditions: conditions.run_fresh(command, environment),
+            progress=lambda condition: line.update(f"{name}: {condition}"),
         )
-    notes = found.notes
-    notes += [f"not equal to the run: {text}" for text in replay.differences]
-    notes += [f"possible reason: {text}" for text in replay.reasons()] if replay.differences else []
-    if replay.checked and not replay.differences:
+    return show(found, out, tuple(run_notes(replay, bool(found.causes))))
+
+
+def run_notes(replay: RunReplay, differs: bool) -> list[str]:
+    """Return how the replayed steps compare with the run. differs: whether the step differs between repetitions."""
+    notes = [f"not equal to the run: {text}" for text in replay.differences]
+    if replay.differences:
+        notes += [f"possible reason: {text}" for text in replay.reasons()]
+        if not differs:
+            notes.append("the step is reproducible here; next: make stress, on the run's machine")
+    elif replay.checked:
         notes.append(
             f"{replay.checked} replayed steps equal metrics.jsonl in loss and gradient norm, to the bit"
         )
-    if replay.differences and not found.causes:
-        notes.append(
-            "the step is reproducible here and differs from the run; next: make stress, on the run's machine"
-        )
     if replay.run.stepper.compile:
         notes.append("observed repetitions ran without torch.compile")
-    print(*report_lines(found), sep="\n")
-    for path in write_repetition(found, out, f"Is {name} reproducible?"):
-        print(f"wrote {path}")
-    return int(found.is_fault)
+    return notes
 
 
-def repeat_in_child(replay: RunReplay, arguments: list[str]) -> int:
+def repeat_in_child(replay: RunReplay, state: str, file: str, threads: str) -> int:
     """Repeat the step in a fresh process, from the state that the first process saved."""
     import torch
 
-    from numerics.repeat.processes import child
+    from numerics.repeat.conditions import child
 
-    file, *rest = arguments
     stepper = replay.run.stepper
-    stepper.load_state(torch.load(file, map_location=stepper.device, weights_only=True))
+    stepper.load_state(torch.load(state, map_location=stepper.device, weights_only=True))
     replay.run.iteration = replay.step - 1
-    child(replay.steps(), *rest)
+    child(replay.steps(), file, threads)
     return 0
 
 

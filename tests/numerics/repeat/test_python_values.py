@@ -64,11 +64,6 @@ def test_a_python_value_that_differs_is_named(
     assert finding.suggestions
 
 
-def test_both_values_are_in_the_evidence() -> None:
-    (finding,) = repeated(lambda y, n: y * (0.5 + n), times=2).causes
-    assert "is 3.5 in one repetition, 4.5 in another" in finding.difference  # calls 1 and 2 are not observed
-
-
 def test_values_that_no_result_depends_on_and_equal_values_are_no_difference() -> None:
     def unused(y: Tensor, n: int) -> Tensor:
         torch.ones(3) * n
@@ -95,7 +90,7 @@ def test_a_value_that_python_read_from_a_tensor_leads_to_the_operation_that_made
 
 @pytest.mark.parametrize("results", [{"a": 1}, {}])
 def test_the_first_of_several_unequal_arguments_is_named(results: dict[str, int]) -> None:
-    def trace(scalars: tuple[tuple[str, str], ...], shift: int) -> Trace:
+    def trace(scalars: dict[str, str], shift: int) -> Trace:
         events = (
             OperationEvent(
                 "aten.f.default", "forward", inputs=(1,), outputs=(2 + shift,), writers=(-1,), scalars=scalars
@@ -105,17 +100,14 @@ def test_the_first_of_several_unequal_arguments_is_named(results: dict[str, int]
             events, {name: value + shift for name, value in results.items()}, dict.fromkeys(results, 0)
         )
 
-    one, other = trace((("p", "1"), ("q", "2")), 0), trace((("p", "1"), ("q", "3")), 5)
+    one, other = trace({"p": "1", "q": "2"}, 0), trace({"p": "1", "q": "3"}, 5)
     difference = first_difference(one, other)
     assert difference
     assert (difference.kind, difference.event) == ("scalar", 0)
     assert "argument q" in difference.text
-    difference = first_difference(one, trace((("p", "1"),), 5))  # an object in place of the value
+    difference = first_difference(one, trace({"p": "1"}, 5))  # an object in place of the value
     assert difference
-    assert (
-        "argument q of aten.f.default (forward) is 2 in one repetition, an object in another"
-        in difference.text
-    )
+    assert "is 2 in one repetition, an object in another" in difference.text
 
 
 @pytest.mark.parametrize(("factor", "expected"), [(float("nan"), True), (float("inf"), True), (1.0, False)])

@@ -95,10 +95,9 @@ def test_the_trace_names_phase_place_and_source_of_each_operation() -> None:
     assert gelu.source.startswith("test_repeat_step.py:")
     backward = next(event for event in trace.events if event.name == "aten.gelu_backward.default")
     assert (backward.phase, backward.place, backward.source) == (BACKWARD, "1", gelu.source)
-    produced = next(event for event in trace.events if event.name == "aten.gelu.default")
-    assert trace.events[produced.writers[0]].name == "aten.addmm.default"
-    assert trace.overwritten == ()
-    assert trace.overlaps == ()
+    assert trace.events[gelu.writers[0]].name == "aten.addmm.default"
+    assert not trace.overwritten
+    assert not trace.overlaps
 
 
 class Unordered(torch.autograd.Function):
@@ -133,7 +132,7 @@ def test_an_unordered_sum_is_a_non_deterministic_operation_of_the_size_of_roundi
     assert found.operation.name == "numerics_test.index_sum_unordered.default"
     assert found.operation.place == "1"
     assert found.pattern
-    assert found.pattern.change == "rounding"
+    assert found.pattern.rounding
     assert found.difference == "output 0, inputs equal"
 
 
@@ -245,7 +244,6 @@ def test_a_pattern_larger_than_rounding_in_an_operation_is_named_as_memory_or_ha
     found = first(repeated(change, times=4))
     assert found.name == causes.IN_OPERATION
     assert found.pattern
-    assert found.pattern.change == "NaN"
     assert "32 of 128 elements, 32 to 63" in found.pattern.text
     assert any("make stress" in text for text in found.suggestions)
 
@@ -264,7 +262,7 @@ def test_an_operation_that_differs_with_several_threads_alone_and_by_rounding_is
     found = repeated(change)
     assert not found.is_fault, found.rows()
     named = first(found)
-    assert (named.name, named.harmless) == (causes.FIXED_THREADS, True)
+    assert (named.name, named.harmless) == (causes.THREADS, True)
     assert named.operation
     assert "thread_sum" in named.operation.name
 
@@ -281,10 +279,6 @@ def test_state_that_is_not_restored_is_named() -> None:
     assert found.difference.endswith("written by before the step")
 
 
-def test_dropout_is_reproducible_because_generators_are_restored() -> None:
-    assert not repeated(lambda x: F.dropout(x, 0.5)).is_fault
-
-
 def test_another_path_of_python_code_is_named() -> None:
     calls: list[int] = []
 
@@ -297,11 +291,7 @@ def test_another_path_of_python_code_is_named() -> None:
 
 def test_conditions_that_did_not_run_are_in_the_notes() -> None:
     both = repeated(threads=1, times=2)
-    assert SYNCHRONISED not in both.conditions
-    assert [note.partition(":")[0] for note in both.notes] == [
-        ONE_THREAD,
-        f"{SYNCHRONISED}, blocking launches",
-    ]
+    assert [note.partition(":")[0] for note in both.notes] == [SYNCHRONISED, ONE_THREAD]
     neither = repeated(threads=2, times=2, synchronise=lambda: None)
     assert {SYNCHRONISED, ONE_THREAD} <= neither.conditions.keys()
     assert neither.notes == []
@@ -326,14 +316,13 @@ def with_workspace(x: Tensor) -> tuple[Tensor, Tensor]:
     return x * 2, torch.full((4,), float(Unordered.calls))
 
 
-def test_an_output_that_no_result_depends_on_is_a_note_and_hides_no_fault() -> None:
+def test_an_output_that_no_result_depends_on_is_no_fault_and_hides_none() -> None:
     def change(x: Tensor) -> Tensor:
         result: Tensor = with_workspace(x.detach())[0]
         return x + result
 
     found = repeated(change)
     assert not found.is_fault
-    assert any("with_workspace" in note for note in found.notes)
     named = first(repeated(lambda x: Unordered.apply(change(x)), times=6))  # type: ignore[no-any-return, no-untyped-call]
     assert named.operation
     assert "index_sum_unordered" in named.operation.name
@@ -343,21 +332,8 @@ def test_a_step_that_always_raises_is_an_error_of_one_line() -> None:
     def change(x: Tensor) -> Tensor:
         raise RuntimeError("broken\nand more")
 
-    with pytest.raises(
-        NumericsError, match=r"raises RuntimeError: broken in each of 2 repetitions.*; fix"
-    ) as caught:
+    with pytest.raises(NumericsError, match=r"^the step raises RuntimeError: broken in each .*; fix.*$"):
         repeated(change, times=2)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_condition_that_always_raises_has_no_equal_results() -> None:
-    def change(x: Tensor) -> Tensor:
-        if torch.utils._python_dispatch._get_current_dispatch_mode() is not None:
-            raise RuntimeError("observed")
-        return x
-
-    rows = {row.call: row.target for row in repeated(change, times=2, threads=1).rows()}
-    assert rows["observed"] == "raises RuntimeError: observed"
 
 
 @pytest.mark.parametrize("times", [1, 0, 1001, True])
@@ -397,21 +373,18 @@ def test_the_results_of_communication_are_hashed_when_they_are_used(tmp_path: An
 def test_patterns_of_differences(dtype: torch.dtype) -> None:
     good = torch.linspace(1, 2, 8192, dtype=dtype)
 
-    def changed(part: slice, change: Callable[[Tensor], Tensor]) -> causes.Pattern | None:
+    def changed(part: slice, change: Callable[[Tensor], Tensor]) -> causes.Pattern:
         bad = good.clone()
         bad[part] = change(bad[part])
-        return causes.pattern(good, bad, [good])
+        found = causes.pattern(good, bad, [good])
+        assert found
+        return found
 
-    assert changed(slice(0, 0), torch.neg) is None
+    assert causes.pattern(good, good.clone()) is None
     nan = changed(slice(2048, 4096), lambda x: x * torch.nan)
-    assert nan
-    assert (nan.change, nan.regular, "multiple of 2048" in nan.text) == ("NaN", True, True)
-    flipped = changed(slice(5, 6), torch.neg)
-    assert flipped
-    assert (flipped.change, flipped.regular) == ("bit", True)
+    assert (nan.rounding, nan.regular, "multiple of 2048" in nan.text) == (False, True, True)
+    assert "bit" in changed(slice(5, 6), torch.neg).text
     sums = changed(slice(0, 8192, 3), lambda x: x * (1 + torch.finfo(dtype).eps))
-    assert sums
-    assert (sums.change, sums.regular) == ("rounding", False)
+    assert (sums.rounding, sums.regular) == (True, False)
     scaled = changed(slice(100, 300), lambda x: x * 3000)
-    assert scaled
-    assert (scaled.change, scaled.regular) == ("other", True)
+    assert (scaled.rounding, scaled.regular) == (False, True)

@@ -145,25 +145,6 @@ def test_an_operation_without_digests_is_counted_and_named(monkeypatch: pytest.M
     assert found.verdict.endswith(LIMITED)
 
 
-def test_equal_inputs_are_not_claimed_where_an_input_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    from numerics.repeat import observe
-
-    def refusing(tensor: Tensor) -> Tensor:
-        if tensor.shape == (2, 3):
-            raise ValueError("hidden")
-        return digest(tensor)
-
-    monkeypatch.setattr(observe, "digest", refusing)
-    calls = iter(range(1000))
-
-    def step() -> Tensor:
-        return torch.ones(2, 3).mul_(float(next(calls))).sum()
-
-    found = repeat_step(step, times=3, threads=1)
-    assert found.verdict == causes.UNNAMED, found.rows()
-    assert found.causes[0].difference.endswith("inputs unknown")
-
-
 def test_a_clean_step_has_no_reservation() -> None:
     embedding = nn.Embedding(5, 3, sparse=True)
 
@@ -189,9 +170,7 @@ def test_the_operation_before_a_sparse_gradient_is_named() -> None:
     traces: list[Trace] = [run_once(prepared, OperationObserver()) for _ in range(2)]
     sparse = [event for event in traces[0].events if "sparse_coo" in event.name]
     dense = [event for event in traces[0].events if "to_dense" in event.name]
-    assert sparse
-    assert dense
-    assert sparse[0].outputs != ()
+    assert sparse[0].outputs
     assert dense[0].writers[0] == traces[0].events.index(sparse[0])
     found = repeat_step(step, times=2, threads=1)
     assert found.causes[0].operation is not None
