@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from numerics.compare.gradient_terms import gradient_scale
+from numerics.compare.gradient_terms import sum_scale
 from numerics.compare.matched_calls import CallPair
 from numerics.compare.step_record import Call, StepRecord, Value
 from numerics.compare.tensor_difference import TensorDifference, compare_values, epsilon
@@ -48,9 +48,7 @@ class CallRow:
     cells: list[Cell] = field(default_factory=list)
     settings: list[PlainDifference] = field(default_factory=list)
     retyped: list[PlainDifference] = field(default_factory=list)  # inputs and results of another dtype
-    flags: list[PlainDifference] = field(
-        default_factory=list
-    )  # parameters that one side computes no gradient of
+    flags: list[PlainDifference] = field(default_factory=list)  # parameters without a gradient on one side
     detached: list[PlainDifference] = field(default_factory=list)  # such inputs and results
     lost: list[PlainDifference] = field(default_factory=list)  # parameters of one side alone
     gaps: list[PlainDifference] = field(default_factory=list)  # gradients of one side alone
@@ -140,7 +138,7 @@ def _row(pair: CallPair, target_record: StepRecord, golden_record: StepRecord, l
             if golden.late and side == "input" and there is not None:
                 floor = largest / math.sqrt(max(there.count, 1))
             elif golden.backward and side in ("output", "gradient") and there is not None:
-                floor = gradient_scale(golden, forwards[1], side, place, there)
+                floor = sum_scale(golden, forwards[1], side, place, there)
             if side != "gradient" or place not in lost:
                 _compare(row, side, place, here, there, compare_values(here, there, floor))
     return row

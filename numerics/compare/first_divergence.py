@@ -3,10 +3,9 @@
 The calls are followed in the order of execution, with the calls within them. A relative error is explained if it is at
 most GROWTH x (epsilon + the largest error of its sources):
 
-    result     the call's inputs, its parameters, and the results of the calls within
-    input      the result of the call that made it; where no recorded call did, what the module around has received and
-               what was computed in it before
-    gradient   the gradients that the readers of the tensor return
+    result  the call's inputs, its parameters, and the results of the calls within
+    input   the result of the call that made it; where no recorded call did, as in backward, what the module around
+            has received and what was computed in it before
 
 Where both sides have values, a function or layer is run in float64 on the inputs of each side instead. The first error
 that is not explained is the divergence. All further ones may be its consequences.
@@ -28,7 +27,7 @@ from numerics.compare.compared_rows import (
     Cell,
     is_parameter,
 )
-from numerics.compare.gradient_terms import Terms
+from numerics.compare.gradient_terms import normalisation_scale
 from numerics.compare.judged_updates import Earlier, wrong_updates
 from numerics.compare.one_side import between_passes, caller, first_of_one_side, is_judged
 from numerics.compare.replayed_rows import replay_row
@@ -51,12 +50,8 @@ class Judgement:
     verdict: str  # equal, rounding or diverges
     divergence: Divergence | None
     first_difference: CallRow | None  # the first call that ended with an unequal result
-    findings: list[TableRow] = field(
-        default_factory=list
-    )  # other differences, without an effect on the verdict
-    undecided: list[str] = field(
-        default_factory=list
-    )  # arguments whose effect rounding of the inputs may hide
+    findings: list[TableRow] = field(default_factory=list)  # differences without an effect on the verdict
+    undecided: list[str] = field(default_factory=list)  # arguments whose effect rounding may hide
 
 
 def judge(
@@ -96,7 +91,6 @@ class _Judge:
         self.rows, self.target, self.golden = rows, target, golden
         self.tree = RowTree(rows, target, golden)
         self.envelope, self.earlier = envelope, earlier
-        self.terms = Terms(golden)
         self.has_functions = all(
             any(not call.is_module for call in record.calls.values()) for record in (target, golden)
         )
@@ -104,9 +98,7 @@ class _Judge:
         differ = sum(not cell.difference.equal for cell in parameters)
         self.many = 2 * differ > len(parameters)  # other weights
         self.stack: list[CallRow] = []
-        self.scope: dict[
-            str, float
-        ] = {}  # errors of what a call has received, and of results within it so far
+        self.scope: dict[str, float] = {}  # errors of a call's inputs, and of results within it so far
         self.largest = 0.0  # explained error
         self.coarsest = 0.0  # epsilon of unequal results so far
         self.undecided: list[str] = []
@@ -170,15 +162,12 @@ class _Judge:
             if found := self._close(self.stack.pop()):
                 return found
         self.unequal_inputs |= not (row.equal("input") or _overwrites(row))
-        if retyped := [value for value in row.retyped if value.side == "input"]:
-            return self.tree.divergence(
-                row, "input", "changed" if row.pair.call.is_module else "setting", retyped[0]
-            )
         cells = [cell for cell in row.cells if cell.side == "input" and cell.difference.error]
         if cells and not (row.equal("output") and any(cell.side == "output" for cell in row.cells)):
-            wrong = [cell for cell in cells if self._is_unexplained(row, cell)]
-            if wrong and row.pair.call.late and (found := self._gradients()):
-                return found
+            rounding = self._rounding(row)
+            wrong = [
+                cell for cell in cells if cell.difference.error > GROWTH * (rounding + self._source(cell))
+            ]
             if wrong:
                 return self._entered(row, wrong)
         if not self.trusted and not self.earlier and row.error("parameter") > GROWTH * row.epsilon:
@@ -187,31 +176,22 @@ class _Judge:
         self.scope[row.name] = max(row.error("input", "parameter"), self._of_forward(row))
         return None
 
-    def _is_unexplained(self, row: CallRow, cell: Cell) -> bool:
-        error, explained = cell.difference.error, self._rounding(row) + self._source(row, cell)
-        if error > GROWTH * explained:
-            error = self._of_terms(row, cell)
-        return error > GROWTH * explained
-
     def _of_terms(self, row: CallRow, cell: Cell) -> float:
         """Return the error of a value relative to the terms that it is the sum of."""
-        scale = self.terms.scale(row.pair.golden, cell.side, cell.place)
+        forward = self.golden.calls.get(row.pair.call.forward_name)
+        if not row.pair.call.backward or (cell.side, cell.place) != ("output", "0"):
+            return cell.difference.error
+        scale = normalisation_scale(row.pair.golden, forward)
         return min(cell.difference.error, compare_values(cell.target, cell.golden, scale).error)
 
-    def _source(self, row: CallRow, cell: Cell) -> float:
+    def _source(self, cell: Cell) -> float:
         """Return the error that an input had where it was made."""
         scope = self.scope.get(self.stack[-1].name if self.stack else "", 0.0)
         if self.earlier and is_parameter(cell):
             return math.inf  # of an update, which is judged apart
-        if row.pair.call.backward:
-            readers = self.terms.readers_of(row.pair.call, cell.place)
-            rows = [self.tree.of_golden.get(name) for name in readers]
-            errors = [max(other.error("output"), other.inner) for other in rows if other is not None]
-            return max(scope, *errors) if errors else scope
-        sides = [self.tree.makers(cell.target, False), self.tree.makers(cell.golden, True)]
-        if not all(sides):
-            return scope
-        return max(maker.error("output") for makers in sides for maker in makers)
+        makers = (self.tree.maker(cell.target, False), self.tree.maker(cell.golden, True))
+        known = [maker.error("output") for maker in makers if maker and maker.grade != UNMATCHED]
+        return max(known) if len(known) == len(makers) else scope
 
     def _close(self, row: CallRow) -> Divergence | None:
         """Close a call: its results must be explained by its inputs and by the calls within."""
@@ -235,11 +215,6 @@ class _Judge:
         sources = [row.error("input", "parameter"), row.inner, self.envelope.get(row.name, 0.0)]
         return self._rounding(row) + max(*sources, self._of_forward(row))
 
-    def _of_forward(self, row: CallRow) -> float:
-        """Return the error of what a backward computes with from its forward."""
-        forward = self.tree.forward(row)
-        return max(forward.error("input", "parameter", "output"), forward.inner) if forward else 0.0
-
     def _rounding(self, row: CallRow) -> float:
         """Return the rounding that a call's input may carry.
 
@@ -250,18 +225,21 @@ class _Judge:
             return row.epsilon
         return max(row.epsilon, self.coarsest)
 
+    def _of_forward(self, row: CallRow) -> float:
+        """Return the error of what a backward computes with from its forward."""
+        forward = self.tree.forward(row)
+        return max(forward.error("input", "parameter", "output"), forward.inner) if forward else 0.0
+
     def _result(self, row: CallRow, error: float) -> Divergence | None:
         if row.equal("output", "buffer"):
             return None
         if not row.equal("parameter") and self.trusted:
             return self._parameters(row)
-        if retyped := [value for value in row.retyped if value.side == "output"]:
-            return self.tree.divergence(row, "output", "setting", retyped[0])
         explained = self._explained(row)
         if _is_random(row) and error > GROWTH * explained:
             return self.tree.divergence(row, "output", "data", bound=GROWTH)
         replay_row(row, self.tree.forward(row), not self.has_functions)
-        wrong = row.replayed is not None and max(row.replayed) > BOUND * _room(row)
+        wrong = row.replayed is not None and max(row.replayed) > BOUND
         if row.replayed is None or row.pair.call.backward or not row.equal("buffer"):
             cells = [cell for cell in row.cells if cell.side in ("output", "buffer")]
             if error > GROWTH * explained:
@@ -269,9 +247,8 @@ class _Judge:
             wrong = error > GROWTH * explained and (wrong or row.replayed is None or not row.equal("buffer"))
         changed = [value for value in row.settings if value.place != "class"]
         if row.pair.call.late and row.replayed is None and not row.equal("input") and not changed:
-            wrong = wrong and _is_large_update(
-                row, math.sqrt(GROWTH * explained)
-            )  # as of an update: see wrong_updates
+            # As of an update: see wrong_updates.
+            wrong = wrong and _is_large_update(row, math.sqrt(GROWTH * explained))
         # A number that differs is a setting even where its effect is small. A flag may choose another kernel.
         flags = {"True", "False", "None", "absent"}
         weak = [
@@ -305,8 +282,6 @@ class _Judge:
     def _entered(self, row: CallRow, cells: Sequence[Cell]) -> Divergence:
         """Name the cause of inputs that no recorded result explains."""
         cell = max(cells, key=lambda cell: cell.difference.error)
-        if not row.pair.call.backward and (owner := self._owner(row, cells)):
-            return self._parameters(owner)
         makers = (self.tree.maker(cell.golden, True), self.tree.maker(cell.target, False))
         for maker in makers:
             if maker is not None and maker.grade == UNMATCHED and is_judged(self.tree, maker):
@@ -319,17 +294,6 @@ class _Judge:
             return found
         return replace(found, call=f"{module.name} > input of {row.name}", module=module.pair.call.path)
 
-    def _owner(self, row: CallRow, cells: Sequence[Cell]) -> CallRow | None:
-        """Return the module whose unequal parameter is one of these inputs."""
-        keys = {key(cell.target) for cell in cells}
-        owners = [
-            other
-            for other in self.rows
-            for cell in other.cells
-            if cell.side == "parameter" and not cell.difference.equal and key(cell.target) in keys
-        ]
-        return next((other for other in owners if other in self.stack), owners[0] if owners else None)
-
     def _gradients(self) -> Divergence | None:
         """Judge the gradients of the modules' parameters.
 
@@ -338,10 +302,8 @@ class _Judge:
         rows = [row for row in self.rows if any(cell.side == "gradient" for cell in row.cells)]
         wrong = []
         for row in rows:
-            sharing = [other for other in rows if other is not row and _shares(other, row)]
             error = row.error("gradient")
-            explained = max(map(self._explained, [row, *sharing]), default=0.0)
-            explained = max(explained, *(other.error("input", "output") for other in [row, *sharing]))
+            explained = max(self._explained(row), row.error("input", "output"))
             if error > GROWTH * explained:
                 wrong.append(row)
         if not wrong:
@@ -349,20 +311,7 @@ class _Judge:
         order = (1, self.tree.position(wrong[0]))
         if between := between_passes(self.tree):
             return self.tree.divergence(between, "", "one side", order=order)
-        if 2 * len(wrong) > len(rows):
-            alone = next(
-                (row for row in self.rows if row.grade == UNMATCHED and row.pair.call.is_module), None
-            )
-            if alone is not None:
-                return self.tree.divergence(alone, "", "one side", order=order)
-            dropped = next(
-                (row for row in self.rows if any(gap.side == "gradient" for gap in row.gaps)), None
-            )
-            if dropped is not None and len(rows) > 3:
-                return self.tree.divergence(dropped, "", "one side", dropped.gaps[0], order=order)
-        changed = len(rows) > 3 and 2 * len(wrong) > len(
-            rows
-        )  # all of them: averaged, clipped, rounded or scaled
+        changed = len(rows) > 3 and 2 * len(wrong) > len(rows)  # averaged, clipped, rounded or scaled
         found = self.tree.divergence(
             wrong[0], "gradient", "update" if changed else "computed", None, GROWTH, order
         )
@@ -429,9 +378,3 @@ def _is_large_update(row: CallRow, bound: float) -> bool:
     cells = [cell for cell in row.cells if cell.side == "output"]
     matrices = [cell for cell in cells if cell.golden is not None and len(cell.golden.shape) > 1]
     return row.pair.call.writes_parameter and any(cell.difference.error > bound for cell in matrices)
-
-
-def _room(row: CallRow) -> float:
-    """Return how much larger a replay's bound is: a norm of all gradients may be one partial sum of n terms."""
-    most = max((value.count for value in row.pair.call.inputs.values()), default=0)
-    return max(1.0, math.sqrt(most) / 8) if row.pair.call.late else 1.0

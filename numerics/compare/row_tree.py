@@ -77,21 +77,6 @@ class RowTree:
         record, rows = (self.golden, self.of_golden) if golden else (self.target, self.of_target)
         return rows.get(record.renamed.get(value.maker, value.maker))
 
-    def makers(self, value: Value | None, golden: bool) -> list[CallRow]:
-        """Return the compared calls that made an input; of a call of one side alone, those that made its inputs."""
-        todo, visited, found = [value], set[str](), []
-        while todo:
-            row = self.maker(todo.pop(), golden)
-            if row is None or row.name in visited:
-                continue
-            visited.add(row.name)
-            call = row.pair.golden if golden else row.pair.target
-            if row.grade != UNMATCHED:
-                found.append(row)
-            elif call is not None:
-                todo += [other for other in call.inputs.values() if other.dtype]
-        return found
-
     # -- a divergence
 
     def divergence(

@@ -172,19 +172,12 @@ def _wide(tensor: Tensor) -> Tensor:
 def _compare_statistics(target: Value, golden: Value, floor: float) -> TensorDifference:
     if all(_same(mine, other) for mine, other in zip(target.statistics, golden.statistics, strict=True)):
         return EQUAL
-    known = [(mine, other) for mine, other in zip(target.statistics, golden.statistics, strict=True)]
-    (high, high_golden), (low, low_golden), (mean, mean_golden), (norm, norm_golden) = known
     root = math.sqrt(max(golden.count, 1))
-    rms = max((norm_golden or 0.0) / root, floor)
-    largest = max(abs(high_golden or 0.0), abs(low_golden or 0.0), floor)
-    parts = [
-        (_gap(high, high_golden), largest),
-        (_gap(low, low_golden), largest),
-        (_gap(mean, mean_golden), rms),
-        (_gap(norm, norm_golden), rms * root),
-    ]
-    metrics = {"max_absolute": max(_gap(high, high_golden), _gap(low, low_golden))}
-    return TensorDifference(False, max(_ratio(*part) for part in parts), "", metrics)
+    rms = max((golden.norm or 0.0) / root, floor)
+    largest = max(abs(golden.highest or 0.0), abs(golden.lowest or 0.0), floor)
+    high, low, mean, norm = map(_gap, target.statistics, golden.statistics)
+    parts = ((high, largest), (low, largest), (mean, rms), (norm, rms * root))
+    return TensorDifference(False, max(_ratio(*part) for part in parts), "", {"max_absolute": max(high, low)})
 
 
 def _same(mine: float | None, other: float | None) -> bool:
