@@ -259,6 +259,8 @@ class _Judge:
             if row.replayed is None and not (row.equal("input") or row.pair.call.is_module):
                 self.undecided += [f"{row.name}: {value}" for value in changed if value.side == "argument"]
             return None
+        if not row.settings and row.replayed is None and _integers_without_values(row):
+            return self.tree.divergence(row, "output", "data")
         bound = GROWTH * explained / row.epsilon if row.epsilon else 0.0
         bound = bound if row.replayed is None else BOUND
         if row.settings:
@@ -347,6 +349,12 @@ def _is_random(row: CallRow) -> bool:
     if call.is_module or call.backward or not any(word in name for word in RANDOM):
         return False
     return "drop" not in name or any(value.plain is True for value in call.inputs.values())
+
+
+def _integers_without_values(row: CallRow) -> bool:
+    """Return whether all inputs are integers of which only the range is known."""
+    values = [cell.golden for cell in row.cells if cell.side == "input"]
+    return not any(value is None or value.floating or value.checksum or value.file for value in values)
 
 
 def _findings(rows: Sequence[CallRow], found: Divergence | None) -> list[TableRow]:
