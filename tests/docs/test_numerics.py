@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
@@ -30,14 +31,24 @@ def save_example(page: str, name: str, folder: Path) -> None:
     (folder / name).write_text(textwrap.dedent(script[0]))
 
 
-def run_example(command: str, folder: Path) -> str:
+# Each command in the same process, which imports torch once.
+DRIVER = """
+import runpy, sys
+for line in sys.argv[1:]:
+    sys.argv = line.split()
+    runpy.run_path(sys.argv[0], run_name="__main__")
+    print("--")
+"""
+
+
+def run_examples(commands: Sequence[str], folder: Path) -> list[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "1234"}
     done = subprocess.run(
-        [sys.executable, *command.split()], cwd=folder, env=environment, capture_output=True, text=True
+        [sys.executable, "-c", DRIVER, *commands], cwd=folder, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     assert "PYTHONHASHSEED" not in done.stderr
-    return done.stdout
+    return done.stdout.split("--\n")[:-1]
 
 
 def test_the_worked_case_names_the_function_that_the_page_names(
@@ -49,8 +60,7 @@ def test_the_worked_case_names_the_function_that_the_page_names(
     )
     assert len(commands) == 3
     *trainings, compare = commands
-    for command in trainings:
-        run_example(command, tmp_path)
+    run_examples(trainings, tmp_path)
     monkeypatch.chdir(tmp_path)
     assert compare.startswith("-m numerics compare ")
     assert main(compare.split()[2:]) == 0
@@ -73,8 +83,9 @@ def test_the_example_of_diagnose_has_the_symptom_of_the_page(
     save_example(page, "losses.py", tmp_path)
     commands = re.findall(r"`python (losses.py \w+) > (\w+.txt)`", page)
     assert len(commands) == 2
-    for command, file in commands:
-        (tmp_path / file).write_text(run_example(command, tmp_path))
+    printed = run_examples([command for command, _ in commands], tmp_path)
+    for text, (_, file) in zip(printed, commands, strict=True):
+        (tmp_path / file).write_text(text)
     monkeypatch.chdir(tmp_path)
     assert main(["diagnose", *(file for _, file in commands)]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("symptom", "next"))]
@@ -90,7 +101,7 @@ def test_the_example_of_the_checklist_has_the_rows_of_the_page(
     assert len(commands) == 2
     for command in commands:
         (tmp_path / "run.sh").write_text(f"python {command}\n")
-        run_example(command, tmp_path)
+        run_examples([command], tmp_path)
     monkeypatch.chdir(tmp_path)
     assert main(["check-config", "compare", "a.zip", "b.zip"]) == 0
     printed = capsys.readouterr().out.splitlines()

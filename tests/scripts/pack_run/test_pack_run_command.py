@@ -1,7 +1,6 @@
 """`make pack-run`: what a run recorded, as a zip that check-config compares."""
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,12 @@ from tests.study.attention.test_inspect import a_run, config_file
 __all__ = ["config_file"]
 
 
-def nothing(value: Any) -> None:
-    """Change nothing."""
-
-
-def recorded(folder: Path, config: Path, variant: str = "B", change: Callable[[Any], Any] = nothing) -> Path:
-    """A run folder with a record of its machine."""
+def recorded(folder: Path, config: Path, variant: str = "B", **changes: dict[str, Any]) -> Path:
+    """A run folder with a record of its machine. changes: part of run.json -> changed values."""
     run = a_run(folder, config, variant)
     value = compared.a_record(variant, 0, 3.0)
-    change(value)
+    for part, values in changes.items():
+        value[part] |= values
     files.write_json(run / "run.json", value)
     return run
 
@@ -38,46 +34,32 @@ def pack(monkeypatch: pytest.MonkeyPatch, run: Path, path: Path) -> Path:
     return path
 
 
-def other_precision(value: Any) -> None:
-    value["target"]["dtype"] = "float32"
-
-
-def other_data(value: Any) -> None:
-    value["fingerprint"]["data"] = "another"
-
-
-def other_threads(value: Any) -> None:
-    value["environment"]["threads"] = 2
-
-
-def other_variable(value: Any) -> None:
-    value["environment"]["variables"] = {"NVIDIA_TF32_OVERRIDE": "1"}
+VARIABLE = {"variables": {"NVIDIA_TF32_OVERRIDE": "1"}}
 
 
 @pytest.mark.parametrize(
-    ("change", "group", "subject", "grade"),
+    ("part", "change", "row"),
     [
-        (other_precision, "hyperparameters", "precision", FATAL),
-        (other_data, "data", "training text", FATAL),
-        (other_threads, "machine", "CPU threads", HARMLESS),
-        (other_variable, "environment", "NVIDIA_TF32_OVERRIDE", FATAL),
+        ("target", {"dtype": "float32"}, ("hyperparameters", "precision", FATAL)),
+        ("fingerprint", {"data": "another"}, ("data", "training text", FATAL)),
+        ("environment", {"threads": 2}, ("machine", "CPU threads", HARMLESS)),
+        ("environment", VARIABLE, ("environment", "NVIDIA_TF32_OVERRIDE", FATAL)),
     ],
 )
 def test_a_difference_of_two_runs_is_named(
     tmp_path: Path,
     config_file: Path,
     monkeypatch: pytest.MonkeyPatch,
-    change: Callable[[Any], Any],
-    group: str,
-    subject: str,
-    grade: str,
+    part: str,
+    change: dict[str, Any],
+    row: tuple[str, str, str],
 ) -> None:
     a = pack(monkeypatch, recorded(tmp_path / "a", config_file), tmp_path / "a.zip")
     same = pack(monkeypatch, recorded(tmp_path / "c", config_file), tmp_path / "c.zip")
     assert a.read_bytes() == same.read_bytes()
-    b = pack(monkeypatch, recorded(tmp_path / "b", config_file, change=change), tmp_path / "b.zip")
+    b = pack(monkeypatch, recorded(tmp_path / "b", config_file, **{part: change}), tmp_path / "b.zip")
     found = [check for check in compare_checklists(a, b) if check.status not in (EQUAL, NOT_RECORDED)]
-    assert [(check.group, check.subject, check.status) for check in found] == [(group, subject, grade)]
+    assert [(check.group, check.subject, check.status) for check in found] == [row]
 
 
 def test_another_variant_is_fatal(tmp_path: Path, config_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
