@@ -148,13 +148,13 @@ def _distance(first: LossCurve, second: LossCurve) -> float:
     return float(np.median(found)) if enough else math.inf
 
 
-def _place(step: int, what: str, one: float, other: float, floor: float = 0.0) -> DifferingValue:
-    if one == other or (math.isnan(one) and math.isnan(other)):
-        return DifferingValue(step, what, one, other, 0.0)
-    if not (math.isfinite(one) and math.isfinite(other)):
-        return DifferingValue(step, what, one, other, math.inf)
-    size = max(abs(one), floor, 1e-300)
-    return DifferingValue(step, what, one, other, min(abs(one - other) / size, LARGEST))
+def _place(step: int, what: str, first: float, second: float, floor: float = 0.0) -> DifferingValue:
+    if first == second or (math.isnan(first) and math.isnan(second)):
+        return DifferingValue(step, what, first, second, 0.0)
+    if not (math.isfinite(first) and math.isfinite(second)):
+        return DifferingValue(step, what, first, second, math.inf)
+    size = max(abs(first), floor, 1e-300)
+    return DifferingValue(step, what, first, second, min(abs(first - second) / size, LARGEST))
 
 
 def _quantum(curves: Sequence[Curve]) -> float:

@@ -108,9 +108,9 @@ class Diagnosis:
     def rows(self) -> list[TableRow]:
         """Return a row for each symptom, for the first unequal value and the first beyond rounding."""
         rows = [
-            TableRow(one.symptom, one.what, f"step {one.step}", one.second, one.first, math.nan)
-            for one in self.findings
-            if one.symptom not in (BEYOND, ROUNDING, EQUAL)
+            TableRow(found.symptom, found.what, f"step {found.step}", found.second, found.first, math.nan)
+            for found in self.findings
+            if found.symptom not in (BEYOND, ROUNDING, EQUAL)
         ]
         values = {"first unequal": self.unequal, "first beyond rounding": self.beyond}
         if self.unequal == self.beyond:
@@ -137,18 +137,18 @@ def diagnose(pair: CurvePair, same_settings: bool = False, scores: Sequence[Scor
     limit = NormalDist().inv_cdf(1 - CHANCE / 2 / max(1, len(every)))
     parted = [
         (
-            one.name if one.error is not None else f"{one.name}, error unknown",
-            f"{one.first:.6g}",
-            f"{one.second:.6g}",
+            score.name if score.error is not None else f"{score.name}, error unknown",
+            f"{score.first:.6g}",
+            f"{score.second:.6g}",
         )
-        for one in every
-        if one.differs(limit)
+        for score in every
+        if score.differs(limit)
     ]
     notes += [f"{name}: {first} against {second}" for name, first, second in parted if found]
     found = found or [SymptomFinding(DOWNSTREAM, pair.steps[-1], *texts) for texts in parted]
     if not found:
-        last = _of(BEYOND, beyond) if beyond else _of(ROUNDING, unequal) if unequal else None
-        found = [last or SymptomFinding(EQUAL, pair.steps[0])]
+        small = _of(BEYOND, beyond) if beyond else _of(ROUNDING, unequal) if unequal else None
+        found = [small or SymptomFinding(EQUAL, pair.steps[0])]
     return Diagnosis(pair, found, unequal, beyond, notes)
 
 
@@ -262,7 +262,9 @@ def _drift(pair: CurvePair, spikes: Sequence[Spikes]) -> list[SymptomFinding]:
         return []
     first = next(step for step, value in items[over[0] :] if value > TOLERANCE)
     # a jump whose level stays apart begins with a spike
-    first = min([first, *(pair.steps[one.first] for one in every if pair.steps.index(first) == one.last + 1)])
+    first = min(
+        [first, *(pair.steps[spike.first] for spike in every if pair.steps.index(first) == spike.last + 1)]
+    )
     return [_of(DRIFT, next(place for place in pair.places if place.step == first))]
 
 

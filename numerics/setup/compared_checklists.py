@@ -116,14 +116,14 @@ def setting_meaning(name: str, one_sided: bool = False) -> tuple[str, str]:
 
 def compare_checklists(a: str | Path, b: str | Path) -> list[ChecklistRow]:
     """Compare two zips, the worst rows first. NumericsError names the one that cannot be used."""
-    one, two = read_checklist(a), read_checklist(b)
-    return worst_first([row for group in HOW for row in compare_group(group, one, two)])
+    first, second = read_checklist(a), read_checklist(b)
+    return worst_first([row for group in HOW for row in compare_group(group, first, second)])
 
 
-def compare_group(group: str, one: Tables, two: Tables) -> list[ChecklistRow]:
+def compare_group(group: str, first: Tables, second: Tables) -> list[ChecklistRow]:
     """Compare each entry of a group. A group or an entry that a side lacks may be not recorded."""
-    tables = [one.get(group, {}), two.get(group, {})]
-    if group not in one or group not in two:
+    tables = [first.get(group, {}), second.get(group, {})]
+    if group not in first or group not in second:
         values = tuple(f"{len(table)} entries" if table else NOT_RECORDED for table in tables)
         reason = f"agreement cannot be shown; fix: pass {HOW[group]} to ConfigChecker on both sides"
         return [ChecklistRow(group, group, NOT_RECORDED, values, reason, False)]
@@ -151,14 +151,13 @@ def compare_group(group: str, one: Tables, two: Tables) -> list[ChecklistRow]:
     return rows
 
 
-def _first_lines(one: str, two: str) -> tuple[str, str]:
+def _first_lines(first: str, second: str) -> tuple[str, ...]:
     """Return the first line that differs of two texts."""
-    if one == two or ABSENT in (one, two):
-        return "present" if one != ABSENT else one, "present" if two != ABSENT else two
-    pairs = enumerate(zip_longest(one.splitlines(), two.splitlines(), fillvalue="(end)"), 1)
+    if first == second or ABSENT in (first, second):
+        return tuple(text if text == ABSENT else "present" for text in (first, second))
+    pairs = enumerate(zip_longest(first.splitlines(), second.splitlines(), fillvalue="(end)"), 1)
     number, lines = next((number, pair) for number, pair in pairs if pair[0] != pair[1])
-    first, second = (f"line {number}: {line.strip()[:60]}" for line in lines)
-    return first, second
+    return tuple(f"line {number}: {line.strip()[:60]}" for line in lines)
 
 
 def comparison_document(rows: Sequence[ChecklistRow], labels: Sequence[str]) -> Document:

@@ -46,7 +46,7 @@ def redact(text: str, code: bool = False) -> str:
 
     def has_secret(line: str) -> bool:
         found = ASSIGNED.finditer(line if code else OPTION.sub(r"\1=", line))
-        values = ((one["name"], one["quoted"] or ("" if code else one["bare"])) for one in found)
+        values = ((match["name"], match["quoted"] or ("" if code else match["bare"])) for match in found)
         return bool(SHAPES.search(line)) or any(value and is_secret(name, value) for name, value in values)
 
     return "\n".join(REMOVED if has_secret(line) else line for line in BLOCK.sub(REMOVED, text).split("\n"))
