@@ -131,12 +131,8 @@ class RunReplay:
 
     def _refuse_other_data(self) -> None:
         now, before = self.run.log.record["fingerprint"], self.record.fingerprint
-        differing = [
-            name
-            for name in ("data", "tokenizer", "model", "batch")
-            if before is None or now[name] != getattr(before, name)
-        ]
-        if differing:
+        parts = ("data", "tokenizer", "model", "batch")
+        if differing := [name for name in parts if now[name] != getattr(before, name)]:
             raise UserError(
                 f"{self.record.run} trained with another {', '.join(differing)} than this machine has, so its steps "
                 "cannot be replayed; fix: copy the prepared data of the run here (CONFIG_DATA_DIR), and use its code"
@@ -184,9 +180,9 @@ class RunReplay:
     def reasons(self) -> list[str]:
         """Name what differs between this process and the run, from run.json."""
         record = self.record
-        before = (record.target.to_json() if record.target else {}) | (
-            record.environment.to_json() if record.environment else {}
-        )
+        assert record.target
+        assert record.fingerprint
+        before = record.target.to_json() | (record.environment.to_json() if record.environment else {})
         now = target_record(self.resolved) | environment_record().to_json()
         found = [
             f"{name} {before.get(name)} in the run, {now.get(name)} here"
@@ -196,13 +192,12 @@ class RunReplay:
         code = before.get("code", {}).items()
         if changed := [name for name, digest in code if now["code"].get(name, digest) != digest]:
             found.append(f"changed source: {', '.join(changed)}")
-        if record.fingerprint and record.fingerprint.numbers != NUMBERS:
+        if record.fingerprint.numbers != NUMBERS:
             found.append(f"NUMBERS {record.fingerprint.numbers} in the run, {NUMBERS} here")
         world = self.run.plan.batch.world_size
         if world > 1 and self.resolved.device != "cpu":
             found.append(f"the order in which the {world} ranks sum gradients, which is known for gloo alone")
-        initial = self.run.log.record["fingerprint"]["initial_weights"]
-        if record.fingerprint and initial != record.fingerprint.initial_weights:
+        if self.run.log.record["fingerprint"]["initial_weights"] != record.fingerprint.initial_weights:
             found.append("other initial weights")
         return found
 
