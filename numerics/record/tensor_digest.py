@@ -5,12 +5,13 @@
 x_i are the bits of element i as an integer, w_i odd numbers that depend on i. Integer addition modulo 2^64 gives the
 same result in any order. One changed element always changes the digest, because an odd factor is invertible.
 A tensor that consists of several, such as a sparse one, has the weighted sum of their digests and of a checksum of
-their shapes and dtypes. The sum of x_i + C x_i (x_i | 1), with C odd, is equal for the same values in any order.
+their shapes and dtypes. The sum of x_i + C x_i^2, with C odd, is equal for the same values in any order.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import zlib
 
 import numpy as np
@@ -47,42 +48,44 @@ def value_digests(tensor: Tensor) -> tuple[Tensor, Tensor]:
 
     In contrast to `digest`, -0.0 counts as 0.0 and every NaN as the same.
     """
-    parts = [_canonical(part) for part in parts_of(tensor)]
-    ordered = [_digest(part) * _part_factor(number) for number, part in enumerate(parts)]
-    return torch.stack(ordered).sum(), torch.stack([_any_order(part) for part in parts]).sum()
+    parts = parts_of(tensor)
+    ordered = torch.zeros((), dtype=torch.int64, device=parts[0].device)
+    any_order, weights = ordered.clone(), _weights(str(ordered.device))
+    for number, part in enumerate(parts):
+        for place, block in enumerate(_numbers(part).split(PART)):
+            bits = bits_of(_canonical(block)).to(torch.int64)
+            ordered += _dot(bits, weights[: len(bits)]) * _part_factor(place) * _part_factor(number)
+            any_order += bits.sum() + _dot(bits, bits) * _part_factor(0)
+    return ordered, any_order
 
 
-def _canonical(tensor: Tensor) -> Tensor:
+def _numbers(tensor: Tensor) -> Tensor:
+    """Return the elements, flat: of complex numbers the real ones, of other types than floating-point their bits."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj().resolve_neg())
-    if not tensor.is_floating_point() or tensor.dtype == getattr(torch, "float4_e2m1fn_x2", None):
-        return tensor
-    tensor = tensor.float() if tensor.element_size() == 1 else tensor
-    return torch.where(tensor.isnan(), torch.nan, tensor) + 0.0
+    packed = tensor.dtype == getattr(torch, "float4_e2m1fn_x2", None)
+    return bits_of(tensor) if packed or not tensor.is_floating_point() else tensor.reshape(-1)
 
 
-def _any_order(tensor: Tensor) -> Tensor:
-    flat = bits_of(tensor).to(torch.int64)
-    return flat.sum() + (flat * (flat | 1)).sum() * _part_factor(0)
+def _canonical(flat: Tensor) -> Tensor:
+    if not flat.is_floating_point():
+        return flat
+    flat = flat.float() if flat.element_size() == 1 else flat
+    return flat.nan_to_num(math.nan, math.inf, -math.inf).add_(0.0)  # a third of the time of isnan and where
 
 
 def _digest(tensor: Tensor) -> Tensor:
     flat = bits_of(tensor)
-    if flat.device.type == "cpu":  # numpy takes a fifth of the time for small tensors
-        return torch.tensor(_digest_array(flat.numpy()))
     weights = _weights(str(flat.device))
     total = torch.zeros((), dtype=torch.int64, device=flat.device)
-    for number, part in enumerate(flat.split(PART)):
-        total += (part.to(torch.int64) * weights[: len(part)]).sum() * _part_factor(number)
+    for place, block in enumerate(flat.split(PART)):
+        total += _dot(block.to(torch.int64), weights[: len(block)]) * _part_factor(place)
     return total
 
 
-def _digest_array(flat: np.ndarray) -> int:
-    weights, total = _array_weights(), 0
-    for number, begin in enumerate(range(0, len(flat), PART)):
-        part = flat[begin : begin + PART].astype(np.int64, copy=False)
-        total += int(np.dot(part, weights[: len(part)])) * _part_factor(number)
-    return (total + (1 << 63)) % (1 << 64) - (1 << 63)
+def _dot(first: Tensor, second: Tensor) -> Tensor:
+    """Return the sum of products modulo 2^64. torch.dot has integers on the CPU alone."""
+    return torch.dot(first, second) if first.device.type == "cpu" else (first * second).sum()
 
 
 def bits_of(tensor: Tensor) -> Tensor:

@@ -101,7 +101,8 @@ def resolve(tree: Any) -> Any:
         if isinstance(leaf, Tensor):
             groups.setdefault((leaf.device, leaf.dtype), []).append(place)
     for (_, dtype), places in groups.items():
-        numbers = torch.stack([leaves[place] for place in places]).tolist()
-        for place, number in zip(places, numbers, strict=True):
-            leaves[place] = f"{number:016x}" if dtype is torch.uint64 else number
+        digests = dtype is torch.uint64  # of which devices have few operations
+        scalars = [leaves[place].view(torch.int64) if digests else leaves[place] for place in places]
+        for place, number in zip(places, torch.stack(scalars).tolist(), strict=True):
+            leaves[place] = f"{number % (1 << 64):016x}" if digests else number
     return tree_unflatten(leaves, form)
