@@ -27,16 +27,8 @@ from numpy.typing import NDArray
 
 from numerics.dump_files import read_json
 from numerics.errors import NumericsError
-from numerics.monitor.tables import (
-    KINDS,
-    LAYOUT,
-    MOMENTS,
-    Floats,
-    TensorSeries,
-    common,
-    rank_folders,
-    read_series,
-)
+from numerics.monitor.series import Floats, TensorSeries, common, read_series
+from numerics.monitor.tables import KINDS, LAYOUT, MOMENTS, rank_folders
 from numerics.rows import TableRow, text_table
 
 UPDATE_FACTOR, LOGIT_FACTOR = 100.0, 10.0

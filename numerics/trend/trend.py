@@ -21,15 +21,8 @@ from numerics.diagnose.loss_files import Curve, read_curve
 from numerics.diagnose.spikes import LIMIT, LOGIT, LOSS, NORM, TENSOR, Quantity, expected
 from numerics.errors import NumericsError
 from numerics.monitor.invariants import finding, same
-from numerics.monitor.tables import (
-    KINDS,
-    Floats,
-    TensorSeries,
-    common,
-    rank_folders,
-    read_series,
-    table_files,
-)
+from numerics.monitor.series import Floats, TensorSeries, common, read_series
+from numerics.monitor.tables import KINDS, rank_folders, table_files
 from numerics.rows import TableRow
 
 FIX = "name a run with CONFIG_MONITOR=y, or a folder with monitor files such as rank0/grad_reduced_0-99.csv"

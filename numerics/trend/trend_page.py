@@ -13,7 +13,7 @@ import numpy as np
 from numerics.diagnose.spikes import LIMIT
 from numerics.dump_files import finite, write_json, writing
 from numerics.errors import NumericsError
-from numerics.monitor.tables import Floats, TensorSeries, common
+from numerics.monitor.series import Floats, TensorSeries, common
 from numerics.rows import HEADINGS, TableRow, text_table
 from numerics.trend.trend import MonitoredRun, deviations, not_finite, quantities, read_run, trend
 from pages.document import Block, Document, Figure, Paragraph, Table

@@ -7,13 +7,7 @@ from pathlib import Path
 import pytest
 
 from numerics.errors import NumericsError
-from numerics.monitor.tables import (
-    KINDS,
-    TableWriter,
-    rank_folders,
-    read_table,
-    table_files,
-)
+from numerics.monitor.tables import KINDS, TableWriter, rank_folders, read_table, table_files
 
 VALUES = (1.0, -0.25, math.nan, math.inf, 1e-30, 0.5, 2.0, 0.0)
 
