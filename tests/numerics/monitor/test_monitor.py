@@ -177,23 +177,6 @@ def test_every_attention_call_of_a_module_has_a_row(recompute: bool, tmp_path: P
     assert rows[0].values != rows[1].values
 
 
-def test_interval_start_times_and_targets_that_change_between_steps(tmp_path: Path) -> None:
-    model, optimizer = prepared(gpt2())
-    monitor = Monitor(model, optimizer, MonitorConfig(("param:blocks.0",), 3, start=2, times=2), tmp_path)
-    from numerics.monitor.targets import parse_targets
-
-    for step in range(1, 12):
-        monitor.extra = parse_targets(["param:norm.weight"]) if step == 4 else ()
-        monitor.begin(step)
-        if step == 9:
-            monitor.watch_everything(1)
-        monitor.weights()
-        monitor.finish()
-    folder = tmp_path / "rank0"
-    assert list(column(folder, "param", "blocks.0.norm1.weight", "norm")) == [2, 5, 9, 10]
-    assert list(column(folder, "param", "norm.weight", "norm")) == [4, 9, 10]
-
-
 @pytest.mark.parametrize(
     "wrong", [{"targets": ("weights",)}, {"interval": 0}, {"statistics": ("norm", "median")}, {"start": -1}]
 )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from numerics.monitor import statistics
-from numerics.monitor.statistics import CPU_CHUNK, WIDTH, Moments, Pending, update_ratio
+from numerics.monitor.statistics import CPU_CHUNK, WIDTH, Pending, update_ratio
 from numerics.monitor.tables import STATISTICS
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -97,14 +97,6 @@ def test_parts_and_micro_batches_are_joined_as_one_tensor(monkeypatch: pytest.Mo
     pending.replace(("actv", "a"), torch.full((5, 70_000), 3.0))
     only = pending.take()[0]["actv", "a"]
     assert (only.mean, only.statistic("std")) == (3.0, 0.0)
-
-
-def test_moments_join_in_any_order() -> None:
-    parts = [Moments(2, 1.0, 0.5, 0.0, 2.0, 2, 0, 0), Moments(3, -1.0, 2.0, -3.0, 1.0, 1, 0, 0), Moments()]
-    one = parts[0].joined(parts[1]).joined(parts[2])
-    other = parts[2].joined(parts[1]).joined(parts[0])
-    for name in STATISTICS:
-        assert one.statistic(name) == pytest.approx(other.statistic(name))
 
 
 def test_a_step_is_one_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
