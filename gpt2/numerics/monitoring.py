@@ -101,11 +101,14 @@ class RunMonitor(StepObserver):
         if self.broken:
             yield
             return
-        if self.control.poll():
-            if ranks.first() and self.control.problem:
-                self.note(f"monitor: {self.control.problem}; the targets stay as they were")
-            self._note_unmatched([one for one in self.control.targets if one not in self.monitor.extra])
-        self.monitor.extra = self.control.targets
+        try:
+            changed = self.control.changed()
+            if changed is not None:
+                self._note_unmatched([one for one in changed if one not in self.monitor.extra])
+                self.monitor.extra = changed
+        except NumericsError as error:
+            if ranks.first():
+                self.note(f"monitor: {error}; the targets stay as they were")
         self.monitor.begin(number)
         if any(first <= number <= last for first, last in self.windows):
             self.monitor.watch_everything(0)

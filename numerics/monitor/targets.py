@@ -188,26 +188,20 @@ def change_control(folder: Path, on: Sequence[str] = (), off: Sequence[str] = ()
 
 
 class ControlFile:
-    """Reads the file when it has changed. A file that cannot be used is reported once and changes nothing."""
+    """Reads the file of a folder when it has changed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.targets: tuple[MonitorTarget, ...] = ()
-        self.problem = ""
         self._seen: tuple[int, int] | None = None
 
-    def poll(self) -> bool:
-        """Read a changed file. Returns whether targets or problem changed."""
+    def changed(self) -> tuple[MonitorTarget, ...] | None:
+        """Return the targets of a changed file; None of an unchanged one. NumericsError where it cannot be used."""
         try:
             found = (self.folder / CONTROL).stat()
             now: tuple[int, int] | None = (found.st_mtime_ns, found.st_ino)
         except OSError:
             now = None
         if now == self._seen:
-            return False
+            return None
         self._seen = now
-        try:
-            self.targets, self.problem = read_control(self.folder), ""
-        except NumericsError as error:
-            self.problem = f"{error}"
-        return True
+        return read_control(self.folder)

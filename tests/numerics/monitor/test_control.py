@@ -49,30 +49,28 @@ def test_wrappers_are_no_part_of_a_name() -> None:
 
 def test_targets_are_switched_on_and_off(tmp_path: Path) -> None:
     control = ControlFile(tmp_path)
-    assert not control.poll()
+    assert control.changed() is None
     change_control(tmp_path, ["grad:blocks.3", "actv"])
     change_control(tmp_path, ["actv"])
-    assert control.poll()
-    assert control.targets == (MonitorTarget("grad", "blocks.3"), MonitorTarget("actv"))
-    assert not control.poll()
+    assert control.changed() == (MonitorTarget("grad", "blocks.3"), MonitorTarget("actv"))
+    assert control.changed() is None
     change_control(tmp_path, ["param"], ["grad:blocks.3"])
     assert list(map(str, read_control(tmp_path))) == ["actv", "param"]
     with pytest.raises(NumericsError, match=r"adam is not switched on; fix: switch off actv, param, or all"):
         change_control(tmp_path, off=["adam"])
     change_control(tmp_path, off=["all"])
-    assert control.poll()
-    assert control.targets == ()
+    assert control.changed() == ()
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"targets": "grad"}', '{"targets": ["x"]}'])
 def test_a_file_that_cannot_be_used_changes_nothing_and_can_be_replaced(tmp_path: Path, content: str) -> None:
     change_control(tmp_path, ["param"])
     control = ControlFile(tmp_path)
-    control.poll()
+    control.changed()
     (tmp_path / "control.json").unlink()
     (tmp_path / "control.json").write_text(content)
-    assert control.poll()
-    assert control.problem
-    assert control.targets == (MonitorTarget("param"),)
+    with pytest.raises(NumericsError):
+        control.changed()
+    assert control.changed() is None
     change_control(tmp_path, ["adam"], ["all"])
     assert list(map(str, read_control(tmp_path))) == ["adam"]
