@@ -182,13 +182,7 @@ class _Matching:
             for call in self._free(record, backward, False):
                 groups.setdefault(self._place(call, record), ([], []))[side].append(call)
         for mine, theirs in groups.values():
-            same = [call.path for call in mine] == [call.path for call in theirs]
-            pairs = (
-                zip(mine, theirs, strict=True)
-                if same
-                else _align(mine, theirs, (_received, lambda call: call.path))
-            )
-            for call, other in pairs:
+            for call, other in _align(mine, theirs, (_received, lambda call: call.path)):
                 self._add(call.name, other.name, "name" if call.name == other.name else "order")
 
     def _place(self, call: Call, record: StepRecord) -> Hashable:
