@@ -125,13 +125,13 @@ compare-records: export COMPARE_A = $(value A)
 compare-records: export COMPARE_B = $(value B)
 compare-records: export COMPARE_OUT = $(value OUT)
 compare-records: setup-core  ## A=x/step0 B=y/step0 [OUT=folder]: compare two records
-	@$(INTERPRETER) -m numerics compare
+	@$(INTERPRETER) -m referee compare
 
 check-config: export CHECK_A = $(value A)
 check-config: export CHECK_B = $(value B)
 check-config: export CHECK_OUT = $(value OUT)
 check-config: setup-core  ## A=a.zip B=b.zip [OUT=folder]: compare the checklists of two machines
-	@$(INTERPRETER) -m numerics check-config compare
+	@$(INTERPRETER) -m referee check-config compare
 
 pack-run: setup-core  ## RUN=results/x/runs/B0 [OUT=a.zip]: the checklist of a run as a zip for make check-config
 	@$(INTERPRETER) -m scripts.pack_run

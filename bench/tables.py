@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from pages.document import align_columns
+from referee.pages.document import align_columns
 
 FEW = 6  # rounds from which a median has a 95 % interval within their range
 INTERVAL = f"95 % interval; below {FEW} rounds the range"

@@ -34,7 +34,7 @@ from gpt2.train.resume import refuse_another_run
 from gpt2.train.run_plan import RunPlan
 from gpt2.train.step import StepResult
 from gpt2.train.trainer import TrainingRun
-from numerics.replayed_step import ReplayedStep
+from referee.numerics.replayed_step import ReplayedStep
 
 # entries of run.json that explain other numbers, in `target` and `environment`
 EXPLAINING = (

@@ -17,7 +17,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from gpt2.system.errors import UserError, one_line
-from numerics.text_files import json_lines
+from referee.numerics.text_files import json_lines
 from rl import written_numbers
 
 HUB_NAME = "openai/gsm8k"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from aqn.schedule import PRESETS
-from numerics.runs.logp_diff import THRESHOLD
-from pages.document import (
+from referee.numerics.runs.logp_diff import THRESHOLD
+from referee.pages.document import (
     COPY,
     HTML,
     MARKDOWN,
@@ -19,8 +19,8 @@ from pages.document import (
     Section,
     Table,
 )
-from pages.markup import Strong, Text, escape_html
-from pages.plots import Plain, axis, figure, line
+from referee.pages.markup import Strong, Text, escape_html
+from referee.pages.plots import Plain, axis, figure, line
 from rl.report import DIVERGED, ArmResult, GrpoReport
 from rl.settings import BASELINE
 from study.arm_colors import color, legend

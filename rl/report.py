@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpt2.system.read_files import DamagedFileError
+from referee.verdict.statistics import mean
 from rl import records
 from rl.gsm8k import standard_error
 from rl.settings import BASELINE, GrpoSettings, run_name
 from study.analysis.verdict import Verdict, judge
-from study.stats.statistics import mean
 
 CONTROL = "B"  # the name under which judge() knows the baseline
 DIVERGED = "diverged"

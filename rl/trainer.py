@@ -18,7 +18,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 from trl import GRPOTrainer
 
 from aqn.schedule import NoiseSchedule
-from numerics.runs.logp_diff import THRESHOLD, logp_diff
+from referee.numerics.runs.logp_diff import THRESHOLD, logp_diff
 from rl.divergence import DivergedError
 from rl.gsm8k import reward
 from rl.noise import rollout_noise

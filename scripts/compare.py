@@ -13,7 +13,7 @@ from pathlib import Path
 
 from configuration.arguments import command_arguments
 from gpt2.system.errors import UserError, run_command
-from pages.document import render_terminal
+from referee.pages.document import render_terminal
 from study.compare import build, write
 from study.compare.load import LoadedStudy
 from study.compare.sections import comparison_document

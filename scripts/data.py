@@ -6,7 +6,7 @@ from gpt2.data import dataset, tokenizer
 from gpt2.data.eval_texts import check_texts
 from gpt2.eval import hellaswag, hellaswag_download
 from gpt2.system.errors import run_command
-from pages.markup import counted
+from referee.pages.markup import counted
 from scripts.study import load
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pages.components import COLORS
-from pages.document import Legend
-from pages.markup import ColorLabel
 from ra.names import PATTERNS
+from referee.pages.components import COLORS
+from referee.pages.document import Legend
+from referee.pages.markup import ColorLabel
 
 FIXED_COLORS = tuple(PATTERNS)
 

@@ -12,8 +12,7 @@ PARTS = (
     "rl",
     "study",
     "configuration",
-    "pages",
-    "numerics",
+    "referee",
     "scripts",
     "defconfigs",
 )

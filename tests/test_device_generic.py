@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("aqn", "bench", "gpt2", "configuration", "numerics", "pages", "ra", "rl", "scripts", "study")
+PACKAGES = ("aqn", "bench", "gpt2", "configuration", "referee", "ra", "rl", "scripts", "study")
 # file -> lines that mean CUDA or an NVIDIA or AMD card, and why
 ALLOWED = {
     "aqn/apply.py": (1, "TF32 is a number format of NVIDIA cards"),
@@ -26,9 +26,9 @@ ALLOWED = {
     "gpt2/memory/workload.py": (1, "a kind of hardware"),
     "gpt2/system/ranks.py": (1, "torch's device type and its backend"),
     "gpt2/train/peak_memory.py": (1, "a comment names both modules"),
-    "numerics/setup/config_checker.py": (3, "the version of CUDA, and switches of cuBLAS and cuDNN"),
+    "referee/numerics/setup/config_checker.py": (3, "the version of CUDA, and switches of cuBLAS and cuDNN"),
     "ra/global_state.py": (4, "settings of kernels and of autocast on a GPU"),
-    "numerics/seed.py": (1, "cuBLAS reads a variable when CUDA starts"),
+    "referee/numerics/seed.py": (1, "cuBLAS reads a variable when CUDA starts"),
     "scripts/dev/setup.py": (3, "the build of torch for a kind of card"),
     "scripts/pack_run/__main__.py": (1, "the version of CUDA"),
     "gpt2/numerics_replay.py": (1, "the version of CUDA"),

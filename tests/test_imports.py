@@ -11,19 +11,25 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# Each folder may import from itself and from the folders below it.
-FLOORS: list[set[str]] = [
-    {"pages"},
-    {"numerics"},
-    {"gpt2"},
-    {"aqn"},
-    {"ra"},
-    {"study"},
-    {"rl"},
-    {"configuration"},
-    {"bench"},
-    {"scripts"},
-]
+# Each room may import from itself and from the rooms below it.
+FLOORS = (
+    "referee.errors",
+    "referee.pages",
+    "referee.verdict",
+    "referee.numerics",
+    "referee.admission",
+    "referee",
+    "runtime",
+    "gpt2",
+    "aqn",
+    "ra",
+    "grpo",
+    "study",
+    "rl",
+    "configuration",
+    "bench",
+    "scripts",
+)
 MOST_FILES = 30  # of a folder, without __init__.py
 LEAVES = {
     "model/transformer.py": {"gpt2.model"},
@@ -37,11 +43,11 @@ LEAVES = {
 NO_TORCH = (
     "configuration.commands",
     "gpt2.config.config",
-    "pages.page",
+    "referee.pages.html_page",
     "scripts.report",
     "scripts.compare",
     "scripts.verify",
-    "study.stats.statistics",
+    "referee.verdict.statistics",
     "study.records.runs",
     "study.analysis.verdict",
     "study.report.build",
@@ -49,7 +55,7 @@ NO_TORCH = (
     "study.compare.build",
     "rl.page",
     "rl.study",
-    "numerics.setup.checklist_rows",
+    "referee.numerics.setup.checklist_rows",
 )
 
 
@@ -72,7 +78,7 @@ def sources() -> dict[str, str]:
     """Module name -> source text, of every floor."""
     return {
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path.read_text()
-        for folder in sorted(set.union(*FLOORS))
+        for folder in sorted({name.split(".")[0] for name in FLOORS})
         for path in sorted((ROOT / folder).rglob("*.py"))
     }
 
@@ -85,22 +91,26 @@ def edges(files: Mapping[str, str]) -> dict[str, set[str]]:
 
 
 def upward(arrows: Mapping[str, Iterable[str]]) -> list[str]:
-    """Imports that point up, or sideways to another folder of the same floor."""
-    level = {folder: number for number, floor in enumerate(FLOORS) for folder in floor}
-    found = []
-    for name, others in arrows.items():
-        for other in others:
-            here, there = name.split(".")[0], other.split(".")[0]
-            if here != there and level[there] >= level[here]:
-                found.append(f"{name} imports {other}")
-    return found
+    """Imports that point up."""
+
+    def level(name: str) -> int:
+        parts = name.split(".")
+        return FLOORS.index(next(room for room in (".".join(parts[:2]), parts[0]) if room in FLOORS))
+
+    return [
+        f"{name} imports {other}"
+        for name, others in arrows.items()
+        for other in others
+        if level(other) > level(name) and other != "referee"  # the package itself has no code
+    ]
 
 
 def folders(arrows: Mapping[str, Iterable[str]], files: Mapping[str, str]) -> dict[str, set[str]]:
-    """Return folder -> the folders it imports from. A file directly in a top-level folder counts as a folder."""
+    """Return folder -> the folders it imports from. A file directly in a room counts as a folder."""
 
     def room(name: str) -> str:
-        return name if name.count(".") < 2 else name.rsplit(".", 1)[0]
+        depth = 3 if name.startswith("referee.") else 2
+        return name if name.count(".") < depth else name.rsplit(".", 1)[0]
 
     found: dict[str, set[str]] = {}
     for name, others in arrows.items():
@@ -153,10 +163,12 @@ def test_a_folder_has_at_most_thirty_files() -> None:
 
 def test_an_upward_import_a_circle_and_a_crowded_folder_are_detected() -> None:
     files = sources()
-    lowest, highest = "gpt2.system.errors", "scripts.study"
+    lowest, highest = "referee.errors", "scripts.study"
     mutated = edges(files | {lowest: f"from {highest} import main\n"})
     assert upward(mutated) == [f"{lowest} imports {highest}"]
     assert circle(mutated)
+    within = edges(files | {"referee.pages.markup": "from referee.verdict.looks import look_test\n"})
+    assert upward(within) == ["referee.pages.markup imports referee.verdict.looks"]
     loop = {"a.x.one": {"a.y.two"}, "a.y.two": set(), "a.y.three": {"a.x.four"}, "a.x.four": set()}
     assert circle(loop) == []
     assert circle(folders(loop, dict.fromkeys(loop, ""))) == ["a.x", "a.y", "a.x"]
@@ -189,7 +201,7 @@ def loading_torch(modules: Iterable[str]) -> str:
 
 def test_reporting_comparing_and_configuring_load_no_torch() -> None:
     assert loading_torch(NO_TORCH) == ""
-    assert loading_torch(["pages.page", "gpt2.model.loss"]) == "gpt2.model.loss"
+    assert loading_torch(["referee.pages.html_page", "gpt2.model.loss"]) == "gpt2.model.loss"
 
 
 def classes(files: Mapping[str, str]) -> Counter[str]:

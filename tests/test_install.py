@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 STEPS = """
 import torch
 from torch import nn
-from numerics import Recorder, RecorderConfig
+from referee.numerics import Recorder, RecorderConfig
 
 for folder, approximation in (("a", "none"), ("b", "tanh")):
     torch.manual_seed(0)
@@ -92,7 +92,9 @@ def test_every_module_and_two_recorded_steps_work_in_the_installed_copy_alone(
 ) -> None:
     (tmp_path / "steps.py").write_text(STEPS + EVERY_MODULE)
     result = run(installed, tmp_path, "steps.py")
-    assert result.stdout.splitlines() == [str(installed / "numerics/__init__.py"), "[]"], result.stderr
+    assert result.stdout.splitlines() == [str(installed / "referee/numerics/__init__.py"), "[]"], (
+        result.stderr
+    )
     result = run(installed, tmp_path, "-m", "numerics", "compare", "-tp", "b/step0", "-gp", "a/step0")
     assert result.returncode == 0, result.stderr
     assert "gelu" in result.stdout.lower()
@@ -102,4 +104,4 @@ def test_every_module_and_two_recorded_steps_work_in_the_installed_copy_alone(
 def test_the_distribution_names_the_command(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as file:
         (points,) = [name for name in file.namelist() if name.endswith("entry_points.txt")]
-        assert "numerics = numerics.__main__:run_main" in file.read(points).decode()
+        assert "numerics = referee.__main__:run_main" in file.read(points).decode()

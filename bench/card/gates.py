@@ -16,7 +16,7 @@ from gpt2.config.batch import plan_batch
 from gpt2.hardware import attention_kernels
 from gpt2.hardware.resolve import ResolvedTarget
 from gpt2.train.step import Stepper
-from numerics.describe import WITHOUT_FLOAT64
+from referee.numerics.describe import WITHOUT_FLOAT64
 
 SHAPES = {False: Sizes("124m-t512", 12, 12, 768, 512), True: Sizes("4x128-t128", 4, 4, 128, 128)}
 SEQUENCES = 2

@@ -30,9 +30,9 @@ from gpt2.config.config import ANY_TARGET
 from gpt2.hardware.resolve import ResolvedTarget, resolve, target_record
 from gpt2.system.errors import UserError, one_line
 from gpt2.system.files import write_json, write_text
-from pages.document import Block, Document, Note, Paragraph, Section, Table, render_terminal
-from pages.markup import Code, Strong
-from pages.page import render_html
+from referee.pages.document import Block, Document, Note, Paragraph, Section, Table, render_terminal
+from referee.pages.html_page import render_html
+from referee.pages.markup import Code, Strong
 
 QUESTIONS: dict[str, Question] = {
     "kernels": kernel_checks,

@@ -1,6 +1,6 @@
 """Measure correct and wrong kernels in units of rounding: `python -m bench.numerics.measured_rounding [--seeds 2]`.
 
-The calls are those of tests/numerics/rounding, of which the tests run one size and seed.
+The calls are those of tests/referee/numerics/rounding, of which the tests run one size and seed.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import argparse
 import torch
 
 from gpt2.system.errors import run_command
-from numerics.rounding.within_rounding import BOUND, within_rounding
-from tests.numerics.rounding.correct_kernels import calls, received
-from tests.numerics.rounding.wrong_kernels import WRONG_KERNELS
+from referee.numerics.rounding.within_rounding import BOUND, within_rounding
+from tests.referee.numerics.rounding.correct_kernels import calls, received
+from tests.referee.numerics.rounding.wrong_kernels import WRONG_KERNELS
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHAPES = ((5, 33), (24, 48))

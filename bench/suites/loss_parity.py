@@ -28,8 +28,8 @@ from gpt2.hardware import attention_kernels
 from gpt2.model.init import initialise
 from gpt2.system.errors import UserError
 from gpt2.train.step import build_model
+from referee.verdict.statistics import CONFIDENCE, Interval, mean, mean_interval, noise_floor
 from study.executors.child_process import KEEP_HEAP
-from study.stats.statistics import CONFIDENCE, Interval, mean, mean_interval, noise_floor
 
 END = 10  # the last tenth of the steps is the end of a curve
 MAX_TOKENS = 2_000_000  # of text, from which the batches are drawn

@@ -14,8 +14,8 @@ from torch import Tensor
 from bench.observed_step import ITERATIONS, ObservationMode, ObservedShape, ObservedSuite
 from gpt2.numerics.observer import StepObserver, StopBeforeUpdate
 from gpt2.train.step import Stepper, StepResult
-from numerics.record.record_settings import RecorderConfig
-from numerics.record.recorder import Recorder
+from referee.numerics.record.record_settings import RecorderConfig
+from referee.numerics.record.recorder import Recorder
 
 
 def not_recorded(stepper: Stepper, ids_ET: Tensor, folder: Path) -> Callable[[], StepResult]:

@@ -340,7 +340,7 @@ class TrackingConfig:
 class Config:
     """The settings of a run. checkpoint_seconds: between checkpoints. sha256: of the symbols' values.
 
-    numerics_fix: words of numerics.fix.
+    numerics_fix: words of referee.numerics.fix.
     """
 
     model: ModelConfig

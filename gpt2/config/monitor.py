@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpt2.config.dotconfig import Symbols, split_words
-from numerics.errors import NumericsError
-from numerics.monitor.targets import parse_targets, parse_triggers
+from referee.errors import NumericsError
+from referee.numerics.monitor.targets import parse_targets, parse_triggers
 
 
 @dataclass(frozen=True)
 class MonitorSettings:
     """The monitoring of a run. No fingerprint contains it: no number of a run depends on it.
 
-    targets: see numerics.monitor.targets, every `interval` steps. triggers: see numerics.monitor.triggers; one of them
-    turns everything on for `full_steps` steps.
+    targets: see referee.numerics.monitor.targets, every `interval` steps. triggers: see
+    referee.numerics.monitor.monitor_settings; one of them turns everything on for `full_steps` steps.
     """
 
     enabled: bool = False

@@ -39,7 +39,7 @@ from gpt2.data.sources import (
 from gpt2.hardware.cpu import allowed_cpus
 from gpt2.system.files import open_append, quarantine, remove_files
 from gpt2.system.progress import LiveLine, Report, duration
-from pages.markup import counted
+from referee.pages.markup import counted
 
 __all__ = [
     "Corpus",

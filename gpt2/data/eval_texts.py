@@ -23,7 +23,7 @@ from gpt2.data import tokenizer, wikitext
 from gpt2.data.sources import DataError, HubSource, eval_files, open_hub, read_documents
 from gpt2.system.errors import one_line
 from gpt2.system.files import write_bytes
-from pages.markup import counted
+from referee.pages.markup import counted
 
 SYMBOL = "CONFIG_EVAL_SETS"
 HUB = HubSource("EleutherAI/wikitext_document_level", "wikitext-2-raw-v1", "page")

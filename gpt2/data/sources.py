@@ -22,10 +22,10 @@ from urllib.parse import urlsplit
 from gpt2.config.config import DataConfig
 from gpt2.config.eval_sets import EvalSet
 from gpt2.system.errors import UserError
-from numerics.text_files import clean, is_empty, json_lines, read_text, text_parts
+from referee.numerics.text_files import clean, is_empty, json_lines, read_text, text_parts
 
 SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
-READING = 2  # the rule of numerics.text_files; another number prepares local files again
+READING = 2  # the rule of referee.numerics.text_files; another number prepares local files again
 FEW_FILES = 20  # fewer texts are cut at paragraphs, since a split by whole documents would be too coarse
 PIECE_CHARACTERS = 20_000
 LONGEST_PIECE = 4 * PIECE_CHARACTERS  # of a text without paragraphs

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from gpt2.config.vocabulary import BYTES, GPT2
 from gpt2.system.errors import UserError
-from numerics.text_files import whole_characters
+from referee.numerics.text_files import whole_characters
 
 if TYPE_CHECKING:
     import tiktoken

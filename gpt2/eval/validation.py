@@ -17,7 +17,7 @@ from torch import nn
 
 from gpt2.model.transformer import GPT2
 from gpt2.system import ranks
-from numerics.describe import to_float64
+from referee.numerics.describe import to_float64
 
 EVALUATION_TOKENS = {"cpu": 4096, "card": 65536}  # per evaluation batch
 

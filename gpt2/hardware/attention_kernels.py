@@ -241,7 +241,7 @@ def prepare_device(config: TargetConfig, model: ModelConfig) -> ResolvedTarget:
     import torch
 
     if config.deterministic:  # the parent process has set the environment; CONFIG_GPT2_DROPOUT remains
-        from numerics.seed import seed_all
+        from referee.numerics.seed import seed_all
 
         seed_all(mode=True, rm_dropout=False)
     heads, head_size = model.heads, model.width // model.heads

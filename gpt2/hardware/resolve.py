@@ -251,7 +251,7 @@ def export_environment(
         for variable in os.environ.keys() - ranks.without_launcher(os.environ).keys():
             del os.environ[variable]
     if deterministic:
-        from numerics.seed import process_environment
+        from referee.numerics.seed import process_environment
 
         os.environ.update(process_environment())
     os.environ.setdefault("TORCHINDUCTOR_AUTOGRAD_CACHE", "0")

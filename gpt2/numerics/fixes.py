@@ -1,4 +1,4 @@
-"""CONFIG_NUMERICS_FIX: replace chosen computations of a run (numerics.fix), its loss and its optimizer included."""
+"""CONFIG_NUMERICS_FIX: replace chosen computations of a run, its loss and its optimizer included."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from gpt2.model import cpu_linear
 from gpt2.model.loss import IGNORED
 from gpt2.system.errors import UserError
-from numerics.errors import NumericsError
-from numerics.search.fix_words import UPDATES, Applied, fix
-from numerics.search.small_operations import cross_entropy
+from referee.errors import NumericsError
+from referee.numerics.search.fix_words import UPDATES, Applied, fix
+from referee.numerics.search.small_operations import cross_entropy
 
 LOSS = "loss"  # name of the loss in a pattern
 SMALL_LOSS = (f"small:{LOSS}", "small:cross_entropy")

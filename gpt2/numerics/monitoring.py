@@ -1,6 +1,6 @@
 """Monitor a run of the trainer: CONFIG_MONITOR.
 
-    <run>/monitor/rank<r>/       tables (numerics.monitor.tables)
+    <run>/monitor/rank<r>/       tables (referee.numerics.monitor.tables)
     <run>/monitor/control.json   targets that `make monitor` switched on
     <run>/monitor/triggers.jsonl triggers that fired: {"step", "trigger", "reason", "checkpoint"}
     <run>/monitor/caught/step<k>/rank<r>/   the tables of a step in which a trigger fired
@@ -30,13 +30,12 @@ from gpt2.config.monitor import MonitorSettings
 from gpt2.numerics.observer import StepObserver
 from gpt2.system import ranks
 from gpt2.system.resource_errors import out_of_memory
-from numerics.diagnose.spikes import RECENT, WINDOW
-from numerics.errors import NumericsError
-from numerics.monitor.settings import MonitorConfig
-from numerics.monitor.step_monitor import StepMonitor
-from numerics.monitor.tables import TableWriter
-from numerics.monitor.targets import ControlFile, ModelNames, MonitorTarget
-from numerics.monitor.triggers import TRIGGERED, Fired, Triggers, read_triggers
+from referee.errors import NumericsError
+from referee.numerics.diagnose.spikes import RECENT, WINDOW
+from referee.numerics.monitor.monitor_settings import TRIGGERED, Fired, MonitorConfig, Triggers, read_triggers
+from referee.numerics.monitor.step_monitor import StepMonitor
+from referee.numerics.monitor.tables import TableWriter
+from referee.numerics.monitor.targets import ControlFile, ModelNames, MonitorTarget
 
 FOLDER, CAUGHT = "monitor", "caught"
 MOST_KEPT = 2  # checkpoints of anomalies

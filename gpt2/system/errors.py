@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpt2.system.resource_errors import disk_full, explain_full_disk
 from gpt2.system.stdout import LastingOutput, open_missing, printable
-from numerics.errors import UserError as UserError
+from referee.errors import UserError as UserError
 
 INTERRUPTED = 130
 STREAMS = ("<stdout>", "<stderr>")  # their names in an OSError

@@ -1,11 +1,11 @@
-"""Detect loss spikes: losses far above a robust running scale (numerics.diagnose.spikes). Recorded, never skipped."""
+"""Detect loss spikes: losses far above a robust running scale (spikes.py). Recorded, never skipped."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
 
-from numerics.diagnose.spikes import LOSS, RECENT, Outlier
+from referee.numerics.diagnose.spikes import LOSS, RECENT, Outlier
 
 
 class SpikeDetector:

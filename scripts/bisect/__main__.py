@@ -15,8 +15,8 @@ from typing import Any
 from gpt2.artifacts import run_record
 from gpt2.artifacts.provenance import source_digests
 from gpt2.system.errors import UserError, run_command
-from numerics.errors import NumericsError
-from numerics.search.commands import SYMPTOMS, search
+from referee.errors import NumericsError
+from referee.numerics.search.commands import SYMPTOMS, search
 from scripts.diagnose.runs import RunSide, read_with
 from scripts.record.__main__ import show_differences
 from scripts.record.arguments import result_folder, run_arguments
@@ -73,7 +73,7 @@ def find_symptom(run: RunSide, against: RunSide | None, kind: str, step: int | N
     """Return the kind of a symptom and its first step, or `step`. UserError where the run shows none."""
     places: dict[str, list[int]] = {}
     if against is not None:
-        from numerics.diagnose.pair import pair_curves
+        from referee.numerics.diagnose.pair import pair_curves
 
         epsilon = max(run.epsilon, against.epsilon)
         differing = pair_curves(run.curve, against.curve, 0, epsilon).first_beyond_rounding()

@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt2.system.errors import run_command
-from pages.document import Table, markdown_table
+from referee.pages.document import Table, markdown_table
+from referee.verdict.looks import FIRST_SHARE, nominal_levels
+from referee.verdict.statistics import t_quantile
 from study.analysis.equivalence import SQUARE, variance_check
 from study.analysis.verdict import LEVEL, MARGIN
-from study.stats.looks import FIRST_SHARE, nominal_levels
-from study.stats.statistics import t_quantile
 
 SIGMA = 0.007  # nats between control arms at one seed, about that of the default CPU study
 NOISES = ("normal", "t with 3 dof")

@@ -14,12 +14,12 @@ import numpy as np
 
 from gpt2.system.errors import run_command
 from gpt2.system.files import write_text
-from pages.markup import escape_html
+from referee.pages.markup import escape_html
+from referee.verdict.looks import FIRST_SHARE, nominal_levels
+from referee.verdict.power import exaggeration, mde
+from referee.verdict.statistics import perplexity_percent, t_quantile, t_tail
 from scripts.dev.simulate_verdicts import SIGMA, any_look, differences, judge_all
 from study.analysis.equivalence import SQUARE
-from study.stats.looks import FIRST_SHARE, nominal_levels
-from study.stats.power import exaggeration, mde
-from study.stats.statistics import perplexity_percent, t_quantile, t_tail
 
 STUDIES = 20_000
 SEEDS = 5  # of the figure of the test

@@ -12,10 +12,10 @@ from typing import cast
 from gpt2.artifacts import run_record
 from gpt2.artifacts.run_record import RunRecord
 from gpt2.system.errors import UserError
-from numerics.diagnose.loss_files import LossCurve, read_curve, same_file
-from numerics.diagnose.pair import EPSILON
-from numerics.diagnose.symptoms import Score
-from numerics.setup.checklist_rows import EQUAL, ChecklistRow
+from referee.numerics.diagnose.pair import EPSILON
+from referee.numerics.diagnose.symptoms import Score
+from referee.numerics.setup.checklist_rows import EQUAL, ChecklistRow
+from referee.verdict.loss_files import LossCurve, read_curve, same_file
 from scripts.record.arguments import result_folder
 from study.compare import checklist_rows
 from study.compare.checklist import checklist

@@ -20,7 +20,7 @@ from gpt2.hardware.detect import detected_target_name
 from gpt2.hardware.resolve import export_environment
 from gpt2.interop.pretrained import is_pretrained
 from gpt2.system.errors import UserError, run_command
-from pages.document import render_terminal
+from referee.pages.document import render_terminal
 
 
 def main() -> None:

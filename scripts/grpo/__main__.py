@@ -10,8 +10,8 @@ from configuration.files import load_strictly
 from gpt2.config.dotconfig import read_symbols, read_text
 from gpt2.system.errors import UserError, run_command
 from gpt2.system.files import write_json, write_text
-from pages.document import Document, render_markdown, render_terminal
-from pages.page import render_html
+from referee.pages.document import Document, render_markdown, render_terminal
+from referee.pages.html_page import render_html
 from rl.page import grpo_document
 from rl.report import as_json, build_report
 from rl.settings import GrpoSettings

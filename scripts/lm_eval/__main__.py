@@ -15,7 +15,7 @@ from configuration.arguments import command_arguments
 from gpt2.hardware.resolve import export_environment
 from gpt2.system.errors import UserError, run_command
 from gpt2.system.progress import LiveLine
-from pages.document import render_terminal
+from referee.pages.document import render_terminal
 
 USUAL = "hellaswag lambada_openai piqa arc_easy winogrande"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from configuration.arguments import command_arguments
 from gpt2.hardware.resolve import export_environment
 from gpt2.system.errors import UserError, run_command
-from numerics.errors import NumericsError
+from referee.errors import NumericsError
 
 PROMPTS, TOKENS = 4, 32  # from the validation text, and sampled after each
 
@@ -32,8 +32,7 @@ def main() -> int:
     import torch
 
     from gpt2.model.sampling import Cache, CacheError, response_log_probs, sample
-    from numerics.runs.logp_diff import logp_diff
-    from numerics.runs.logp_files import show
+    from referee.numerics.runs.logp_diff import logp_diff, show
     from study.attention.inspect import choose_text, load_run
 
     run = load_run(given.runs[0])

@@ -13,11 +13,11 @@ from gpt2.artifacts import run_record
 from gpt2.config.dotconfig import read_symbols, split_words
 from gpt2.config.monitor import MonitorSettings
 from gpt2.system.errors import UserError, run_command
-from numerics.monitor.invariants import invariants
-from numerics.monitor.tables import rank_folders, read_table, table_files
-from numerics.monitor.targets import change_control, read_control
-from numerics.monitor.triggers import read_triggers
-from numerics.rows import text_table
+from referee.numerics.monitor.invariants import invariants
+from referee.numerics.monitor.monitor_settings import read_triggers
+from referee.numerics.monitor.tables import rank_folders, read_table, table_files
+from referee.numerics.monitor.targets import change_control, read_control
+from referee.numerics.rows import text_table
 from scripts.record.arguments import run_arguments
 
 USAGE = "make monitor RUN=results/STUDY/runs/NAME"

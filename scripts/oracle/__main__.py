@@ -25,7 +25,7 @@ def main(restart: bool = False) -> int:
     given = run_arguments("oracle", USAGE, VARIABLES, ("STEP",), unless="RECORD")
     export_environment()  # before torch is imported
     record = given.record or record_of_run(given.run, given.step, restart)
-    from numerics.oracle.command import check_record
+    from referee.numerics.oracle.command import check_record
 
     check_record(record, given.out or record.with_name(f"{record.name}-oracle"), other=given.other)
     return 0

@@ -13,8 +13,8 @@ from pathlib import Path
 from configuration.arguments import command_arguments
 from gpt2.artifacts import run_record
 from gpt2.system.errors import UserError, run_command
-from numerics.setup.checklist_zip import Tables, write_checklist
-from numerics.setup.script_settings import add_setting
+from referee.numerics.setup.checklist_rows import Tables, write_checklist
+from referee.numerics.setup.script_settings import add_setting
 from study.compare.load import read_settings
 
 USAGE = "fix: make pack-run RUN=results/STUDY/runs/NAME [OUT=a.zip]"

@@ -11,7 +11,7 @@ import math
 from configuration.arguments import command_arguments
 from gpt2.config.dotconfig import NUMBER
 from gpt2.system.errors import UserError, run_command
-from pages.document import render_terminal
+from referee.pages.document import render_terminal
 from scripts.study import first_line, load
 
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from gpt2.artifacts import run_record
 from gpt2.system.errors import run_command
-from numerics.record.record_command import RECORDED, record_step, settings
-from numerics.record.record_settings import LEVELS
+from referee.numerics.record.record_command import RECORDED, record_step, settings
+from referee.numerics.record.record_settings import LEVELS
 from scripts.record.arguments import result_folder, run_arguments
 from scripts.record.run_replay import enter_environment, open_run
 
@@ -42,7 +42,7 @@ def main(restart: bool = False) -> int:
 
 def record_run(replay: RunReplay, out: Path, level: str, task: str) -> Path:
     """Record the chosen step of a run, and print how exact the replay is. Returns the folder of the step."""
-    from numerics.record.recorder import Recorder
+    from referee.numerics.record.recorder import Recorder
 
     origin = f"the checkpoint at {replay.start}" if replay.start else "the start"
     before = f"{replay.step - 1 - replay.start} steps before it"

@@ -42,8 +42,7 @@ def repeat(replay: RunReplay, given: argparse.Namespace, environment: dict[str, 
     """Replay the steps before, repeat the step, print and write the conclusion."""
     import torch
 
-    from numerics.repeat.command import prepare, show
-    from numerics.repeat.step import repeat_step
+    from referee.numerics.repeat.repeat_step import prepare, repeat_step, show
 
     out = given.out or result_folder(given.run, "repeat") / f"step{replay.step}"
     prepare(out)
@@ -87,7 +86,7 @@ def repeat_in_child(replay: RunReplay, state: str, file: str, threads: str) -> i
     """Repeat the step in a fresh process, from the state that the first process saved."""
     import torch
 
-    from numerics.repeat.conditions import child
+    from referee.numerics.repeat.conditions import child
 
     stepper = replay.run.stepper
     stepper.load_state(torch.load(state, map_location=stepper.device, weights_only=True))

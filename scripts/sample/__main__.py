@@ -14,8 +14,8 @@ from configuration.arguments import command_arguments
 from gpt2.hardware.resolve import export_environment
 from gpt2.system import files
 from gpt2.system.errors import UserError, run_command
-from pages.document import render_terminal
-from pages.page import render_html
+from referee.pages.document import render_terminal
+from referee.pages.html_page import render_html
 from study.sampling.data import SamplingSettings, as_json
 from study.sampling.page import samples_document
 

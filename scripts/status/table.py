@@ -13,6 +13,7 @@ from gpt2.artifacts import run_record
 from gpt2.config.config import Config
 from gpt2.config.dotconfig import read_symbols
 from gpt2.system.progress import duration
+from referee.verdict.statistics import mean
 from study.executors.claims import (
     BEAT_SECONDS,
     STALE_SECONDS,
@@ -27,7 +28,6 @@ from study.records import plan_file
 from study.records.plan_file import Plan
 from study.records.runs import EXPECTED, read_expected, run_folders
 from study.runner.status_text import START_SECONDS, expected_seconds
-from study.stats.statistics import mean
 
 COLUMNS = ("run", "state", "progress", "loss", "tok/s", "host", "place")
 WATCH_SECONDS = 2 * BEAT_SECONDS  # a living holder on another machine changes its claim in this time

@@ -18,8 +18,8 @@ from gpt2.config.dotconfig import read_symbols
 from gpt2.hardware.resolve import export_environment
 from gpt2.system.errors import UserError, run_command
 from gpt2.system.files import write_json, write_text
-from pages.document import render_markdown, render_terminal
-from pages.page import render_html
+from referee.pages.document import render_markdown, render_terminal
+from referee.pages.html_page import render_html
 from study.runner.settings import StudySettings
 
 CONFIG = Path(".config")

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpt2.system.resource_errors import gib
-from pages.document import (
+from ra.admission.results import CHECKS, FAILED, Cost, Costs, Examination, Outcome
+from ra.admission.violation import Violation
+from referee.pages.document import (
     HTML,
     MARKDOWN,
     TERMINAL,
@@ -17,9 +19,7 @@ from pages.document import (
     Section,
     Table,
 )
-from pages.markup import Code, Strong, Text
-from ra.admission.results import CHECKS, FAILED, Cost, Costs, Examination, Outcome
-from ra.admission.violation import Violation
+from referee.pages.markup import Code, Strong, Text
 
 
 def admission_document(found: Examination, study: str) -> Document:

@@ -10,10 +10,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from referee.verdict.looks import nominal_levels
+from referee.verdict.power import mde, seeds_for
+from referee.verdict.statistics import spread_interval
 from study.analysis.verdict import VERDICT_SEEDS
-from study.stats.looks import nominal_levels
-from study.stats.power import mde, seeds_for
-from study.stats.statistics import spread_interval
 
 MOST_CONTROLS = 5  # B and four fixed patterns
 

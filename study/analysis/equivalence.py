@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ra.names import is_control_arm
-from study.stats.statistics import (
+from referee.verdict.statistics import (
     CONFIDENCE,
     NoiseFloor,
     VarianceRatio,

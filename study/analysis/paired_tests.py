@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from gpt2.artifacts.typed_json import read_file
 from gpt2.system.read_files import DamagedFileError
+from referee.verdict.statistics import holm, sign_test
 from study.records.hellaswag_scores import EndingsTask, ItemScores, common_items, entry, scored_items
 from study.records.runs import BASELINE, Run
-from study.stats.statistics import holm, sign_test
 
 MOST_SEEDS = 20  # whose files are read: more seeds answer the same items
 ANSWERS = {"acc": "correct", "acc_norm": "correct_norm"}  # measure -> its key in the file

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from referee.verdict.looks import nominal_levels
+from referee.verdict.power import mde, seeds_for
+from referee.verdict.statistics import NoiseFloor, controls_error, mean, spread_interval
 from study.analysis.verdict import LEVEL, VERDICT_SEEDS, Verdict
 from study.records.runs import Run
-from study.stats.looks import nominal_levels
-from study.stats.power import mde, seeds_for
-from study.stats.statistics import NoiseFloor, controls_error, mean, spread_interval
 
 PERCENT = (0.5, 1.0, 2.0, 5.0)  # of perplexity: the effects whose seeds are counted
 

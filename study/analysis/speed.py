@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ra.names import is_control_arm
+from referee.verdict.statistics import mean
 from study.analysis.verdict import VERDICT_SEEDS, Verdict
 from study.records.plan_file import Plan
 from study.records.runs import Run, losses
-from study.stats.statistics import mean
 
 SETTLED = 0.9  # of a run's tokens: later evaluations are too close to the end to show a slope
 

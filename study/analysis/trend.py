@@ -11,6 +11,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from referee.verdict.looks import adjusted_for_looks
+from referee.verdict.statistics import Interval, holm, mean, t_quantile, t_tail
 from study.analysis.verdict import (
     BETTER,
     CANNOT_TELL,
@@ -21,8 +23,6 @@ from study.analysis.verdict import (
     WORSE,
     Verdict,
 )
-from study.stats.looks import adjusted_for_looks
-from study.stats.statistics import Interval, holm, mean, t_quantile, t_tail
 
 HOLDS = "holds"
 SHRINKS = "shrinks"

@@ -1,7 +1,7 @@
 """The verdict on each real change: a paired t test over seeds against the mean of the control arms. Needs no torch.
 
 A verdict is given when the planned seeds are finished. Where the number of planned seeds was raised, each number is a
-look, and study.stats.looks gives the level of its test.
+look, and referee.verdict.looks gives the level of its test.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ra.names import is_control_arm
+from referee.verdict.looks import adjusted_for_looks, nominal_levels
+from referee.verdict.power import exaggeration
+from referee.verdict.statistics import CONFIDENCE, PairedTest, holm, mean, paired_t, t_quantile
 from study.analysis.equivalence import Losses, control_losses
-from study.stats.looks import adjusted_for_looks, nominal_levels
-from study.stats.power import exaggeration
-from study.stats.statistics import CONFIDENCE, PairedTest, holm, mean, paired_t, t_quantile
 
 BETTER = "better"
 WORSE = "worse"

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pages.markup import escape_html
-from pages.plots import Plain, axis, figure, line
+from referee.pages.markup import escape_html
+from referee.pages.plots import Plain, axis, figure, line
 from study.arm_colors import color
 from study.attention.data import (
     PATHS,

@@ -25,13 +25,13 @@ from gpt2.model.transformer import GPT2, learned_scalars, restore_step
 from gpt2.system.errors import UserError
 from gpt2.train.resume import check_fits
 from gpt2.train.step import build_model
-from numerics.text_files import text_parts
 from ra import attention_maps, names
 from ra.arms import parse_arm
 from ra.hooks import custom_folder
 from ra.names import LEARNED, reciprocal_layers
 from ra.settings import AlternationSettings
 from ra.variants import variant
+from referee.numerics.text_files import text_parts
 from study.attention.data import (
     STATISTICS,
     AttentionMap,

@@ -7,9 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pages.document import Block, BulletList, Details, Document, Figure, Note, Paragraph, Section, Table
-from pages.markup import Code, Text, pieces
 from ra.names import is_control_arm, one_class
+from referee.pages.document import (
+    Block,
+    BulletList,
+    Details,
+    Document,
+    Figure,
+    Note,
+    Paragraph,
+    Section,
+    Table,
+)
+from referee.pages.markup import Code, Text, pieces
 from study.arm_colors import color_label, legend
 from study.attention.data import (
     PATHS,

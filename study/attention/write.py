@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpt2.artifacts.seal import write_sealed
 from gpt2.system import files
-from pages.page import render_html
+from referee.pages.html_page import render_html
 from study.attention import inspect
 from study.attention.data import InputText, RunAttention, as_json, early_late_means
 from study.attention.page import attention_document

@@ -16,9 +16,9 @@ import numpy as np
 
 from gpt2.artifacts.metrics_log import Steps, read_steps
 from ra.names import is_control_arm
+from referee.verdict.statistics import mean
 from study.compare.load import LoadedStudy
 from study.records.curves import thinned
-from study.stats.statistics import mean
 
 TOLERANCE = 0.01  # relative difference of the loss
 TENTH = 0.1  # of the shared iterations: the early and the late part

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from numerics.setup.checklist_rows import FATAL, ChecklistRow
 from ra.names import is_control_arm
+from referee.numerics.setup.checklist_rows import FATAL, ChecklistRow
+from referee.verdict.statistics import Interval, mean, mean_interval
 from study.compare.alignment import Alignment, align
 from study.compare.checklist import checklist
 from study.compare.load import LoadedStudy, read_studies
@@ -17,7 +18,6 @@ from study.compare.ranking import Across, Ranking, across, rank
 from study.compare.sizes import SizeComparison, compare_sizes
 from study.compare.sizes import as_json as sizes_json
 from study.records.runs import losses, variant_order
-from study.stats.statistics import Interval, mean, mean_interval
 
 ARMS = "control arms"
 

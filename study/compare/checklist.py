@@ -1,7 +1,7 @@
 """Check that two studies are comparable, row by row, with the recorded values.
 
-The rows are data: study.compare.checklist_rows. Grades are those of numerics.setup.checklist_rows, which any training
-script uses (`python -m numerics check-config`).
+The rows are data: study.compare.checklist_rows. Grades are those of referee.numerics.setup.checklist_rows, which any
+training script uses (`python -m referee check-config`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 from gpt2.artifacts.provenance import FORMAT, SATURATION, VARIABLES
 from gpt2.artifacts.run_record import Environment
-from numerics.setup.checklist_rows import (
+from ra.names import LEARNED
+from referee.numerics.setup.checklist_rows import (
     EQUAL,
     FATAL,
     HARMLESS,
@@ -22,7 +23,6 @@ from numerics.setup.checklist_rows import (
     compare_tables,
     compare_values,
 )
-from ra.names import LEARNED
 from study.compare import checklist_rows
 from study.compare.checklist_rows import EntryRule
 from study.records.runs import Run

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from gpt2.artifacts.run_record import Environment
-from numerics.setup.checklist_rows import FATAL, HARMLESS, NOT_RECORDED
 from ra.arms import split_rate
+from referee.numerics.setup.checklist_rows import FATAL, HARMLESS, NOT_RECORDED
 from study.records.hellaswag_scores import TASKS, EndingsTask, scored_items
 from study.records.integrity import FinishedRecord
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from ra.names import is_control_arm
+from referee.verdict.looks import adjusted_for_looks
+from referee.verdict.statistics import Interval, holm, mean, mean_interval, paired_t
 from study.analysis.verdict import BETTER, INTERIM, VERDICT_SEEDS, WORSE, Verdict
 from study.compare.load import LoadedStudy
 from study.records.runs import variant_order
-from study.stats.looks import adjusted_for_looks
-from study.stats.statistics import Interval, holm, mean, mean_interval, paired_t
 
 NO_ORDER = "one seed: no ranking"
 ALL_CUT = "no run ended its schedule: no ranking"

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 
-from numerics.setup.checklist_rows import EQUAL, FATAL, NOT_RECORDED, ChecklistRow, counts, worst_first
-from pages.document import (
+from referee.numerics.setup.checklist_rows import (
+    EQUAL,
+    FATAL,
+    NOT_RECORDED,
+    ChecklistRow,
+    counts,
+    worst_first,
+)
+from referee.pages.document import (
     COPY,
     FILTER,
     HTML,
@@ -23,7 +30,8 @@ from pages.document import (
     Section,
     Table,
 )
-from pages.markup import Detail, Strong, Text, number_with_detail
+from referee.pages.markup import Detail, Strong, Text, number_with_detail
+from referee.verdict.statistics import perplexity
 from study.arm_colors import legend
 from study.compare import figures
 from study.compare.alignment import TOLERANCE, Alignment
@@ -35,7 +43,6 @@ from study.lm_eval.page import across_section
 from study.records.runs import variant_order
 from study.report.build import bits
 from study.report.sentences import change, shown, shown_bits
-from study.stats.interval_text import perplexity
 
 PAGES = (HTML, MARKDOWN)
 ALIGNMENT = (

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from numerics.setup.checklist_rows import FATAL
-from pages.markup import Code, Strong, Text
 from ra.names import one_class
+from referee.numerics.setup.checklist_rows import FATAL
+from referee.pages.markup import Code, Strong, Text
+from referee.verdict.statistics import percent
 from study.analysis.verdict import BETTER, NO_ANSWER, VERDICT_SEEDS, WORSE
 from study.compare.alignment import TOLERANCE, Alignment, Errors
 from study.compare.build import StudyComparison
@@ -13,7 +14,6 @@ from study.compare.ranking import AGREE, CONTRADICT, NONE, Ranking
 from study.records.runs import variant_order
 from study.report.sentences import ONE_SEED, seeds_text, uncounted
 from study.report.summary import at_equal_time, exaggeration_sentence
-from study.stats.interval_text import percent
 
 
 def sentences(comparison: StudyComparison) -> list[Text]:

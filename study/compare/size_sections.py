@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pages.document import (
+from referee.pages.document import (
     COPY,
     HTML,
     MARKDOWN,
@@ -18,14 +18,14 @@ from pages.document import (
     Section,
     Table,
 )
-from pages.markup import Strong, Text, escape_html
-from pages.plots import Plain, axis, figure, trace
+from referee.pages.markup import Strong, Text, escape_html
+from referee.pages.plots import Plain, axis, figure, trace
+from referee.verdict.statistics import perplexity_percent
 from study.analysis.trend import GROWS, HOLDS, RULE, SizeTrend
 from study.analysis.verdict import NO_ANSWER, Verdict
 from study.arm_colors import color, color_label
 from study.compare.sizes import SizeComparison
 from study.report.sentences import capped, difference, p_text
-from study.stats.statistics import perplexity_percent
 
 SPREAD = 1.04  # factor between the marks of two arms at one size
 METHOD = (

@@ -7,8 +7,8 @@ from pathlib import Path
 from gpt2.system import files
 from gpt2.system.errors import UserError
 from gpt2.system.resource_errors import disk_full
-from pages.document import render_markdown
-from pages.page import render_html
+from referee.pages.document import render_markdown
+from referee.pages.html_page import render_html
 from study.compare.build import StudyComparison, as_json
 from study.compare.sections import comparison_document
 

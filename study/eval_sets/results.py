@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from gpt2.artifacts.eval_sets import EvalSetEntry
 from ra.names import is_control_arm
+from referee.verdict.statistics import Interval, mean, mean_interval
 from study.analysis.equivalence import Losses, control_losses
 from study.records.runs import Run, variant_order
-from study.stats.statistics import Interval, mean, mean_interval
 
 
 @dataclass

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
-from pages.document import Block, Note, Section, Table
-from pages.markup import Text, counted, number_with_detail
+from referee.pages.document import Block, Note, Section, Table
+from referee.pages.markup import Text, counted, number_with_detail
+from referee.verdict.statistics import percent, perplexity, with_interval
 from study.arm_colors import color_label
 from study.eval_sets.results import EvalSetRow, EvalSets, EvalSetTable
 from study.records.runs import variant_order
-from study.stats.interval_text import percent, perplexity, with_interval
 
 Shown = Callable[[EvalSetTable, EvalSetRow], str]
 NO_VERDICT = "The validation loss decides: no verdict uses this section."

@@ -39,7 +39,7 @@ from gpt2.model.sampling import Cache, CacheError, Drawing, sample
 from gpt2.model.transformer import GPT2
 from gpt2.system.errors import UserError
 from gpt2.system.resource_errors import out_of_memory
-from numerics.describe import to_float64
+from referee.numerics.describe import to_float64
 from study.attention.inspect import load_run
 
 NAME = "ablation-run"

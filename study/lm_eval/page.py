@@ -8,18 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pages.document import (
-    COPY,
-    SORT,
-    Block,
-    BulletList,
-    Document,
-    Note,
-    Paragraph,
-    Section,
-    Table,
-)
-from pages.markup import Text
+from referee.pages.document import COPY, SORT, Block, BulletList, Document, Note, Paragraph, Section, Table
+from referee.pages.markup import Text
 from study.arm_colors import color_label
 from study.lm_eval.pairs import ArmDifference, ArmValue, TaskComparison, TaskResults, compare_arms
 from study.lm_eval.records import PERPLEXITY, LmEvalRecord, read_final

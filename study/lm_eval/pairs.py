@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from referee.verdict.statistics import mean, standard_deviation
 from study.lm_eval.records import PERPLEXITY, Metric, TaskResult
 from study.records.runs import BASELINE
-from study.stats.statistics import mean, standard_deviation
 
 Items = NDArray[np.float64]
 

@@ -10,7 +10,7 @@ from gpt2.artifacts.run_record import RunRecord
 from gpt2.artifacts.seal import read_sealed, write_sealed
 from gpt2.artifacts.typed_json import Count, InvalidJsonError, JsonObject, Missing, Share, Text, parse
 from gpt2.system.read_files import DamagedFileError
-from study.stats.statistics import mean
+from referee.verdict.statistics import mean
 
 FILE = "lm_eval.json"
 ACCURACY, PERPLEXITY = "mean", "perplexity"  # how a value follows from its items

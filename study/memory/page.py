@@ -11,9 +11,9 @@ from gpt2.hardware.gpu_specs import GIB
 from gpt2.hardware.resolve import ResolvedTarget
 from gpt2.memory.allocation_tracker import Timeline
 from gpt2.memory.prediction import Prediction
-from pages.document import Block, BulletList, Document, Figure, Paragraph, Section, Table
-from pages.markup import escape_html
-from pages.plots import Plain, axis, figure, trace
+from referee.pages.document import Block, BulletList, Document, Figure, Paragraph, Section, Table
+from referee.pages.markup import escape_html
+from referee.pages.plots import Plain, axis, figure, trace
 
 PHASES = ("forward", "backward", "optimizer", "evaluation")
 MODULES = 12  # rows of the module table

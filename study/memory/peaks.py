@@ -17,10 +17,10 @@ from gpt2.hardware import attention_kernels, resolve
 from gpt2.hardware.gpu_specs import TargetError
 from gpt2.memory.measure import EXACT_HEAP, measure
 from gpt2.system.files import write_json, write_text
-from pages.document import Document, render_terminal
-from pages.page import render_html
 from ra.settings import AlternationSettings
 from ra.variants import Variant, variant
+from referee.pages.document import Document, render_terminal
+from referee.pages.html_page import render_html
 from study.memory.micro_batch import MARGIN, Predictions
 from study.memory.page import MemoryRow, as_json, heading, memory_document
 

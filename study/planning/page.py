@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from gpt2.hardware.gpu_specs import GIB
 from gpt2.system.resource_errors import free_bytes, gib
-from pages.document import Block, BulletList, Document, Paragraph, Section, Table
+from referee.pages.document import Block, BulletList, Document, Paragraph, Section, Table
+from referee.verdict.statistics import perplexity_percent
 from study.analysis.designs import MOST_CONTROLS, StudyDesign
 from study.analysis.verdict import VERDICT_SEEDS
 from study.planning.forecast import Forecast
 from study.planning.power import Sight, StudySight
 from study.report.sentences import hours_text, seeds_text, size
-from study.stats.statistics import perplexity_percent
 
 NIGHT_HOURS = 12
 NOTHING_RUNS = "This command trains nothing and times nothing."

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import harmonic_mean, median
 
+from referee.verdict.statistics import mean, noise_floor, standard_deviation
 from study.analysis.designs import Noise
 from study.analysis.equivalence import Losses, control_losses
 from study.records import plan_file
 from study.records.design import Configuration, configuration
 from study.records.runs import PENDING, Run, final_losses, read_expected, read_runs
-from study.stats.statistics import mean, noise_floor, standard_deviation
 from study.sweep.tuning import judged_at_best
 
 SAME = (

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gpt2.artifacts.metrics_log import read_steps
+from referee.verdict.statistics import mean
 from study.records.runs import Run, losses
-from study.stats.statistics import mean
 
 LINES = 40_000  # of metrics.jsonl parsed a report, spread evenly over the runs
 BINS = 120  # of the training curve, even in the square root of the tokens: denser at the start

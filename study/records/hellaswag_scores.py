@@ -127,7 +127,7 @@ def endings_score(records: Sequence[RunRecord], task: EndingsTask, common: Items
         reasons = [one.absent for record in records if (one := entry(record, task)) and one.absent]
         reason = OTHER_ITEMS if scores else (reasons or [""])[0]
         return EndingsScore(None, None, None, None, 0, 0, False, reason)
-    from study.stats.statistics import pooled_proportion  # loads scipy, which a run does not need
+    from referee.verdict.statistics import pooled_proportion  # loads scipy, which a run does not need
 
     acc, acc_error = pooled_proportion([score.acc or 0.0 for score in same], common.number)
     norm, norm_error = pooled_proportion([score.acc_norm or 0.0 for score in same], common.number)

@@ -18,6 +18,7 @@ from gpt2.data import tokenizer
 from gpt2.system.read_files import DamagedFileError
 from gpt2.train.clocks import UNEVEN_TIMES
 from ra.names import is_control_arm
+from referee.verdict.statistics import Interval, NoiseFloor, mean, mean_interval, noise_floor
 from study.analysis.equivalence import (
     Losses,
     VarianceCheck,
@@ -51,7 +52,6 @@ from study.records.runs import (
     read_runs,
     variant_order,
 )
-from study.stats.statistics import Interval, NoiseFloor, mean, mean_interval, noise_floor
 from study.sweep.results import RateReport, rate_report
 from study.sweep.tuning import sort_runs
 from study.sweep.verdicts import finished_seeds, judge_rates

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
+from referee.verdict.statistics import undetected_ratios
 from study.analysis.equivalence import VarianceCheck
 from study.analysis.sensitivity import SeedsNeeded, Sensitivity
 from study.analysis.verdict import VERDICT_SEEDS
 from study.report.build import Report
 from study.report.sentences import dof_text, hours_text, p_text, seeds_text, size
-from study.stats.statistics import undetected_ratios
 
 
 def power_sentences(estimate: Sensitivity) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpt2.artifacts.run_record import RunRecord
 from gpt2.train.clocks import UNEVEN_TIMES
-from pages.document import (
+from referee.pages.document import (
     FILTER,
     HTML,
     SORT,
@@ -25,7 +25,8 @@ from pages.document import (
     Section,
     Table,
 )
-from pages.markup import Link, Strong, Text
+from referee.pages.markup import Link, Strong, Text
+from referee.verdict.statistics import percent, perplexity
 from study.arm_colors import legend
 from study.attention.data import InputText, read_study
 from study.attention.page import report_section
@@ -47,7 +48,6 @@ from study.report.summary import (
     no_verdict,
     rate_findings,
 )
-from study.stats.interval_text import percent, perplexity
 from study.sweep.section import learning_rates_blocks
 
 LONG = 40  # runs, above which their list is folded

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pages.document import Section, Table
-from pages.markup import Code, Text
+from referee.pages.document import Section, Table
+from referee.pages.markup import Code, Text
 from study.records.runs import SHARED
 from study.report.build import Report
 

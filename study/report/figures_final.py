@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pages.markup import escape_html
-from pages.plots import Estimate, Plain, axis, faded, figure, points, trace
+from referee.pages.markup import escape_html
+from referee.pages.plots import Estimate, Plain, axis, faded, figure, points, trace
+from referee.verdict.statistics import Interval, perplexity_percent
 from study.arm_colors import color
 from study.records.hellaswag_scores import CHANCE, EndingsTask
 from study.report.build import Report
-from study.stats.statistics import Interval, perplexity_percent
 
 ROW = 38  # pixels of one line of an interval plot
 NARROW = {"margin": {"l": 78, "r": 12}, "font": {"size": 11}}

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from pages.document import COPY, MARKDOWN, SORT, Block, Figure, Note, Only, Paragraph, Section, Table
-from pages.markup import Text, number_with_detail
+from referee.pages.document import COPY, MARKDOWN, SORT, Block, Figure, Note, Only, Paragraph, Section, Table
+from referee.pages.markup import Text, number_with_detail
 from study.arm_colors import color_label
 from study.records.curves import probabilities, scalars, thinned, training_curves, validation_curves
 from study.records.hellaswag_scores import TASKS, EndingsScore, EndingsTask

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from referee.verdict.statistics import Interval, percent, perplexity, with_interval
 from study.analysis.paired_tests import ItemTest
 from study.analysis.verdict import CANNOT_TELL
 from study.records.hellaswag_scores import EndingsTask, near_chance
 from study.records.runs import diverged_seeds
 from study.report.build import Report, Row
-from study.stats.interval_text import percent, perplexity, with_interval
-from study.stats.statistics import Interval
 
 NAMED = 8  # names that are listed, above which they are counted
 CAPPED = (

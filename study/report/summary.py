@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from pages.document import Finding
-from pages.markup import Code, Strong, Text
 from ra.names import custom_variants, files_with, is_control_arm, one_class, published_variants
+from referee.pages.document import Finding
+from referee.pages.markup import Code, Strong, Text
+from referee.verdict.looks import nominal_levels
+from referee.verdict.statistics import mean, percent
 from study.analysis.speed import Speed
 from study.analysis.verdict import (
     BETTER,
@@ -34,9 +36,6 @@ from study.report.sentences import (
     some,
     uncounted,
 )
-from study.stats.interval_text import percent
-from study.stats.looks import nominal_levels
-from study.stats.statistics import mean
 from study.sweep.results import RateReport
 from study.sweep.section import edge_sentences
 

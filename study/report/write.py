@@ -9,11 +9,11 @@ from pathlib import Path
 from gpt2.system.errors import UserError
 from gpt2.system.files import write_json, write_text
 from gpt2.system.read_files import DamagedFileError, read_json
-from pages.document import render_markdown
-from pages.document import render_terminal as render_document
-from pages.latex import render_latex
-from pages.markup import Inline, Text, pieces
-from pages.page import render_html
+from referee.pages.document import render_markdown
+from referee.pages.document import render_terminal as render_document
+from referee.pages.html_page import render_html
+from referee.pages.latex import render_latex
+from referee.pages.markup import Inline, Text, pieces
 from study.attention import data
 from study.lm_eval.page import downstream_json
 from study.report.build import Report, as_json, build_report

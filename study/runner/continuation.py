@@ -14,9 +14,9 @@ from pathlib import Path
 from gpt2.artifacts import checkpoint, run_record
 from gpt2.config.dotconfig import read_text
 from gpt2.system.errors import UserError
-from pages.markup import to_plain
 from ra import names
 from ra.arms import parse_arm
+from referee.pages.markup import to_plain
 from study.records import plan_file
 from study.records.integrity import disagreements
 from study.records.plan_file import Continued, Plan

@@ -123,7 +123,7 @@ def refuse_unknown_names(config: Config, variants: Mapping[str, Variant], device
 
     from gpt2.numerics.fixes import check_fixes
     from gpt2.train.step import build_model
-    from numerics.monitor.targets import ModelNames, parse_targets
+    from referee.numerics.monitor.targets import ModelNames, parse_targets
 
     targets = [target for target in parse_targets(config.monitor.targets) if target.path]
     if not config.numerics_fix and not targets:

@@ -9,10 +9,10 @@ from pathlib import Path
 from gpt2.artifacts import run_record
 from gpt2.config.config import EvaluationConfig
 from gpt2.system.progress import duration
+from referee.verdict.statistics import mean
 from study.records.hellaswag_scores import TASKS, entry
 from study.records.plan_file import Plan
 from study.runner.terminal import short
-from study.stats.statistics import mean
 
 FORWARD_SHARE = (
     1 / 3

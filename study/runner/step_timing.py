@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from gpt2.config.batch import BatchPlan
 from gpt2.system import ranks
 from gpt2.train.run_plan import WARM_UP_STEPS
+from referee.verdict.statistics import mean, mean_interval
 from study.records.plan_file import StepTimeRatio
-from study.stats.statistics import mean, mean_interval
 
 if TYPE_CHECKING:
     from gpt2.config.config import Config

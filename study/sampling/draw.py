@@ -11,7 +11,7 @@ from torch import Tensor
 from gpt2.data import tokenizer
 from gpt2.model.sampling import Cache, CacheError, Drawing, Sample, sample
 from gpt2.system.errors import UserError
-from numerics.text_files import clean
+from referee.numerics.text_files import clean
 from study.attention.inspect import TrainedRun, load_run
 from study.sampling.data import RunSamples, SampledText, SamplingSettings
 

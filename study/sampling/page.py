@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from pages.document import Block, BulletList, Document, Paragraph, Section, Table
+from referee.pages.document import Block, BulletList, Document, Paragraph, Section, Table
 from study.sampling.data import RunSamples, SamplingSettings
 
 SIDE_BY_SIDE = 3  # columns that a terminal has room for

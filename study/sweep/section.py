@@ -4,19 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pages.document import (
-    COPY,
-    FILTER,
-    SORT,
-    Block,
-    BulletList,
-    Details,
-    Figure,
-    Note,
-    Table,
-)
-from pages.markup import Link, Strong, Text, escape_html
-from pages.plots import Plain, axis, figure, line, trace
+from referee.pages.document import COPY, FILTER, SORT, Block, BulletList, Details, Figure, Note, Table
+from referee.pages.markup import Link, Strong, Text, escape_html
+from referee.pages.plots import Plain, axis, figure, line, trace
 from study.arm_colors import color, color_label
 from study.sweep.results import ArmRates, RateReport
 from study.sweep.tuning import RateRun

@@ -12,11 +12,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ra.names import is_control_arm
+from referee.verdict.statistics import mean
 from study.analysis.equivalence import Losses, control_losses
 from study.analysis.verdict import BETTER, CANNOT_TELL, WORSE, Verdict, earlier_verdicts, judge
 from study.records.design import Design
 from study.records.runs import Run, final_losses
-from study.stats.statistics import mean
 from study.sweep.tuning import SortedRuns
 
 

@@ -14,7 +14,7 @@ from gpt2.artifacts.experiment_loggers import FINISH_SECONDS, ExperimentLoggers,
 from gpt2.artifacts.tracker_clients import Opening, Value, connect
 from gpt2.config.config import TrackingConfig
 from gpt2.system.read_files import DamagedFileError, read_json
-from study.stats.statistics import perplexity_percent
+from referee.verdict.statistics import perplexity_percent
 
 MODULE = "study.tracking.verdict_run"
 NAME = "verdict"

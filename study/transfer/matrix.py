@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from gpt2.system.errors import UserError
+from referee.verdict.statistics import mean
 from study.analysis.verdict import MARGIN
 from study.records import plan_file
 from study.records.runs import SHARED, Run, diverged_seeds, losses, read_runs
-from study.stats.statistics import mean
 from study.sweep.rates import FIRST_TUNING_SEED
 from study.transfer.records import ItemGap, PlatformRecord, home_platform, item_gap, read, read_at_home
 from study.transfer.verdicts import TransferVerdicts, judge_transfer, without_noise

@@ -6,16 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 
 from aqn.platforms import parse_platform
-from pages.document import (
-    COPY,
-    SORT,
-    Block,
-    BulletList,
-    Document,
-    Note,
-    Table,
-)
-from pages.markup import Text
+from referee.pages.document import COPY, SORT, Block, BulletList, Document, Note, Table
+from referee.pages.markup import Text
 from study.transfer.records import PlatformRecord, gap, item_gap
 
 ABOUT = (

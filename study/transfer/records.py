@@ -21,7 +21,7 @@ from gpt2.artifacts.typed_json import (
     parse,
 )
 from gpt2.system.read_files import DamagedFileError
-from study.stats.statistics import Interval, mean, paired_t, standard_deviation
+from referee.verdict.statistics import Interval, mean, paired_t, standard_deviation
 
 FOLDER = "platforms"
 HOMES = {"float32": "fp32", "bfloat16": "bf16"}  # format of training -> its platform

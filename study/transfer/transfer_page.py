@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from aqn.platforms import Platform, parse_platform
-from pages.document import (
+from referee.pages.document import (
     COPY,
     HTML,
     MARKDOWN,
@@ -21,11 +21,11 @@ from pages.document import (
     Section,
     Table,
 )
-from pages.markup import Strong, Text, escape_html
-from pages.plots import Plain, axis, figure, line, trace
+from referee.pages.markup import Strong, Text, escape_html
+from referee.pages.plots import Plain, axis, figure, line, trace
+from referee.verdict.statistics import mean, mean_interval
 from study.arm_colors import color
 from study.report.sentences import p_text, seeds_text
-from study.stats.statistics import mean, mean_interval
 from study.transfer.matrix import TransferReport
 from study.transfer.records import ItemGap
 from study.transfer.verdicts import ENDS, GAP, TransferVerdict, without_noise

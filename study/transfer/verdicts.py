@@ -16,8 +16,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ra.names import is_control_arm
+from referee.verdict.statistics import PairedTest, holm, mean, paired_t
 from study.analysis.verdict import LEVEL, VERDICT_SEEDS
-from study.stats.statistics import PairedTest, holm, mean, paired_t
 
 NO_GAP, GAP, SMALL_GAP = "no gap", "a gap", "a gap within the margin"
 SHRINKS, GROWS = "shrinks the gap", "grows the gap"

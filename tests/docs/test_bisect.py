@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from numerics.__main__ import main
+from referee.__main__ import main
 
 PAGE = (Path(__file__).parents[2] / "docs/bisect.md").read_text(encoding="utf-8")
 
@@ -19,7 +19,7 @@ def test_the_commands_of_the_page_take_its_factory(
     monkeypatch.chdir(tmp_path)
     (source,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     Path("overflow.py").write_text(source)
-    commands = re.findall(r"^    python -m numerics (.*)$", PAGE, re.MULTILINE)
+    commands = re.findall(r"^    python -m referee (.*)$", PAGE, re.MULTILINE)
     assert [command.split()[0] for command in commands] == ["bisect", "fix", "record", "repeat"]
     (answer,) = re.findall(r"^    the symptom is gone .*$", PAGE, re.MULTILINE)
     for command in commands:

@@ -27,10 +27,10 @@ RUN_BY = {
     "bench": "tests/scripts/test_bench_command.py",
     "card": "tests/bench/card/test_run.py",
     "check": "tests/scripts/dev/test_setup.py",
-    "check-config": "tests/numerics/setup/test_check_config_command.py",
+    "check-config": "tests/referee/numerics/setup/test_check_config_command.py",
     "clean": "tests/scripts/dev/test_clean.py",
     "compare": "tests/study/compare/test_build.py",
-    "compare-records": "tests/numerics/compare/test_command.py",
+    "compare-records": "tests/referee/numerics/compare/test_command.py",
     "control": "tests/ra/test_control.py",
     "data": "tests/faults/data.py",
     "demo": "tests/scripts/demo/test_demo_command.py",
@@ -56,7 +56,7 @@ RUN_BY = {
     "savedefconfig": "tests/configuration/test_commands.py",
     "status": "tests/scripts/status/test_status_table.py",
     "trend": "tests/scripts/trend/test_trend_command.py",
-    "stress": "tests/numerics/runs/test_stress_devices.py",
+    "stress": "tests/referee/numerics/runs/test_stress_devices.py",
     "verify": "tests/study/records/test_integrity.py",
 }
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from numerics.__main__ import main
+from referee.__main__ import main
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/monitor.md").read_text(encoding="utf-8")
@@ -33,7 +33,7 @@ def test_the_example_names_the_tensor(
             [sys.executable, *command.split()], env=os.environ | environment, capture_output=True, text=True
         )
         assert done.returncode == 0, done.stderr
-    (trend,) = re.findall(r"^    python -m numerics (trend .*)$", PAGE, re.MULTILINE)
+    (trend,) = re.findall(r"^    python -m referee (trend .*)$", PAGE, re.MULTILINE)
     assert main(trend.split()) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if re.search(r"\bstep \d", line)]
     (named,) = re.findall(r"The table names `(.*?)` at (step \d+)", PAGE)

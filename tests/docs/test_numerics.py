@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from numerics import PrecisionDebugger, RecorderConfig
-from numerics.__main__ import main
-from numerics.runs.logp_files import compare_files
+from referee.__main__ import main
+from referee.numerics import PrecisionDebugger, RecorderConfig
+from referee.numerics.runs.logp_diff import compare_files
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/numerics.md").read_text(encoding="utf-8")
@@ -56,13 +56,13 @@ def test_the_worked_case_names_the_function_that_the_page_names(
 ) -> None:
     save_example(PAGE, "train_once.py", tmp_path)
     commands = re.findall(
-        r"^    (?:PYTHONHASHSEED=1234 )?python (train_once.*|-m numerics compare .*)$", PAGE, re.MULTILINE
+        r"^    (?:PYTHONHASHSEED=1234 )?python (train_once.*|-m referee compare .*)$", PAGE, re.MULTILINE
     )
     assert len(commands) == 3
     *trainings, compare = commands
     run_examples(trainings, tmp_path)
     monkeypatch.chdir(tmp_path)
-    assert compare.startswith("-m numerics compare ")
+    assert compare.startswith("-m referee compare ")
     assert main(compare.split()[2:]) == 0
     printed = capsys.readouterr().out
     assert "first divergence" in printed
@@ -71,7 +71,7 @@ def test_the_worked_case_names_the_function_that_the_page_names(
         if line.startswith(("verdict", "calls", "first divergence", "differs", "also", "next")):
             assert line in shown
     assert (tmp_path / "out/tree.html").exists()
-    (view,) = re.findall(r"^    python (-m numerics view .*)$", PAGE, re.MULTILINE)
+    (view,) = re.findall(r"^    python (-m referee view .*)$", PAGE, re.MULTILINE)
     assert main(view.split()[2:]) == 0
     assert (tmp_path / "tree.html").exists()
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from referee.verdict.power import detectable
+from referee.verdict.statistics import perplexity_percent
 from study.analysis.designs import Noise, cheapest_design, detectable_difference, only_look
 from study.planning.power import published_noise
-from study.stats.power import detectable
-from study.stats.statistics import perplexity_percent
 
 DOCS = Path(__file__).parents[2] / "docs"
 GIVEN = Noise.of_both(math.log1p(0.005))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import numerics
+import referee.numerics
 
 
 def model(approximate: str = "none") -> nn.Module:
@@ -29,11 +29,11 @@ def loss_of(net: nn.Module) -> Tensor:
 
 def record(out: str, approximate: str = "none", **settings: Any) -> None:
     """Record two steps as msProbe's configuration says."""
-    numerics.seed_all(1234)
+    referee.numerics.seed_all(1234)
     inner = {name: settings.pop(name) for name in ("summary_mode", "list", "data_mode") if name in settings}
     task = settings.get("task", "statistics")
     Path(f"{out}.json").write_text(json.dumps({"task": task, "dump_path": out, task: inner} | settings))
-    debugger = numerics.PrecisionDebugger(config_path=f"{out}.json")
+    debugger = referee.numerics.PrecisionDebugger(config_path=f"{out}.json")
     net = model(approximate)
     for _ in range(2):
         debugger.start(net)
@@ -45,7 +45,7 @@ def record(out: str, approximate: str = "none", **settings: Any) -> None:
 def pack(out: str, approximate: str = "none", beta: float = 0.95, shift: float = 0.0) -> None:
     net = model(approximate)
     optimizer = torch.optim.AdamW(net.parameters(), betas=(0.9, beta))
-    numerics.ConfigChecker(net, [__file__], out, optimizer=optimizer)
+    referee.numerics.ConfigChecker(net, [__file__], out, optimizer=optimizer)
     net(torch.ones(8, 16) + shift)
 
 
@@ -53,7 +53,7 @@ def monitor(out: str, **switches: Any) -> None:
     Path("monitor.json").write_text(json.dumps({"targets": {}, "ops": ["norm"]} | switches))
     net = model()
     optimizer = torch.optim.AdamW(net.parameters())
-    watch = numerics.TrainerMon("monitor.json", params_have_main_grad=False)
+    watch = referee.numerics.TrainerMon("monitor.json", params_have_main_grad=False)
     watch.set_monitor(net, optimizer=optimizer, grad_acc_steps=1)
     with open(out, "w") as losses:
         print("step,loss", file=losses)
@@ -65,7 +65,7 @@ def monitor(out: str, **switches: Any) -> None:
 
 def fixed(words: str) -> None:
     net = model()
-    with numerics.fix(net, words) as fixes:
+    with referee.numerics.fix(net, words) as fixes:
         loss_of(net)
         fixes.require_used()
     print(*fixes.changes, sep="\n")
@@ -74,22 +74,24 @@ def fixed(words: str) -> None:
 def operation(approximate: str) -> None:
     """Check GELU against the GELU of this approximation in float64."""
     reference = functools.partial(nn.functional.gelu, approximate=approximate)
-    checks = numerics.check_operation(nn.functional.gelu, [torch.linspace(-3, 3, 99)], reference=reference)
+    checks = referee.numerics.check_operation(
+        nn.functional.gelu, [torch.linspace(-3, 3, 99)], reference=reference
+    )
     print("wrong" if any(check.wrong for check in checks) else "within rounding")
 
 
 def seeds() -> None:
     """Print what seed_all leaves behind."""
-    numerics.seed_all(mode=True)
+    referee.numerics.seed_all(mode=True)
     first, net = torch.rand(1), model()
-    numerics.seed_all(mode=True)
+    referee.numerics.seed_all(mode=True)
     print("drawn again:", torch.equal(first, torch.rand(1)), "seed:", torch.initial_seed())
     print("deterministic:", torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic)
     print("without dropout:", torch.equal(loss_of(net), loss_of(net)))
 
 
 def step() -> tuple[Callable[[], Tensor], dict[str, nn.Module]]:
-    """Return a step for `numerics repeat` that reads one row more than was written."""
+    """Return a step for `referee repeat` that reads one row more than was written."""
     net = model()
 
     def run() -> Tensor:
@@ -110,7 +112,7 @@ class Half(nn.Module):
 
 
 def overflowing() -> tuple[Callable[[], Tensor], list[nn.Module]]:
-    """Return a step for `numerics bisect`."""
+    """Return a step for `referee bisect`."""
     net = nn.Sequential(model(), Half(), nn.Linear(16, 16))
     return functools.partial(loss_of, net), [net]
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from gpt2.model.init import initialise
 from gpt2.model.sampling import Cache, CacheError, Drawing, logits, response_log_probs, sample
 from gpt2.model.transformer import GPT2, CausalSelfAttention, ModelParts
-from numerics import logp_diff
 from ra.attention import LearnedAttention, LearnedHardAttention, LearnedScoreAttention, ReciprocalAttention
+from referee.numerics import logp_diff
 
 WIDTH, HEADS, VOCABULARY = 32, 4, 53
 LEARNED = {"initial_probability": 0.3, "learning_rate_multiplier": 1.0}

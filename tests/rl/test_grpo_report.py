@@ -11,7 +11,8 @@ import pytest
 from scipy import stats
 
 from gpt2.config.config import TrackingConfig
-from pages.document import render_terminal
+from referee.pages.document import render_terminal
+from referee.verdict.looks import FIRST_SHARE
 from rl import records
 from rl.gsm8k import standard_error
 from rl.page import grpo_document
@@ -19,7 +20,6 @@ from rl.records import AccuracyEvaluation, GrpoRecord
 from rl.report import GrpoReport, build_report
 from rl.settings import GrpoSettings, run_name
 from study.analysis.verdict import judge
-from study.stats.looks import FIRST_SHARE
 
 PROBLEMS = 1000
 SETTINGS = GrpoSettings(

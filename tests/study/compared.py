@@ -11,8 +11,8 @@ import numpy as np
 
 from gpt2.artifacts import run_record
 from gpt2.system import files
-from pages.document import render_markdown, render_terminal
-from pages.page import render_html
+from referee.pages.document import render_markdown, render_terminal
+from referee.pages.html_page import render_html
 from study.compare.build import StudyComparison
 from study.compare.sections import comparison_document
 from tests.study.sample_records import with_derived

@@ -15,9 +15,9 @@ from gpt2.config.monitor import MonitorSettings
 from gpt2.numerics.monitoring import RunMonitor, keep_checkpoint
 from gpt2.train.step import NotFiniteError, Stepper
 from gpt2.train.trainer import TrainingRun
-from numerics.monitor.tables import KINDS, STATISTICS, read_table, table_files
-from numerics.monitor.targets import change_control
-from numerics.monitor.triggers import read_triggers
+from referee.numerics.monitor.monitor_settings import read_triggers
+from referee.numerics.monitor.tables import KINDS, STATISTICS, read_table, table_files
+from referee.numerics.monitor.targets import change_control
 from tests import small_runs
 from tests.small_runs import StopAfter, outcome, same, start
 

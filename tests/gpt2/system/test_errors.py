@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpt2.system.errors import UserError, run_command
-from numerics.errors import NumericsError
+from referee.errors import NumericsError
 
 COMMAND = """
 import sys

@@ -35,7 +35,7 @@ def test_windows_is_refused_in_one_line_by_every_command(tmp_path: Path) -> None
 def test_numerics_imports_nothing_that_windows_lacks(tmp_path: Path) -> None:
     program = tmp_path / "every_module.py"
     program.write_text(
-        "import importlib, importlib.abc, pkgutil, sys\n"
+        "import importlib, importlib.abc, sys\n"
         "import torch, numpy\n"
         f"missing = {POSIX_ONLY!r}\n"
         "class Finder(importlib.abc.MetaPathFinder):\n"
@@ -45,8 +45,10 @@ def test_numerics_imports_nothing_that_windows_lacks(tmp_path: Path) -> None:
         "for name in missing:\n"
         "    sys.modules.pop(name, None)\n"
         "sys.meta_path.insert(0, Finder())\n"
-        "import numerics\n"
-        "names = [item.name for item in pkgutil.walk_packages(numerics.__path__, 'numerics.')]\n"
+        "import pathlib, referee\n"
+        "top = pathlib.Path(referee.__file__).parent\n"
+        "paths = [path.relative_to(top.parent) for path in top.rglob('*.py')]\n"
+        "names = [str(path.with_suffix('')).replace('/', '.').removesuffix('.__init__') for path in paths]\n"
         "for name in names:\n"
         "    if not name.endswith('__main__'):\n"
         "        importlib.import_module(name)\n"
@@ -54,4 +56,4 @@ def test_numerics_imports_nothing_that_windows_lacks(tmp_path: Path) -> None:
     )
     done = run(tmp_path, ROOT, str(program))
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 100
+    assert int(done.stdout) > 50

@@ -17,7 +17,7 @@ from gpt2.system.stdout import LastingOutput, printable
 ROOT = Path(__file__).parents[3]
 PRODUCT = [
     path
-    for top in ("gpt2", "aqn", "ra", "rl", "study", "configuration", "bench", "pages", "scripts")
+    for top in ("gpt2", "aqn", "ra", "rl", "study", "configuration", "bench", "referee/pages", "scripts")
     for path in (ROOT / top).rglob("*.py")
 ]
 BIDI = {"RLE", "LRE", "RLO", "LRO", "PDF", "RLI", "LRI", "FSI", "PDI"}

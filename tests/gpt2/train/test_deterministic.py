@@ -13,7 +13,7 @@ import torch
 from gpt2.artifacts import run_record
 from gpt2.hardware import attention_kernels
 from gpt2.model.init import weights_digest
-from numerics.seed import process_environment
+from referee.numerics.seed import process_environment
 from tests import small_runs
 
 ROOT = Path(__file__).parents[3]

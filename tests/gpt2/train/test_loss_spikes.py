@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt2.train.loss_spikes import SpikeDetector
-from numerics.diagnose.spikes import LEAST, WINDOW
+from referee.numerics.diagnose.spikes import LEAST, WINDOW
 
 
 def curve(seed: int, steps: int, noise: float) -> list[float]:

@@ -13,7 +13,7 @@ import torch
 
 from gpt2.artifacts import eval_sets, run_record
 from gpt2.config.batch import BatchError, plan_batch, plan_for
-from numerics.monitor.tables import KINDS, read_table
+from referee.numerics.monitor.tables import KINDS, read_table
 from tests import small_runs
 from tests.gpt2.train import rank_runs
 from tests.small_runs import StopAfter, outcome, same

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from gpt2.artifacts import run_record
-from numerics import NumericsError
-from numerics.repeat.step import repeat_step
+from referee.numerics import NumericsError
+from referee.numerics.repeat.repeat_step import repeat_step
 from scripts.bisect import __main__ as bisect_command
 from scripts.monitor import __main__ as monitor_command
 from scripts.record import __main__ as record_command

@@ -11,7 +11,7 @@ from gpt2.artifacts import run_record
 from gpt2.config.dotconfig import ConfigError
 from gpt2.config.monitor import MonitorSettings
 from gpt2.system.errors import UserError
-from numerics.monitor.targets import read_control
+from referee.numerics.monitor.targets import read_control
 from scripts.monitor import __main__ as command
 from tests import small_runs
 from tests.checkout import link_project

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gpt2.system.errors import UserError
-from numerics import Recorder, RecorderConfig
+from referee.numerics import Recorder, RecorderConfig
 from scripts.oracle import __main__ as command
 from tests.checkout import link_project
 

@@ -38,7 +38,7 @@ def test_a_step_of_a_run_is_reproducible_in_fresh_processes_as_well(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = content(run_dir)
-    monkeypatch.setattr("numerics.repeat.conditions.FRESH_PROCESSES", 1)
+    monkeypatch.setattr("referee.numerics.repeat.conditions.FRESH_PROCESSES", 1)
     assert repeat(monkeypatch, run=run_dir, step=3, times=2) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "3 replayed steps equal metrics.jsonl in loss and gradient norm, to the bit" in printed
@@ -61,7 +61,7 @@ def test_an_injected_fault_is_named_with_its_module(
         return buffer.nan_to_num(1e-3, 1e-3, 1e-3).clamp(-1.0, 1.0).sum(0) * 1e-3 + buffer[:-1]
 
     monkeypatch.setattr(transformer.MLP, "forward", unwritten)
-    monkeypatch.setattr("numerics.repeat.conditions.FRESH_PROCESSES", 0)  # they lack the fault
+    monkeypatch.setattr("referee.numerics.repeat.conditions.FRESH_PROCESSES", 0)  # they lack the fault
     assert repeat(monkeypatch, run=run_dir, step=2, times=2, out=tmp_path) == 1
     found = json.loads((tmp_path / "repeat.json").read_text())
     assert found["conclusion"] == "uninitialised memory"

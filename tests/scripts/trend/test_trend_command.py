@@ -10,7 +10,7 @@ import pytest
 
 from gpt2.system.errors import UserError
 from scripts.trend import __main__ as command
-from tests.numerics.trend.monitor_files import names, noisy, write_losses, write_monitor
+from tests.referee.numerics.trend.monitor_files import names, noisy, write_losses, write_monitor
 
 
 @pytest.fixture

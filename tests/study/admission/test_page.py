@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from pages.document import render_terminal
 from ra.admission.results import CHECKS, Cost, Costs, Examination, Outcome
+from referee.pages.document import render_terminal
 from study.admission.page import admission_document
 
 COSTS = Costs(Cost(1100, 2e9, 2.0, None), Cost(1000, 1e9, 1.0, 2**30), 96, None)

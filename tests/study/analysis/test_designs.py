@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from referee.verdict import power
 from study.analysis.designs import (
     MOST_CONTROLS,
     Noise,
@@ -15,7 +16,6 @@ from study.analysis.designs import (
     only_look,
 )
 from study.analysis.verdict import VERDICT_SEEDS, judge
-from study.stats import power
 
 SIGMAS = st.floats(1e-4, 0.05)
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from referee.verdict.statistics import NoiseFloor
 from study.analysis import equivalence
 from study.analysis.equivalence import VarianceCheck
-from study.stats.statistics import NoiseFloor
 
 Table = dict[str, dict[int, float]]
 

@@ -8,11 +8,11 @@ import pytest
 from scipy import stats
 
 from gpt2.system import files
+from referee.verdict import power
+from referee.verdict.statistics import NoiseFloor, spread_interval
 from study.analysis.sensitivity import sensitivities
 from study.analysis.verdict import judge
 from study.report import build
-from study.stats import power
-from study.stats.statistics import NoiseFloor, spread_interval
 from tests.study.report import rendered
 from tests.study.sample_records import VARIANTS, a_study, edit
 

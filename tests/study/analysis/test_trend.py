@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from referee.verdict.statistics import Interval
 from study.analysis.trend import CANNOT_TELL, GROWS, HOLDS, SHRINKS, SizeTrend, contrast, trends
 from study.analysis.verdict import Verdict, judge
-from study.stats.statistics import Interval
 
 PARAMETERS = (1_000_000, 10_000_000, 100_000_000)
 

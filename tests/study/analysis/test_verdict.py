@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from referee.verdict.looks import nominal_levels
 from study.analysis.verdict import (
     BETTER,
     CANNOT_TELL,
@@ -21,7 +22,6 @@ from study.analysis.verdict import (
     earlier_verdicts,
     judge,
 )
-from study.stats.looks import nominal_levels
 
 CONTROLS = ("B", "RAEARLY", "RALATE", "RAALL")
 Table = dict[str, dict[int, float]]

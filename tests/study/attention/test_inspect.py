@@ -19,11 +19,11 @@ from gpt2.model.transformer import GPT2
 from gpt2.system import files
 from gpt2.system.errors import UserError
 from gpt2.train.step import build_model
-from pages.page import render_html
 from ra import attention_maps
 from ra.control import swap_query_and_key
 from ra.settings import AlternationSettings
 from ra.variants import variant
+from referee.pages.html_page import render_html
 from study.attention import inspect
 from study.attention.data import (
     FILE,

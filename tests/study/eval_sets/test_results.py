@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from gpt2.artifacts.eval_sets import EvalSetEntry
-from pages.document import render_markdown
+from referee.pages.document import render_markdown
 from study.compare.build import build_comparison
 from study.compare.sections import comparison_document
 from study.eval_sets.results import eval_set_tables

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from gpt2.artifacts import run_record
-from pages.document import render_markdown, render_terminal
+from referee.pages.document import render_markdown, render_terminal
 from study.compare.build import build_comparison
 from study.compare.sections import comparison_document
 from study.lm_eval import records

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from gpt2.memory.allocation_tracker import KINDS, Allocation, Timeline
 from gpt2.memory.prediction import Prediction
-from pages.document import Section
-from pages.page import render_html
+from referee.pages.document import Section
+from referee.pages.html_page import render_html
 from study.memory.page import (
     COLUMNS,
     MemoryRow,

@@ -10,7 +10,9 @@ import pytest
 
 from gpt2.config.config import CORE_WORK, load_config
 from gpt2.config.dotconfig import Symbols, read_symbols
-from pages.document import render_terminal
+from referee.pages.document import render_terminal
+from referee.verdict.looks import nominal_levels
+from referee.verdict.power import mde
 from study.analysis.designs import Noise, detectable_difference
 from study.planning.forecast import forecast, planned_runs
 from study.planning.page import plan_document, times
@@ -19,8 +21,6 @@ from study.planning.power import published_noise, study_sight
 from study.records import plan_file
 from study.runner.preconditions import needed_bytes
 from study.runner.settings import StudySettings
-from study.stats.looks import nominal_levels
-from study.stats.power import mde
 from study.sweep.rates import judged_runs, most_runs, tuning_runs
 from tests.kconfig_commands import defconfig
 from tests.study.planning.test_past import finished_study

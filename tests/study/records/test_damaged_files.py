@@ -22,7 +22,7 @@ from gpt2.system import files
 from gpt2.system.errors import UserError
 from gpt2.system.read_files import NUMBER_LIMIT
 from gpt2.train.resume import Meta
-from pages.document import render_markdown, render_terminal
+from referee.pages.document import render_markdown, render_terminal
 from study.attention import data
 from study.records import plan_file
 from study.records.hellaswag_scores import ItemScores, ItemsFile

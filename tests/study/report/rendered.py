@@ -3,7 +3,7 @@
 from html.parser import HTMLParser
 from pathlib import Path
 
-from pages.document import render_markdown
+from referee.pages.document import render_markdown
 from study.report import write
 from study.report.build import Report
 from study.report.document import report_document

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpt2.data import tokenizer
-from pages.document import render_markdown, render_terminal
+from referee.pages.document import render_markdown, render_terminal
 from study.compare.build import build_comparison
 from study.compare.sections import comparison_document
 from study.report.build import as_json, build_report

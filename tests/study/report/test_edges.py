@@ -12,7 +12,7 @@ import pytest
 
 from gpt2.artifacts import run_record
 from gpt2.system import files
-from pages.markup import to_markdown
+from referee.pages.markup import to_markdown
 from study.records import runs
 from study.report import build, sentences, summary, write
 from tests.study.report import rendered

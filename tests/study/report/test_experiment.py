@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pages.document import Paragraph
-from pages.markup import to_plain
+from referee.pages.document import Paragraph
+from referee.pages.markup import to_plain
 from study.report.build import as_json, build_report
 from study.report.document import report_document
 from study.report.sentences import CAPPED, capped

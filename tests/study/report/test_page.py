@@ -14,7 +14,7 @@ from scipy import stats
 
 from gpt2.artifacts import run_record
 from gpt2.system import files
-from pages import components
+from referee.pages import components
 from study.arm_colors import legend
 from study.records import curves, runs
 from study.report import build, figures, figures_final
@@ -209,7 +209,7 @@ def test_the_page_needs_no_torch(tmp_path: Path) -> None:
         "import sys, pathlib; from study.report.write import write_report; write_report(pathlib.Path(sys.argv[1])); "
         "sys.exit('torch' in sys.modules)"
     )
-    root = Path(components.__file__).parents[1]
+    root = Path(components.__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=root).returncode == 0
 
 

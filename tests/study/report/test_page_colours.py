@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pages.components import COLORS
-from pages.page import asset
+from referee.pages.components import COLORS
+from referee.pages.html_page import asset
 from study.arm_colors import color, palette_index
 from study.report.figures import shade
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from pages.page import render_html
 from ra import attention_maps
+from referee.pages.html_page import render_html
 from study.attention.data import (
     InputText,
     RunAttention,

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from gpt2.system.errors import UserError
-from pages.document import Table
-from pages.latex import render_latex
-from pages.markup import Code, Strong
+from referee.pages.document import Table
+from referee.pages.latex import render_latex
+from referee.pages.markup import Code, Strong
 from scripts import report as command
 from study.report.write import LATEX_FILE, write_latex, write_report
 from tests.study.browser import printed

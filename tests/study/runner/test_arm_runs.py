@@ -11,9 +11,9 @@ import pytest
 
 from gpt2.artifacts import run_record
 from gpt2.train.trainer import TrainingRun
-from pages.document import render_markdown
 from ra.names import published_variants
 from ra.variants import variant
+from referee.pages.document import render_markdown
 from study.records.curves import scalars
 from study.records.plan_file import LearningRates
 from study.records.runs import read_runs

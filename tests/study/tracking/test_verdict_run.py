@@ -7,8 +7,8 @@ import pytest
 
 from gpt2.config.config import TrackingConfig
 from gpt2.system import files
+from referee.verdict.statistics import perplexity_percent
 from study.report.build import as_json, build_report
-from study.stats.statistics import perplexity_percent
 from study.tracking.verdict_run import track_verdict, verdict_values
 from tests.fake_trackers import install, observed
 from tests.study.sample_records import a_study

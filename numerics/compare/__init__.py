@@ -1,1 +1,0 @@
-"""Compare two records, section 4.5."""

@@ -1,1 +1,0 @@
-"""Monitor a training run: statistics of weights, gradients, optimizer state and activations, section 4.6."""

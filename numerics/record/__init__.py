@@ -1,1 +1,0 @@
-"""Record what the steps of a program compute."""

@@ -1,1 +1,0 @@
-"""What rounding explains: one unit, replayed calls, checks of operations and optimizers."""

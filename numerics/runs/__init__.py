@@ -1,1 +1,0 @@
-"""Tools that take whole runs or devices."""

@@ -1,1 +1,0 @@
-"""The checklist of two machines: pack each one into a zip, compare two zips."""

@@ -1,0 +1,312 @@
+"""Measure each matched pair of calls: what differs in its inputs, its parameters, its settings and its results."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from referee.numerics.compare.matched_calls import CallPair
+from referee.numerics.compare.read_record import Call, StepRecord, Value
+from referee.numerics.compare.tensor_difference import TensorDifference, compare_values, epsilon
+
+PRODUCT = re.compile(r"linear|conv|matmul|mm$|einsum|dot$", re.IGNORECASE)
+NORMALISATION = re.compile(r"(layer|rms|group|batch|instance)_?norm(\dd)?$", re.IGNORECASE)
+
+
+def sum_scale(backward: Call, forward: Call | None, side: str, place: str, gradient: Value) -> float:
+    """Return the rms of the sum of a gradient's terms by cases 1 and 2; 0 where it is unknown."""
+    values = (value for value in backward.inputs.values() if value.norm)
+    received = max(values, key=lambda value: value.norm or 0.0, default=None)
+    if received is None or not gradient.shape:
+        return 0.0
+    if len(gradient.shape) == 1:
+        return _rms(received) * received.count / max(gradient.count, 1)
+    if forward is None or not PRODUCT.search(forward.type or forward.path):
+        return 0.0
+    tensors = [value for value in forward.inputs.values() if value.dtype]
+    factors = {("output", str(index)): value for index, value in enumerate(tensors)}
+    factors |= {("gradient", at): value for at, value in forward.parameters.items()}
+    others = [value for at, value in factors.items() if at != (side, place) and len(value.shape) > 1]
+    other = max(others, key=_rms, default=None)
+    if other is None:
+        return 0.0
+    inner = math.sqrt(received.count * other.count / max(gradient.count, 1))
+    scale = _rms(received) * _rms(other) * math.sqrt(inner)
+    return scale if math.isfinite(scale) else 0.0
+
+
+def normalisation_scale(backward: Call | None, forward: Call | None) -> float:
+    """Return the rms of the terms in a normalisation's backward; 0 where the call is none or they are unknown."""
+    found = NORMALISATION.search(backward.type or backward.path) if backward else None
+    if backward is None or forward is None or not found:
+        return 0.0
+    x = next((value for value in forward.inputs.values() if value.dtype), None)
+    received = next((value for value in backward.inputs.values() if value.floating), None)
+    if x is None or x.mean is None or x.norm is None:
+        return 0.0
+    mean = 0.0 if found[1].lower() == "rms" else x.mean
+    spread = _rms(x) ** 2 - mean**2
+    weight = _weight(forward)
+    scale = _rms(received) * (_rms(weight) if weight else 1.0)
+    scale = scale / math.sqrt(spread) if spread > 0 else 0.0
+    return scale if math.isfinite(scale) else 0.0
+
+
+def _weight(forward: Call) -> Value | None:
+    if forward.is_module:
+        return forward.parameters.get("weight")
+    running = forward.path.endswith(("batch_norm", "instance_norm"))  # running mean and variance come before
+    return forward.inputs.get("weight") or forward.inputs.get("3" if running else "2")
+
+
+def _rms(value: Value | None) -> float:
+    return value.norm / math.sqrt(max(value.count, 1)) if value and value.norm else 0.0
+
+
+EQUAL, ROUNDING, BEYOND, WRONG, UNMATCHED = "equal", "rounding", "beyond rounding", "wrong", "unmatched"
+SIDES = ("input", "parameter", "output", "gradient", "buffer")
+GRADES = (WRONG, BEYOND, ROUNDING, EQUAL, UNMATCHED)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A recorded tensor of both sides. A buffer is one that the call has written."""
+
+    side: str  # one of SIDES
+    place: str  # among the values of the side, as in "0.hidden"
+    target: Value | None
+    golden: Value | None
+    difference: TensorDifference
+
+
+@dataclass(frozen=True)
+class PlainDifference:
+    """A difference of what is no tensor, or of a tensor's dtype, flag or presence."""
+
+    side: str  # "setting", "argument", or one of SIDES
+    place: str
+    target: str
+    golden: str
+
+    def __str__(self) -> str:
+        return f"{self.side} {self.place}: {self.target} against {self.golden}"
+
+
+@dataclass
+class CallRow:
+    """A pair of calls and how it differs. Errors are relative to the scale of each tensor."""
+
+    pair: CallPair
+    cells: list[Cell] = field(default_factory=list)
+    settings: list[PlainDifference] = field(default_factory=list)
+    retyped: list[PlainDifference] = field(default_factory=list)  # inputs and results of another dtype
+    flags: list[PlainDifference] = field(default_factory=list)  # parameters without a gradient on one side
+    detached: list[PlainDifference] = field(default_factory=list)  # such inputs and results
+    lost: list[PlainDifference] = field(default_factory=list)  # parameters of one side alone
+    gaps: list[PlainDifference] = field(default_factory=list)  # gradients of one side alone
+    epsilon: float = 0.0  # of the coarsest dtype within the call
+    inner: float = 0.0  # the largest error of a result of the calls within
+    grade: str = EQUAL
+    replayed: tuple[float, float] | None = None  # units of rounding of target and golden against float64
+    replayed_why: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.pair.call.name
+
+    def error(self, *sides: str) -> float:
+        return max((cell.difference.error for cell in self.cells if cell.side in sides), default=0.0)
+
+    def equal(self, *sides: str) -> bool:
+        return all(cell.difference.equal for cell in self.cells if cell.side in sides)
+
+    @property
+    def unequal(self) -> bool:
+        """True where a result differs."""
+        return bool(self.gaps) or not self.equal("output", "gradient", "buffer")
+
+    def units(self, side: str) -> float:
+        """Return the error of a side in units of rounding."""
+        error = self.error(side)
+        return error / self.epsilon if self.epsilon else (math.inf if error else 0.0)
+
+    @property
+    def differs(self) -> list[str]:
+        """Return every difference, in words."""
+        cells = [cell for cell in self.cells if not cell.difference.equal and cell.difference.what]
+        texts = [f"{cell.side} {cell.place}: {cell.difference.what}" for cell in cells]
+        return [*map(str, (*self.settings, *self.flags, *self.lost, *self.gaps)), *texts]
+
+
+def measure_rows(pairs: Iterable[CallPair], target: StepRecord, golden: StepRecord) -> list[CallRow]:
+    """Return a row for each pair, in the order of execution."""
+    sizes_passed = (
+        value.norm or 0.0 for call in golden.calls.values() if call.backward for value in call.values
+    )
+    largest = max((size for size in sizes_passed if math.isfinite(size)), default=0.0)
+    rows = [_row(pair, target, golden, largest) for pair in pairs]
+    coarse = _other_precision(rows)
+    here, there = _epsilons(target), _epsilons(golden)
+    for row in rows:
+        sizes = [
+            of.get(call.forward_name, 0.0)
+            for call, of in ((row.pair.target, here), (row.pair.golden, there))
+            if call is not None
+        ]
+        row.epsilon = max(sizes) if coarse else min(sizes)
+        if coarse:
+            row.retyped = []
+    return rows
+
+
+def _row(pair: CallPair, target_record: StepRecord, golden_record: StepRecord, largest: float) -> CallRow:
+    """Compare a pair of calls. largest: norm of the gradients, the scale of what is computed of them after backward."""
+    row = CallRow(pair)
+    target, golden = pair.target, pair.golden
+    if target is None or golden is None:
+        row.grade = UNMATCHED
+        return row
+    if target.type != golden.type:
+        row.settings.append(PlainDifference("setting", "class", target.type, golden.type))
+    row.settings += _settings(target, golden)
+    forwards = target_record.calls.get(target.forward_name), golden_record.calls.get(golden.forward_name)
+    places = [set(forward.parameters) if forward else set() for forward in forwards]
+    lost = places[0] ^ places[1]  # parameters of one side alone, whose gradients are not compared
+    for side, mine, others in (
+        ("input", target.inputs, golden.inputs),
+        ("parameter", target.parameters, golden.parameters),
+        ("output", target.outputs, golden.outputs),
+        ("gradient", target.gradients, golden.gradients),
+        ("buffer", target.buffers, golden.buffers),
+    ):
+        for place in [*others, *(place for place in mine if place not in others)]:
+            here, there = mine.get(place), others.get(place)
+            lacking = [
+                of for of, value in zip(forwards, (here, there), strict=True) if not (value and value.dtype)
+            ]
+            if golden.backward and side == "output" and any(_is_cast(forward, place) for forward in lacking):
+                continue
+            floor = 0.0
+            if golden.late and side == "input" and there is not None:
+                floor = largest / math.sqrt(max(there.count, 1))
+            elif golden.backward and side in ("output", "gradient") and there is not None:
+                floor = sum_scale(golden, forwards[1], side, place, there)
+            if side != "gradient" or place not in lost:
+                _compare(row, side, place, here, there, compare_values(here, there, floor))
+    return row
+
+
+def _is_cast(forward: Call | None, place: str) -> bool:
+    """Return whether autocast casts this argument, a parameter: its gradient may pass by a copy of an earlier call."""
+    if forward is None or forward.is_module:
+        return False
+    given = [value for value in forward.inputs.values() if value.dtype]
+    results = [value.dtype for value in forward.outputs.values() if value.floating]
+    if not place.isdigit() or int(place) >= len(given):
+        return False
+    value = given[int(place)]
+    return value.is_parameter and bool(value.requires_grad) and value.dtype not in results
+
+
+def _compare(
+    row: CallRow,
+    side: str,
+    place: str,
+    here: Value | None,
+    there: Value | None,
+    difference: TensorDifference,
+) -> None:
+    """Add a pair of values to the row, as what it is."""
+    target, golden = row.pair.target, row.pair.golden
+    assert target is not None
+    assert golden is not None
+    given = [value for value in (here, there) if value is not None and value.kind]
+    alone = len(given) == 1
+    optional = alone and _is_optional(side, place, target, golden)
+    if alone and "." in place and side in ("parameter", "gradient"):
+        return  # of a module within, which one side calls and the other does not
+    _compare_types(row, side, place, here, there)
+    shapes = {value.shape for value in given if value.dtype}
+    if side == "output" and place != "0" and row.settings and len(shapes) > 1 and not golden.backward:
+        optional = True  # a further result has the form that an argument says
+    texts = (value.describe() if value is not None and value.kind else "absent" for value in (here, there))
+    plain = PlainDifference("argument" if side == "input" else side, place, *texts)
+    if alone and side in ("parameter", "buffer"):
+        row.lost.append(plain)
+    elif alone and golden.backward and given[0].dtype and not optional:
+        row.gaps.append(PlainDifference(side, place, plain.target, plain.golden))
+    elif any(value.dtype for value in given) and not optional:
+        row.cells.append(Cell(side, place, here, there, difference))
+    elif not difference.equal:
+        row.settings.append(plain)
+
+
+def _compare_types(row: CallRow, side: str, place: str, target: Value | None, golden: Value | None) -> None:
+    """Compare the dtype of forward values, and whether they require a gradient."""
+    if target is None or golden is None or row.pair.call.backward or side in ("gradient", "buffer"):
+        return
+    flags = (target.requires_grad, golden.requires_grad)
+    if None not in flags and flags[0] != flags[1]:
+        found = PlainDifference(side, place, f"requires_grad {flags[0]}", f"requires_grad {flags[1]}")
+        (row.flags if side == "parameter" else row.detached).append(found)
+    if target.floating and golden.floating and target.dtype != golden.dtype and side != "parameter":
+        row.retyped.append(PlainDifference(side, place, target.dtype, golden.dtype))
+
+
+def _is_optional(side: str, place: str, target: Call, golden: Call) -> bool:
+    """Return whether one side may have a value alone: a mask as an argument, a further result, and its gradient."""
+    if side not in ("input", "output"):
+        return False
+    places = (target.inputs, golden.inputs) if side == "input" else (target.outputs, golden.outputs)
+    return not golden.backward or any(place not in values for values in places)
+
+
+def _settings(target: Call, golden: Call) -> list[PlainDifference]:
+    if not (target.settings and golden.settings):
+        return []
+    names = [name for name in {**golden.settings, **target.settings} if name != "class"]
+    pairs = ((name, *(str(call.settings.get(name, "absent")) for call in (target, golden))) for name in names)
+    return [PlainDifference("setting", name, mine, other) for name, mine, other in pairs if mine != other]
+
+
+def is_parameter(cell: Cell) -> bool:
+    """Return whether both sides recorded a parameter here: of a module, or as an argument of a function."""
+    of_module = cell.side == "parameter" or (
+        cell.side == "input" and cell.golden is not None and cell.golden.is_parameter
+    )
+    return of_module and cell.target is not None and cell.golden is not None
+
+
+def _epsilons(record: StepRecord) -> Mapping[str, float]:
+    """Return the machine epsilon of the coarsest dtype within each call, by the name of its forward."""
+    found: dict[str, float] = {}
+    for call in record.calls.values():
+        values = (*call.inputs.values(), *call.parameters.values(), *call.outputs.values())
+        size = max((epsilon(value.dtype) for value in values if value.dtype), default=0.0)
+        for name in (call.forward_name, *record.around(call.forward_name)):
+            found[name] = max(found.get(name, 0.0), size)
+    return found
+
+
+def _other_precision(rows: Iterable[CallRow]) -> bool:
+    """Return whether one side as a whole computes in another dtype: the parameters, or every call of a kind.
+
+    One layer of several in another dtype is a difference of this layer.
+    """
+    parameters = [cell for row in rows for cell in row.cells if is_parameter(cell)]
+    floating = [cell for cell in parameters if cell.golden is not None and cell.golden.floating]
+    changed = [
+        cell for cell in floating if cell.target and cell.golden and cell.target.dtype != cell.golden.dtype
+    ]
+    if changed:
+        return 2 * len(changed) > len(floating)
+    kinds: dict[str, list[bool]] = {}
+    for row in rows:
+        retyped = {value.side for value in row.retyped}
+        counts = "output" in retyped or "input" not in retyped
+        if row.grade != UNMATCHED and not row.pair.call.backward and counts:
+            kinds.setdefault(row.pair.call.type or row.pair.call.path, []).append("output" in retyped)
+    sources = [flags for flags in kinds.values() if any(flags)]
+    return bool(sources) and all(all(flags) for flags in sources) and max(map(len, sources)) > 1

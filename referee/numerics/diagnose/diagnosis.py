@@ -1,0 +1,123 @@
+"""`python -m referee diagnose A B`: the symptom of two loss files, the first step that differs, the next commands."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from referee.errors import NumericsError
+from referee.numerics.diagnose.pair import EPSILON, LOSS, pair_curves
+from referee.numerics.diagnose.symptoms import NOT_REPRODUCIBLE, SYMPTOMS, Diagnosis, diagnose, step_to_record
+from referee.numerics.dump_files import finite, write_json, writing
+from referee.numerics.rows import HEADINGS, TableRow, text_table
+from referee.pages.document import Block, BulletList, Document, Figure, Paragraph, Section, Table
+from referee.pages.html_page import render_html
+from referee.pages.plots import axis, figure, line
+from referee.verdict.loss_files import read_curve, same_file
+
+DESCRIPTION = """
+Name the symptom of two loss curves and the next step to find the cause (sections 1.3 and 2.3 of the guide). A is the
+benchmark. Files: CSV with or without a header, JSON lines, trainer_state.json, one loss a line, or a log. The exit
+status is 0 for every symptom; it is 1 where a file cannot be used.
+"""
+POINTS = 2000  # of a curve in a figure
+
+
+def add_commands(commands: Any) -> None:
+    """Add diagnose to the commands of `python -m referee`."""
+    parser = commands.add_parser(
+        "diagnose", description=DESCRIPTION, help="name the symptom of two loss curves"
+    )
+    parser.add_argument(
+        "first", type=Path, help="losses of the benchmark: a file or a folder with metrics.jsonl"
+    )
+    parser.add_argument("second", type=Path, help="losses of the other run")
+    parser.add_argument("-o", "--output_path", type=Path, default=Path("diagnose"), help="folder of results")
+    parser.add_argument("--same", action="store_true", help="machine and settings of both runs are the same")
+    parser.add_argument("--offset", type=int, help="to add to the steps of the second file")
+    parser.add_argument("--dtype", choices=EPSILON, default="float32", help="of the computation")
+    parser.set_defaults(run=run_diagnose)
+
+
+def run_diagnose(given: argparse.Namespace) -> int:
+    if same_file(given.first, given.second):
+        raise NumericsError(f"{given.first} is named twice; fix: name two different files")
+    first, second = read_curve(given.first), read_curve(given.second)
+    diagnosis = diagnose(pair_curves(first, second, given.offset, EPSILON[given.dtype]), given.same)
+    step, commands = step_to_record(diagnosis), []
+    if step is not None:
+        base = 0 if 0 in first.losses else 1  # the recorder counts from 0
+        kind = {"summary_mode": "md5"} if diagnosis.symptom == NOT_REPRODUCIBLE else {}
+        for name in ("first", "second"):
+            config = {"task": "statistics", **kind, "level": "mix", "step": [step - base], "dump_path": name}
+            commands.append(f"train with PrecisionDebugger and config.json {json.dumps(config)}")
+        commands.append(compare_command(Path("second"), Path("first"), step - base))
+    print(*report(diagnosis, [], commands, given.output_path), sep="\n")
+    return 0
+
+
+def compare_command(target: Path, golden: Path, step: int) -> str:
+    folders = (shlex.quote(str(folder / f"step{step}")) for folder in (target, golden))
+    return "python -m referee compare -tp {} -gp {}".format(*folders)
+
+
+def report(
+    diagnosis: Diagnosis, more: Sequence[TableRow], commands: Sequence[str], folder: Path
+) -> list[str]:
+    """Write diagnose.json and diagnose.html. Returns the lines for the terminal: table, notes, files, commands.
+
+    more: rows of a checklist or a monitor.
+    """
+    rows = [*diagnosis.rows(), *more]
+    page, data = folder / "diagnose.html", folder / "diagnose.json"
+    rule, section = SYMPTOMS[diagnosis.symptom]
+    content = {
+        "runs": [side.name for side in diagnosis.pair.sides],
+        **vars(diagnosis.finding),
+        "rule": rule,
+        "section": section,
+        "common_steps": len(diagnosis.pair.steps),
+        "offset": diagnosis.pair.offset,
+        "rows": [{name: finite(value) for name, value in vars(row).items()} for row in rows],
+        "record_step": step_to_record(diagnosis),
+        "notes": diagnosis.notes,
+        "next": list(commands),
+    }
+    with writing(folder, "give another folder for the results"):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(data, content)
+        page.write_text(render_html(_document(diagnosis, rows, commands)), encoding="utf-8")
+    return [
+        f"symptom: {diagnosis.symptom}, {len(diagnosis.pair.steps)} common steps",
+        *text_table(rows),
+        *(f"note: {note}" for note in diagnosis.notes),
+        f"wrote {data}",
+        f"wrote {page}",
+        *([f"next: {command}" for command in commands] or ["next: nothing"]),
+    ]
+
+
+def _document(diagnosis: Diagnosis, rows: Sequence[TableRow], commands: Sequence[str]) -> Document:
+    pair, (rule, section) = diagnosis.pair, SYMPTOMS[diagnosis.symptom]
+    steps = pair.steps[:: max(1, len(pair.steps) // POINTS)]
+    traces = []
+    for side, ink in zip(pair.sides, ("var(--accent)", "var(--bad)"), strict=True):
+        losses = [finite(float(f"{side.losses[step]:.6g}")) for step in steps]
+        traces.append(line(side.name, ink, x=steps, y=losses, marker={"size": 4, "color": ink}))
+    narrow = {"margin": {"l": 62, "r": 16}, "font": {"size": 11}, "height": 320}
+    curves = figure(
+        traces, 340, (66, 24, 12, 48), narrow, showlegend=True, xaxis=axis("step"), yaxis=axis(LOSS)
+    )
+    blocks: list[Block] = [
+        Paragraph(f"Rule: {rule} (section {section} of the guide)."),
+        Section("Differences", [Table(list(HEADINGS), [row.cells for row in rows])]),
+        Section("Next", [BulletList(list(commands) or ["nothing"])]),
+        Section("Curves", [Figure("losses", curves)]),
+        Section("Notes", [BulletList(list(diagnosis.notes))]),
+    ]
+    names = " against ".join(side.name for side in pair.sides)
+    return Document(f"Symptom: {diagnosis.symptom}", blocks, f"{names}, {len(pair.steps)} common steps")

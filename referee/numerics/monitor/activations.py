@@ -1,0 +1,316 @@
+"""Watch the modules of a model during forward and backward: activations, their gradients, and attention calls.
+
+Hooks are installed for a monitored step only and change no result. Calls that backward recomputes (activation
+checkpointing) are not counted twice. The inputs of a module within one that referee.numerics.fix replaced may be
+converted copies, whose gradients are those of this module alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FunctionType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from referee.numerics.describe import tensors_in
+from referee.numerics.monitor.statistics import Pending
+from referee.numerics.monitor.targets import model_names
+from referee.numerics.record.function_calls import in_reentrant_checkpoint, recomputes
+
+BLOCK = {"cpu": 2**18}  # scores at once: 1 MB, which fits in the cache
+DEVICE_BLOCK = 2**24  # on another device: 64 MB
+CAUSAL_BLOCKS = 8  # of queries: a block reads the keys up to its last query, 9/16 of all in the mean
+HIDDEN = -1e30  # the score of what the mask hides: finite, so that 0 x HIDDEN is 0
+ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+Report = Callable[[Tensor], None]
+Replacement = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any]
+PLAIN = (Tensor, nn.Parameter)
+ORIGINAL: Any = F.multi_head_attention_forward
+
+
+class AttentionCalls(TorchFunctionMode):
+    """Report (entropy, largest logit, queries) of each call, a tensor (3,), before the call runs."""
+
+    def __init__(
+        self, report: Report, watching: Callable[[], bool], failed: Callable[[Exception], None]
+    ) -> None:
+        """watching: whether calls count now. failed: called with an error of the statistics."""
+        super().__init__()
+        self.report, self.watching, self.failed = report, watching, failed
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        self._observe(func, args, given)
+        if original(func) is ORIGINAL and self.watching():
+            func = with_replaced(
+                func, args, given, {"scaled_dot_product_attention": self._fused, "softmax": self._scores}
+            )
+        return func(*args, **given)
+
+    def _fused(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Observe the attention of nn.MultiheadAttention without weights."""
+        self._observe(F.scaled_dot_product_attention, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _scores(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Observe the softmax of nn.MultiheadAttention that returns its weights."""
+        self._report(lambda: score_statistics(args[0]), args[0])
+        return func(*args, **kwargs)
+
+    def _observe(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        if func is not F.scaled_dot_product_attention or not self.watching():
+            return
+        call = dict(zip(ARGUMENTS, args, strict=False)) | dict(kwargs)
+        mask, causal, scale = call.get("attn_mask"), bool(call.get("is_causal", False)), call.get("scale")
+        self._report(
+            lambda: attention_statistics(call["query"], call["key"], mask, causal, scale), call.get("query")
+        )
+
+    def _report(self, statistics: Callable[[], Tensor], like: Any) -> None:
+        """Report statistics that are computed beside the call, on the device of `like`."""
+        try:
+            with torch.no_grad(), torch.autocast(like.device.type, enabled=False):
+                self.report(statistics())
+        except Exception as error:
+            self.failed(error)
+
+
+def attention_statistics(
+    query: Tensor, key: Tensor, mask: Tensor | None = None, causal: bool = False, scale: float | None = None
+) -> Tensor:
+    """Return (mean entropy in nats, largest admitted logit, queries), (3,) float32, of one call.
+
+    query (..., H, T, D), key (..., G, S, D) where G divides H, mask broadcastable to (..., H, T, S): bool or added.
+    A query that may see nothing has entropy 0 and counts.
+    """
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    T, S = query.shape[-2], key.shape[-2]
+    repeats = query.shape[-3] // key.shape[-3] if query.dim() > 2 and key.dim() > 2 else 1
+    if repeats > 1:
+        key = key.repeat_interleave(repeats, -3)
+    query_NTD, key_NSD = query.reshape(-1, T, query.shape[-1]), key.reshape(-1, S, key.shape[-1])
+    if mask is not None:
+        mask = mask.expand(*query.shape[:-1], S).reshape(-1, T, S)
+    block_size = BLOCK.get(query.device.type, DEVICE_BLOCK)
+    heads, rows = max(1, block_size // (T * S)), max(1, min(T, block_size // S))
+    rows = max(1, min(rows, T // CAUSAL_BLOCKS)) if causal else rows
+    total = torch.zeros((), device=query.device, dtype=torch.float32)
+    high = torch.full((), HIDDEN, device=query.device, dtype=torch.float32)
+    for n in range(0, len(query_NTD), heads):
+        key_nDS = key_NSD[n : n + heads].float().transpose(1, 2)
+        for t in range(0, T, rows):
+            block = slice(t, t + rows)
+            seen = min(t + rows, S) if causal else S  # the keys that any query of the block may see
+            scores = torch.matmul(query_NTD[n : n + heads, block].float() * scale, key_nDS[..., :seen])
+            if causal:
+                last = torch.arange(t, min(t + rows, T), device=query.device)[:, None]
+                hidden = torch.arange(min(t, seen), seen, device=query.device) > last
+                scores[..., min(t, seen) :].masked_fill_(hidden, HIDDEN)
+            elif mask is not None:
+                part = mask[n : n + heads, block]
+                if part.dtype == torch.bool:
+                    scores.masked_fill_(~part, HIDDEN)
+                else:
+                    scores = (scores + part.float()).masked_fill_(part == -math.inf, HIDDEN)
+            total, high = _joined(total, high, scores)
+    return _result(total, high, query_NTD.shape[0] * T)
+
+
+def score_statistics(scores: Tensor) -> Tensor:
+    """Return (mean entropy in nats, largest admitted logit, queries), (3,) float32, of scores (..., S) of a softmax.
+
+    What the mask hides is -inf.
+    """
+    scores_NS = scores.reshape(-1, scores.shape[-1])
+    total = torch.zeros((), device=scores.device, dtype=torch.float32)
+    high = torch.full((), HIDDEN, device=scores.device, dtype=torch.float32)
+    rows = max(1, BLOCK.get(scores.device.type, DEVICE_BLOCK) // max(1, scores.shape[-1]))
+    for block in scores_NS.split(rows):
+        total, high = _joined(total, high, block.float().clamp_min(HIDDEN))
+    return _result(total, high, len(scores_NS))
+
+
+def _joined(total: Tensor, high: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Add the entropy of each row of scores to the total, and return it with the largest score so far."""
+    top = scores.amax(-1, keepdim=True)
+    terms = (scores - top).exp_()
+    sums = terms.sum(-1)
+    entropy = top.squeeze(-1) + sums.log() - torch.linalg.vecdot(terms, scores) / sums
+    entropy.masked_fill_(top.squeeze(-1) <= HIDDEN, 0.0)  # a query that sees nothing
+    return total + entropy.sum(), torch.maximum(high, top.amax())
+
+
+def _result(total: Tensor, high: Tensor, queries: int) -> Tensor:
+    high = torch.where(high <= HIDDEN, torch.full_like(high, -math.inf), high)
+    return torch.stack([total / max(queries, 1), high, torch.full_like(high, queries)])
+
+
+def original(func: Any) -> Any:
+    """Return the function of torch of which `with_replaced` returned a copy; any other function itself."""
+    return getattr(func, "numerics_original", func)
+
+
+def with_replaced(
+    func: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    replacements: Mapping[str, Replacement],
+) -> Callable[..., Any]:
+    """Return multi_head_attention_forward with functions replaced inside; any other function as it is.
+
+    The result is a copy of torch's code with other globals, so that no other caller is changed. A function that is
+    replaced already stays so. A call with subclasses of Tensor, which may replace the function themselves, stays too.
+    """
+    if original(func) is not ORIGINAL or not isinstance(func, FunctionType):
+        return func
+    given = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)]
+    if any(type(one) not in PLAIN for one in given):
+        return func
+    names = dict(func.__globals__)
+    for name, replacement in replacements.items():
+        inner = names.get(name)
+        if callable(inner) and inner is ORIGINAL.__globals__.get(name):
+            names[name] = _replaced(inner, replacement)
+    copy: Any = FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
+    copy.__kwdefaults__, copy.__module__, copy.numerics_original = func.__kwdefaults__, F.__name__, ORIGINAL
+    names[func.__name__] = copy  # what a further mode receives
+    return copy  # type: ignore[no-any-return]
+
+
+def _replaced(inner: Callable[..., Any], replacement: Replacement) -> Callable[..., Any]:
+    @functools.wraps(inner)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return replacement(inner, args, kwargs)
+
+    return call
+
+
+UNSEEN = "it is in torch.utils.checkpoint with use_reentrant=True; fix: use_reentrant=False"
+Wanted = Callable[[str, str], bool]  # (kind, name)
+
+
+class ActivationWatch:
+    """Adds the statistics of a step to `pending`. Enter `watching` around forward and backward.
+
+    One tensor is often the output of one module and the input of the next: it is read once, and both names have its
+    statistics.
+    """
+
+    def __init__(self, pending: Pending, wanted: Wanted) -> None:
+        self.pending, self.wanted = pending, wanted
+        self.within: list[str] = []  # paths of the modules that run, innermost last
+        self._ended = False
+        self.calls: dict[str, int] = {}  # attention calls of a module, in this call of it
+        self._read: Any = WeakIdKeyDictionary()  # tensor -> (version, key)
+        self._hooked: Any = WeakIdKeyDictionary()  # tensor -> names of its gradient
+        self._root: tuple[Any, nn.Module] | None = None  # the hook before the root's forward
+
+    @contextlib.contextmanager
+    def watching(self, root: nn.Module, attention: bool) -> Iterator[None]:
+        """Install hooks on every module, and remove them at the end. attention: whether to watch its calls."""
+        self._ended = False
+        with contextlib.ExitStack() as stack:
+            stack.callback(setattr, self, "_ended", True)
+            plain = model_names(root)
+            # of a wrapper and the module in it, which have one name, the module
+            for path, module in {plain(path): one for path, one in root.named_modules()}.items():
+                for handle in self._hooks(path, module, module is root):
+                    stack.callback(handle.remove)
+            if attention:
+                stack.enter_context(AttentionCalls(self._attention, self._in_model, self._failed))
+            self.within.clear()
+            yield
+
+    def root_runs(self, args: Any, kwargs: Any) -> None:
+        """Observe the call of the root that runs already: torch does not call hooks that such a call installs."""
+        if self._root:
+            before, root = self._root
+            before(root, args, kwargs)
+
+    def _in_model(self) -> bool:
+        """Return whether a module of the model runs, and counts."""
+        return bool(self.within) and not recomputes()
+
+    def _hooks(self, path: str, module: nn.Module, is_root: bool) -> Iterator[Any]:
+        def before(module: nn.Module, args: Any, kwargs: Any = None) -> None:
+            if self._ended:  # removed within the call of the module that has it, without kwargs
+                return
+            if not recomputes():
+                self.within.append(path)
+                self.calls[path] = 0
+                self._observe(path, "input", tensors_in([list(args), kwargs]))
+            elif in_reentrant_checkpoint() and self.wanted("actv_grad", f"{path}.input_grad.0"):
+                self.pending.fail(("actv_grad", path), RuntimeError(UNSEEN))
+
+        def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            if not recomputes():
+                self.within[-1:] = []
+                self._observe(path, "output", tensors_in(output))
+
+        self._root = (before, module) if is_root else self._root
+        # compiled code would trace a hook: it runs beside it
+        yield module.register_forward_pre_hook(torch.compiler.disable(before), with_kwargs=True)
+        yield module.register_forward_hook(torch.compiler.disable(after), with_kwargs=True)
+
+    def _observe(self, path: str, side: str, tensors: Sequence[Tensor]) -> None:
+        for index, tensor in enumerate(tensors):
+            key = ("actv", f"{path}.{side}.{index}" if path else f"{side}.{index}")
+            try:
+                if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.is_meta:
+                    continue
+                if self.wanted(*key):
+                    self._once(key, tensor)
+                key = ("actv_grad", f"{path}.{side}_grad.{index}" if path else f"{side}_grad.{index}")
+                if tensor.requires_grad and not tensor.is_leaf and self.wanted(*key):
+                    self._gradient(key, tensor)
+            except Exception as error:  # the observed run goes on
+                self.pending.fail(key, error)
+
+    def _once(self, key: tuple[str, str], tensor: Tensor) -> None:
+        version, first = self._read.get(tensor, (None, None))
+        if first is not None and version == tensor._version and first[0] == key[0]:
+            self.pending.alias(key, first)
+            return
+        self._read[tensor] = (tensor._version, key)
+        self.pending.add(key, tensor)
+
+    def _gradient(self, key: tuple[str, str], tensor: Tensor) -> None:
+        names = self._hooked.get(tensor)
+        if names is not None:
+            if key not in names:  # a module that reads the tensor twice has the sum over both uses
+                names.append(key)
+            return
+        mine = self._hooked[tensor] = [key]
+        pending = self.pending  # without this object, which holds the tensor
+
+        def hook(gradient: Tensor) -> None:
+            pending.add(mine[0], gradient)
+            for other in mine[1:]:
+                pending.alias(other, mine[0])
+
+        tensor.register_hook(hook)
+
+    def _attention(self, values: Tensor) -> None:
+        name = self._call()
+        if self.wanted("attention", name):
+            self.pending.add_values(("attention", name), values)
+
+    def _failed(self, error: Exception) -> None:
+        self.pending.fail(("attention", self._call()), error)
+
+    def _call(self) -> str:
+        """Count an attention call of the innermost module, and return its name."""
+        path = self.within[-1]
+        number = self.calls.get(path, 0)
+        self.calls[path] = number + 1
+        return f"{path}.sdpa.{number}" if path else f"sdpa.{number}"

@@ -1,0 +1,217 @@
+"""The tables of a monitor: the contract between the monitor and everything that reads its files.
+
+    <run>/monitor/rank<r>/<kind>_<first>-<last>.csv      rows of the steps first .. last, both included
+
+Kinds and columns are msProbe's, as far as it has them (MindStudio-Probe, monitor: CSV_HEADER and the prefixes of its
+writer). Every file begins with a header. One row is one tensor in one step:
+
+    vpp_stage,name,step,norm,mean,min,max,std,zeros,nan,inf      every kind but those below
+    vpp_stage,name,step,ratio                                    update_ratio
+    vpp_stage,name,step,entropy,logit_max                        attention
+    vpp_stage,name,step,rate,expected,scheduled                  learning_rate
+
+    kind            name                                         content
+    grad_before     <parameter>                                  gradients that are there when backward begins
+    data            input.<i>                                    inputs of the model, over all micro-batches
+    actv            <module>.input.<i>, <module>.output.<i>      values of forward, over all micro-batches of the step
+    actv_grad       <module>.input_grad.<i>, .output_grad.<i>    gradients of these
+    grad_unreduced  <parameter>                                  this rank's sum over its micro-batches
+    grad_reduced    <parameter>                                  the sum over all ranks, before clipping
+    grad_clipped    <parameter>                                  what the optimizer receives
+    learning_rate   group<i>                                     rate; what the schedule says; steps of the scheduler
+    param           <parameter>                                  weights after the update
+    exp_avg, exp_avg_sq   <parameter>                            Adam's moments after the update
+    update_ratio    <parameter>                                  norm of the update / norm of the weights before
+    attention       <module>.sdpa.<i>                            call i of scaled_dot_product_attention in the module
+
+vpp_stage is 0. step counts from 1 in this trainer, as `iteration` in metrics.jsonl does. norm is the Euclidean norm,
+std is of the population, zeros is the fraction of elements that equal 0, nan and inf are counts; the others are nan
+where an element is. The update ratio of weights that are zero, as of new biases, is inf. entropy is the mean over heads
+and queries, in nats; logit_max is the largest scaled score that the mask admits. A run of one rank has no reduction,
+and so no grad_unreduced.
+
+A step is absent where its kind was not monitored in it, so rows are not evenly spaced. The last line of a killed run
+may be torn; `read_table` leaves it out. Rows are in the order of the steps, and a step has a name at most once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from referee.errors import NumericsError
+from referee.numerics.dump_files import replacing, writing
+
+KEYS = ("vpp_stage", "name", "step")
+STATISTICS = ("norm", "mean", "min", "max", "std", "zeros", "nan", "inf")
+GRADIENTS = ("grad_unreduced", "grad_reduced", "grad_clipped")
+MOMENTS = ("exp_avg", "exp_avg_sq")
+# in the order in which a step computes them
+KINDS: Mapping[str, tuple[str, ...]] = {
+    "grad_before": STATISTICS,
+    "data": STATISTICS,
+    "actv": STATISTICS,
+    "attention": ("entropy", "logit_max"),
+    "actv_grad": STATISTICS,
+    **dict.fromkeys(GRADIENTS, STATISTICS),
+    "learning_rate": ("rate", "expected", "scheduled"),
+    "update_ratio": ("ratio",),
+    **dict.fromkeys(MOMENTS, STATISTICS),
+    "param": STATISTICS,
+}
+# msProbe's names of columns and of the first column -> these
+ALIASES = {"module_name": "name", "param_name": "name", "nans": "nan"}
+COLUMNS = {*KEYS, *(column for columns in KINDS.values() for column in columns)}
+FILE = re.compile(r"(?P<kind>[a-z_]+)_(?P<first>[0-9]+)-(?P<last>[0-9]+)\.csv")
+RANK = re.compile(r"(?:[\w-]{0,20}-)?rank(\d{1,6})(?:-.*)?")  # msProbe: <time>-rank<r>-<number>
+STEPS_PER_FILE = 1000
+# of a rank: {"replicas": the ranks with the same weights, "sharded": the parameters of which it has a part}
+LAYOUT = "layout.json"
+FIX = "free space on the disk, or choose another folder"
+
+
+class TensorRow(NamedTuple):
+    """One tensor in one step. values: of the columns of its table."""
+
+    name: str
+    step: int
+    values: tuple[float, ...]
+
+
+class StatisticsTable(NamedTuple):
+    """All rows of a kind and a rank. columns: of the values. damaged: lines that were left out."""
+
+    kind: str
+    columns: tuple[str, ...]
+    rows: tuple[TensorRow, ...]
+    damaged: int = 0
+
+
+class TableWriter:
+    """Append the rows of one rank. A file is opened for each step, so a killed process leaves whole lines.
+
+    statistics: the columns of tensors, some of STATISTICS. digits: significant digits of a value.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        steps_per_file: int = STEPS_PER_FILE,
+        statistics: tuple[str, ...] = STATISTICS,
+        digits: int = 9,
+    ) -> None:
+        self.folder, self.steps_per_file, self.digits = folder, steps_per_file, digits
+        self.columns = {
+            kind: statistics if columns == STATISTICS else columns for kind, columns in KINDS.items()
+        }
+
+    def write(self, kind: str, step: int, rows: Iterable[tuple[str, Sequence[float]]]) -> None:
+        """Append (name, values) of one step. NumericsError names a file that cannot be written."""
+        first = step // self.steps_per_file * self.steps_per_file
+        path = self.folder / f"{kind}_{first}-{first + self.steps_per_file - 1}.csv"
+        lines = [
+            ",".join(("0", _quoted(name), str(step), *(f"{value:.{self.digits}g}" for value in values)))
+            for name, values in rows
+        ]
+        if not lines:
+            return
+        with writing(path, FIX):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with path.open("a", encoding="utf-8", newline="") as file:
+                if file.tell() == 0:
+                    lines.insert(0, ",".join((*KEYS, *self.columns[kind])))
+                file.write("\n".join(lines) + "\n")
+
+    def truncate(self, last: int) -> None:
+        """Drop the rows after step `last`, which a resumed run writes again, and torn lines."""
+        for path in [path for paths in table_files(self.folder).values() for path in paths]:
+            with writing(path, FIX):
+                head, *lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+                read = _reader(path, head)
+                kept = [line for line in lines[:-1] if (row := read(line)) and row.step <= last]
+                if not kept:
+                    path.unlink()
+                elif lines != [*kept, ""]:
+                    with replacing(path) as temporary:
+                        temporary.write_text("\n".join([head, *kept]) + "\n", encoding="utf-8")
+
+
+def table_files(folder: Path) -> dict[str, list[Path]]:
+    """Return kind -> its files in the folder of a rank, in the order of their steps."""
+    found: dict[str, list[tuple[int, Path]]] = {}
+    for path in folder.glob("*.csv"):
+        if match := FILE.fullmatch(path.name):
+            found.setdefault(match["kind"], []).append((int(match["first"]), path))
+    return {kind: [path for _, path in sorted(files)] for kind, files in sorted(found.items())}
+
+
+def read_table(folder: Path, kind: str) -> StatisticsTable:
+    """Read all rows of a kind from the folder of a rank; torn and damaged lines are left out.
+
+    A kind without files has no rows. NumericsError where a file is not a monitor table.
+    """
+    columns: tuple[str, ...] | None = None
+    rows: list[TensorRow | None] = []
+    for path in table_files(folder).get(kind, []):
+        try:
+            head, *lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+        except OSError as error:
+            raise NumericsError(f"{path} cannot be read: {error.strerror}; fix: check the path") from error
+        if not lines:  # the process was killed at its first line
+            continue
+        if columns not in (None, _columns(head)):
+            raise NumericsError(f"{path} has other columns than the files before; fix: separate them")
+        columns = _columns(head)
+        rows += map(_reader(path, head), lines[:-1])  # what follows the last line break is torn, or empty
+    whole = tuple(row for row in rows if row is not None)
+    return StatisticsTable(kind, columns or KINDS.get(kind, ()), whole, len(rows) - len(whole))
+
+
+def rank_folders(folder: Path) -> dict[int, Path]:
+    """Return rank -> its folder, of <run>/monitor; of several folders of a rank, the last one by name.
+
+    A folder with tables itself is that of the rank in its name, or of rank 0.
+    """
+    folders = sorted(path for path in folder.glob("*") if path.is_dir())
+    found = {int(match[1]): path for path in folders if (match := RANK.fullmatch(path.name))}
+    if not found and table_files(folder):
+        match = RANK.fullmatch(folder.name)
+        found = {int(match[1]) if match else 0: folder}
+    return dict(sorted(found.items()))
+
+
+def _quoted(name: str) -> str:
+    """Return the name as one field. Names of modules can hold any character but a dot."""
+    return re.sub(r'[,"\r\n]', "_", name)
+
+
+def _columns(head: str) -> tuple[str, ...]:
+    """Return the statistics of a header by the names that they have here."""
+    names = (ALIASES.get(name, name) for name in head.split(","))
+    return tuple(name for name in names if name in COLUMNS and name not in KEYS)
+
+
+def _reader(path: Path, head: str) -> Callable[[str], TensorRow | None]:
+    """Return the function from a line to its row; None for a damaged one."""
+    names, columns = [ALIASES.get(name, name) for name in head.split(",")], _columns(head)
+    if not columns or not {"name", "step"} <= {*names}:
+        raise NumericsError(f"{path} is not a monitor table: its header is {head[:60]!r}; fix: move it away")
+
+    def read(line: str) -> TensorRow | None:
+        try:
+            fields = dict(zip(names, line.split(","), strict=True))
+            values = tuple([float(fields[column]) for column in columns])
+            return TensorRow(_full_name(fields), int(fields["step"]), values)
+        except ValueError:
+            return None
+
+    return read
+
+
+def _full_name(fields: Mapping[str, str]) -> str:
+    """Return the name, with the pipeline stage and the micro step that msProbe writes, where they are not 0."""
+    stage, micro = fields.get("vpp_stage", "0"), fields.get("micro_step", "0")
+    name = fields["name"] if micro in ("0", "") else f"{fields['name']}:micro{micro}"
+    return name if stage in ("0", "") else f"{stage}:{name}"

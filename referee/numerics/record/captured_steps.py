@@ -1,0 +1,237 @@
+"""Copy the parameters, gradients and state of optimizers before a step, and the results after it.
+
+Of an optimizer that treats every element alone, the first rows of each parameter are copied; of others, whole
+parameters. Hooks of torch call the functions below, so that the optimizer and its numbers stay as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from referee.numerics.describe import SCALARS, is_dense
+
+MOST = 1 << 20  # elements of a parameter that are copied
+LARGEST = 1 << 24  # elements of an optimizer that needs whole parameters
+FILE = "optimizer_steps.pt"
+# torch's optimizers of which each element of the result depends on the same elements of parameter, gradient and state.
+ELEMENTWISE = tuple(
+    getattr(torch.optim, name)
+    for name in (
+        "SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adagrad", "Adadelta", "RMSprop", "ASGD",
+    )
+)  # fmt: skip
+
+
+@dataclass
+class OptimizerStep:
+    """Parameters that one step changes together: one parameter where they are independent."""
+
+    kind: str  # "torch.optim.adamw.AdamW"
+    number: int
+    options: list[dict[str, Any]]  # of the groups of parameters
+    names: list[str] = field(default_factory=list)
+    groups: list[int] = field(default_factory=list)  # of each parameter: the place of its options
+    before: list[dict[str, Any]] = field(default_factory=list)  # "parameter", "gradient" and "state" of each
+    after: list[dict[str, Any]] = field(default_factory=list)  # "parameter" and "state" of each
+    why: str = ""  # the reason why it cannot be checked, then without tensors
+    values: list[Tensor] = field(default_factory=list)  # the parameters, until after the step
+
+    @property
+    def label(self) -> str:
+        return f"{self.kind.rpartition('.')[2]} step"
+
+    @property
+    def title(self) -> str:
+        listed = self.names[0] if len(self.names) == 1 else f"{len(self.names)} parameters"
+        return f"{self.label} {self.number}, {listed}"
+
+
+def before_step(
+    optimizer: Optimizer, names: Mapping[int, str] | None = None, number: int = 0, has_closure: bool = False
+) -> list[OptimizerStep]:
+    """Copy what a step of the optimizer will read. names: of parameters by id. number: of the step."""
+    names = names or {}
+    kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+    options = [_plain_options(group) for group in optimizer.param_groups]
+    members = [
+        (place, value, names.get(id(value), f"group {place}, parameter {index}"))
+        for place, group in enumerate(optimizer.param_groups)
+        for index, value in enumerate(group["params"])
+        if value.grad is not None
+    ]
+    alone = type(optimizer) in ELEMENTWISE
+    found = []
+    together = [[member] for member in members] if alone else [members]
+    for part in filter(None, together):
+        step = OptimizerStep(kind, number, options)
+        step.names = [name for _, _, name in part]
+        step.groups = [place for place, _, _ in part]
+        step.values = [value for _, value, _ in part]
+        step.why = "the step calls a closure" if has_closure else _unchecked(step.values, alone)
+        if not step.why:
+            step.before = [_copies(optimizer, value, value.grad) for value in step.values]
+        found.append(step)
+    return found
+
+
+def after_step(optimizer: Optimizer, steps: Iterable[OptimizerStep]) -> None:
+    """Add the results of a step to what `before_step` returned."""
+    for step in steps:
+        if not step.why:
+            step.after = [_copies(optimizer, value) for value in step.values]
+        step.values = []
+
+
+class StepCapture:
+    """Copy every step of every optimizer of this process between start() and stop()."""
+
+    def __init__(self) -> None:
+        self.steps: list[OptimizerStep] = []
+        self.names: dict[int, str] = {}
+        self._open: list[OptimizerStep] = []
+        self._handles: list[RemovableHandle] = []
+        self._number = 0
+
+    def start(self, modules: Iterable[nn.Module] = ()) -> None:
+        """modules: whose parameters have names."""
+        self.steps, self._number = [], 0
+        self.names = {id(value): name for module in modules for name, value in module.named_parameters()}
+        if not self._handles:
+            self._handles = [
+                register_optimizer_step_pre_hook(self._before),
+                register_optimizer_step_post_hook(self._after),
+            ]
+
+    def stop(self) -> None:
+        while self._handles:
+            self._handles.pop().remove()
+
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        closure = any(part is not None for part in (*args[1:], kwargs.get("closure")))
+        self._open = before_step(optimizer, self.names, self._number, closure)
+        self._number += 1
+
+    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        after_step(optimizer, self._open)
+        self.steps += self._open
+
+    def write(self, folder: Path) -> None:
+        """Write FILE into the folder of a step and rank; nothing where no optimizer stepped."""
+        if self.steps:
+            torch.save([vars(step) for step in self.steps], folder / FILE)
+        self.steps = []
+
+
+def _unchecked(values: Sequence[Tensor], alone: bool) -> str:
+    """Return why a step of parameters cannot be checked; "" where it can."""
+    if not all(is_dense(value) and is_dense(value.grad) for value in values):
+        return "a sharded, sparse or other parameter or gradient"
+    if not all(value.is_floating_point() for value in values):
+        return "a parameter that is not a real number"
+    if not alone and sum(value.numel() for value in values) > LARGEST:
+        return f"large: over {LARGEST:,} elements, of an optimizer that needs all"
+    return ""
+
+
+def _copies(optimizer: Optimizer, value: Tensor, gradient: Tensor | None = None) -> dict[str, Any]:
+    """Return copies of a parameter, of its state, and of its gradient where given."""
+    most = MOST if type(optimizer) in ELEMENTWISE else LARGEST
+    state: dict[str, Any] = {}
+    for name, part in optimizer.state.get(value, {}).items():
+        if isinstance(part, Tensor):
+            state[name] = float(part) if name == "step" else _copy(part, most)
+        elif isinstance(part, SCALARS):
+            state[name] = part
+    tensors = {"parameter": value} if gradient is None else {"parameter": value, "gradient": gradient}
+    return {"state": state} | {name: _copy(part, most) for name, part in tensors.items()}
+
+
+def _copy(tensor: Tensor, most: int) -> Tensor:
+    """Return a copy, on the CPU, of the first rows that have at most `most` elements together, one at least."""
+    part = tensor.detach()
+    if part.numel() > most and part.dim():
+        part = part[: max(1, most * part.shape[0] // part.numel())]
+    return part.clone(memory_format=torch.contiguous_format).cpu()
+
+
+def _plain_options(group: Mapping[str, Any]) -> dict[str, Any]:
+    def plain(value: Any) -> Any:
+        return value.item() if isinstance(value, Tensor) else value
+
+    found = {
+        name: tuple(map(plain, value)) if isinstance(value, tuple | list) else plain(value)
+        for name, value in group.items()
+        if name != "params"
+    }
+    return {name: value for name, value in found.items() if isinstance(value, (*SCALARS, tuple))}
+
+
+class Makers:
+    """The recorded call that last returned each tensor. A view has the maker of the memory that it shows."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, tuple[StorageWeakRef, str]] = {}
+
+    def add(self, tensor: Tensor, name: str) -> None:
+        # sparse and wrapped tensors have no memory
+        with contextlib.suppress(RuntimeError, NotImplementedError):
+            reference = StorageWeakRef(tensor.untyped_storage())
+            self._calls[reference.cdata] = reference, name
+
+    def of(self, tensor: Tensor) -> str:
+        """Return the name of the call; "" for a tensor that no recorded call returned."""
+        with contextlib.suppress(RuntimeError, NotImplementedError):
+            reference, name = self._calls.get(tensor.untyped_storage()._cdata, (None, ""))
+            return "" if reference is None or reference.expired() else name
+        return ""
+
+
+@dataclass
+class RecordedStep:
+    """The rows of the step that is being recorded."""
+
+    data: dict[str, Any] = field(default_factory=dict)
+    stacks: dict[str, list[str]] = field(default_factory=dict)
+    parents: dict[str, str | None] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)  # file name -> value
+    calls: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    incomplete: list[str] = field(default_factory=list)  # the notes that say what is not recorded
+    exception: tuple[str, str] | None = None  # the call that raised, and what
+    makers: Makers = field(default_factory=Makers)
+    models: list[tuple[str, nn.Module]] = field(default_factory=list)
+    labels: dict[int, str] = field(default_factory=dict)  # of the models, by id
+    roots: set[str] = field(default_factory=set)  # calls of the models that start() received
+    uncalled: set[str] = field(
+        default_factory=set
+    )  # modules whose parameters are in the row of an outer module
+    scope_begun: bool = False  # whether the first call of `scope` was
+    scope_ended: bool = False  # whether its last call was
+
+
+@dataclass(frozen=True)
+class OpenCall:
+    """A call that runs. name: empty during a recomputation. begin: autograd's number before it."""
+
+    name: str
+    label: str
+    inputs: tuple[Any, Any]
+    begin: int
+    recorded: bool
+
+
+def backward_name(name: str) -> str:
+    """Return the name of the backward of a call."""
+    head, _, tail = name.rpartition("forward")
+    return f"{head}backward{tail}"

@@ -1,0 +1,115 @@
+"""The settings of a recorder, with the names of msProbe's config.json (section 4.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from referee.errors import NumericsError
+
+TASKS, LEVELS, MODES = ("statistics", "tensor"), ("L0", "L1", "mix"), ("statistics", "md5")
+MOST_STEPS = 10**6  # of a range
+DATA_MODES = {"all", "forward", "backward", "input", "output"}
+
+
+@dataclass(frozen=True)
+class RecorderConfig:
+    """Settings of a recorder; the names are those of msProbe's config.json.
+
+    task: "statistics", or "tensor" for the values as well. level: "L0" (modules), "L1" (functions) or "mix". step,
+    rank: to record; empty: all. list: names that contain one of these strings; a module's calls are included. scope:
+    from the first of two names to the second. data_mode: of "forward", "backward", "input", "output", or "all".
+    summary_mode: "statistics", or "md5" for digests as well. async_dump: keep tensors
+    on their device during the step.
+    """
+
+    dump_path: str = "dump"
+    task: str = "statistics"
+    level: str = "L0"
+    step: tuple[int, ...] = ()
+    rank: tuple[int, ...] = ()
+    list: tuple[str, ...] = ()
+    scope: tuple[str, ...] = ()
+    data_mode: tuple[str, ...] = ("all",)
+    summary_mode: str = "statistics"
+    async_dump: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value, allowed in (
+            ("task", self.task, TASKS),
+            ("level", self.level, LEVELS),
+            ("summary_mode", self.summary_mode, MODES),
+        ):
+            if value not in allowed:
+                raise NumericsError(f'{name} is "{value}"; fix: use {", ".join(allowed)}')
+        for name in ("step", "rank"):
+            if any(type(number) is not int or number < 0 for number in getattr(self, name)):
+                raise NumericsError(f"{name} is {list(getattr(self, name))}; fix: list numbers from 0")
+        for name in ("list", "scope", "data_mode"):
+            if any(not isinstance(text, str) for text in getattr(self, name)):
+                raise NumericsError(f"{name} is {list(getattr(self, name))}; fix: list strings")
+        if not self.data_mode or not set(self.data_mode) <= DATA_MODES:
+            raise NumericsError(
+                f"data_mode is {list(self.data_mode)}; fix: use some of {', '.join(sorted(DATA_MODES))}"
+            )
+        if not self.dump_path:
+            raise NumericsError("dump_path is empty; fix: name a folder")
+        if len(self.scope) not in (0, 2):
+            raise NumericsError(
+                f"scope has {len(self.scope)} names; fix: give the first and the last, or none"
+            )
+
+    @classmethod
+    def from_json(cls, content: Any, **changes: Any) -> RecorderConfig:
+        """Read the content of msProbe's config.json. Entries of the task's section count like those beside it.
+
+        NumericsError names an entry that cannot be used. Entries of other tools are ignored. changes: not None.
+        """
+        if not isinstance(content, dict):
+            raise NumericsError("the configuration is not a JSON object; fix: see docs/numerics.md")
+        section = content.get(str(changes.get("task") or content.get("task", "statistics")), {})
+        values = {**content, **(section if isinstance(section, dict) else {})}
+        values |= {name: value for name, value in changes.items() if value is not None}
+        known: dict[str, Any] = {}
+        for item in fields(cls):
+            if item.name not in values:
+                continue
+            value = values[item.name]
+            if isinstance(item.default, tuple):
+                if not isinstance(value, list | tuple):
+                    raise NumericsError(f"{item.name} is {value!r}; fix: write a list")
+                value = tuple(value)
+            elif not isinstance(value, type(item.default)):
+                raise NumericsError(f"{item.name} is {value!r}; fix: write a value such as {item.default!r}")
+            known[item.name] = value
+        if isinstance(known.get("step"), tuple):
+            known["step"] = _numbers(known["step"])
+        if not known.get("data_mode", True):
+            known.pop("data_mode")
+        return cls(**known)
+
+    def wants(self, direction: str, side: str) -> bool:
+        """Return whether data_mode includes the side ("input", "output") of a direction ("forward", "backward")."""
+        chosen = set(self.data_mode)
+        if "all" in chosen:
+            return True
+        return (direction in chosen or not chosen & {"forward", "backward"}) and (
+            side in chosen or not chosen & {"input", "output"}
+        )
+
+
+def _numbers(entries: Sequence[Any]) -> tuple[int, ...]:
+    """Expand ranges of steps such as "3-5", which msProbe accepts."""
+    numbers: list[int] = []
+    for entry in entries:
+        first, dash, last = str(entry).partition("-")
+        if not (first.isdigit() and (last.isdigit() if dash else True)) or isinstance(entry, bool):
+            raise NumericsError(f'step has {entry!r}; fix: list numbers, or ranges such as "3-5"')
+        chosen = range(int(first), int(last or first) + 1)
+        if not 0 < len(chosen) <= MOST_STEPS:
+            raise NumericsError(
+                f"step has {entry!r}; fix: a range from a smaller number, of at most {MOST_STEPS:,} steps"
+            )
+        numbers += chosen
+    return tuple(numbers)

@@ -1,0 +1,388 @@
+"""Say why a step is not reproducible (section 2.3.2): compare the traces of its conditions, and show them in one table.
+
+A cause is named only where the conditions separate it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from referee.numerics.describe import plain_values
+from referee.numerics.dump_files import finite
+from referee.numerics.record.tensor_statistics import bits_of
+from referee.numerics.repeat.conditions import (
+    FRESH,
+    NAN,
+    OBSERVED,
+    ONE_THREAD,
+    PLAIN,
+    SYNCHRONISED,
+    ZEROS,
+    Condition,
+)
+from referee.numerics.repeat.trace import OperationEvent, Trace, TraceDifference, first_difference
+from referee.numerics.rows import TableRow, text_table
+
+REPRODUCIBLE, LIMITED = "reproducible", " in what could be compared"
+SHARED = "two tensors in one memory"
+ASYNCHRONOUS = "asynchronous memory fault"
+UNOBSERVED_WRITE = "memory changed between operations"
+UNINITIALISED = "uninitialised memory"
+THREADS = "the number of threads changes the result"
+NOT_DETERMINISTIC = "non-deterministic operation"
+IN_OPERATION = "memory fault or hardware fault in an operation"
+TIMING = "observation removes the difference"
+STATE = "state that is not restored"
+PYTHON = "a Python value differs between repetitions"
+PATH = "the step takes another path"
+PROCESS = "differs between processes"
+UNNAMED = "cause not separated"
+
+MOST_LISTED = 3  # operations or results that could not be compared, and notes of a kind
+BLOCK = 2048  # bytes of a block of memory on Ascend devices
+WAIT = (
+    "ASCEND_LAUNCH_BLOCKING=1 or CUDA_LAUNCH_BLOCKING=1; record_stream() for tensors that another stream uses; wait() "
+    "for copies and communication; TORCH_CUDA_SANITIZER=1"
+)
+TRY = {
+    SHARED: "clone() where they are created; check custom allocators, from_numpy and ctypes buffers",
+    ASYNCHRONOUS: WAIT,
+    UNOBSERVED_WRITE: WAIT,
+    TIMING: WAIT,
+    UNINITIALISED: "torch.zeros, or write every element before the first read",
+    STATE: "give everything that the step changes as state; fix the data",
+    PYTHON: "give the object that holds the value as state; a constant instead of a clock",
+    PROCESS: "equal PYTHONHASHSEED, CUBLAS_WORKSPACE_CONFIG and threads in each process (referee.numerics.seed_all)",
+    IN_OPERATION: "make stress: a faulty device fails there as well",
+    UNNAMED: "make stress",
+    THREADS: "one OMP_NUM_THREADS on both sides of a comparison",
+}
+ALGORITHMS = "torch.use_deterministic_algorithms(True)"
+# operation -> deterministic alternative (section 2.3.2.2); of torch's list of deterministic algorithms
+ALTERNATIVES = {
+    r"c10d|all_?reduce|reduce_scatter|all_?gather": (
+        "HCCL_DETERMINISTIC=true (Ascend), NCCL_ALGO=Ring and NCCL_PROTO=Simple (NVIDIA); no overlap with computation"
+    ),
+    r"index_add|scatter|index_reduce": f"{ALGORITHMS}; or sort the indices and use torch.segment_reduce",
+    r"embedding": f"{ALGORITHMS}; or compute the embedding as a product with one-hot rows",
+    r"scaled_dot_product|flash_attention|efficient_attention": "sdpa_kernel(SDPBackend.MATH) of torch.nn.attention",
+    r"convolution|cudnn|miopen": "torch.backends.cudnn.deterministic = True, and benchmark = False",
+    r"\b(mm|addmm|bmm|baddbmm|matmul|linear|dot|mv|addmv)\b|_scaled_mm|addbmm": (
+        "CUBLAS_WORKSPACE_CONFIG=:4096:8 before the process starts (NVIDIA), CLOSE_MATMUL_K_SHIFT=1 (Ascend)"
+    ),
+    r"bernoulli|dropout|rand|normal_|uniform_|multinomial|exponential_|poisson": (
+        "seed every generator (referee.numerics.seed_all); or draw on the CPU and move the numbers to the device"
+    ),
+    r"fused_ada|fused_sgd": "the optimizer with fused=False, foreach=False",
+}
+
+
+def alternative(operation: str) -> str:
+    """Return what makes an operation deterministic. operation: as torch names it: "aten.index_add_.default"."""
+    general = f"{ALGORITHMS}; or compute the operation on the CPU, or by small operations"
+    return next((text for form, text in ALTERNATIVES.items() if re.search(form, operation.lower())), general)
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """How two outputs of one operation differ."""
+
+    text: str
+    rounding: bool = False
+    regular: bool = False  # one bit, NaN or one run of elements: no order of sums does so
+
+
+def pattern(good: Tensor, bad: Tensor, inputs: Sequence[Tensor] = ()) -> Pattern | None:
+    """Compare two tensors of one shape and dtype; None where they are equal to the bit.
+
+    Rounding: the largest difference is at most eps max|good| sqrt(terms), for sums of as many terms as an input has
+    elements (the errors of a sum of n terms grow with sqrt(n) where they are independent).
+    """
+    before, after = (bits_of(side.detach().cpu()).numpy() for side in (good, bad))
+    where = np.flatnonzero(before != after)
+    if not len(where):
+        return None
+    first, last, size = int(where[0]), int(where[-1]), before.itemsize
+    single_run = len(where) > 1 and len(where) > 0.9 * (last - first + 1)
+    text = f"{len(where)} of {before.size} elements, {first} to {last}"
+    if single_run and (first * size) % BLOCK == 0 and ((last + 1 - first) * size) % BLOCK == 0:
+        text += f" (a multiple of {BLOCK} bytes)"
+    flipped = {int(bits) & (1 << 8 * size) - 1 for bits in before[where] ^ after[where]}
+    if len(flipped) == 1 and (bit := flipped.pop()) & (bit - 1) == 0:
+        return Pattern(f"{text}: bit {bit.bit_length() - 1} is flipped", regular=True)
+    if not good.is_floating_point():
+        return Pattern(text, regular=single_run)
+    a, b = (plain_values(side).detach().cpu().double().flatten() for side in (good, bad))
+    is_finite = a.isfinite() & b.isfinite()
+    if not bool(is_finite[where].any()):
+        return Pattern(f"{text}: NaN or infinity", regular=True)
+    error, scale = float((a - b)[is_finite].abs().max()), float(a[is_finite].abs().max())
+    eps = max(torch.finfo(value.dtype).eps for value in (good, *inputs) if value.is_floating_point())
+    terms = max((value.numel() for value in inputs), default=1)
+    text += f": largest difference {error:.3g} of {scale:.3g}"
+    if bool(is_finite.all()) and error <= eps * scale * math.sqrt(max(terms, 1)):
+        return Pattern(f"{text}, rounding", rounding=True)
+    return Pattern(text, regular=single_run)
+
+
+@dataclass(frozen=True)
+class RepeatCause:
+    """A cause. operation: the first that differs; None where unknown."""
+
+    name: str
+    difference: str = ""
+    operation: OperationEvent | None = None
+    pattern: Pattern | None = None
+
+    @property
+    def harmless(self) -> bool:
+        """Return whether a fixed number of threads makes the step reproducible, and the rest is rounding."""
+        return self.name == THREADS and self.pattern is not None and self.pattern.rounding
+
+    @property
+    def suggestions(self) -> list[str]:
+        known = [TRY[self.name]] if self.name in TRY else []
+        if self.operation and self.name in (NOT_DETERMINISTIC, IN_OPERATION, THREADS):
+            known.append(alternative(self.operation.name))
+        return known
+
+    def row(self) -> TableRow:
+        title = self.operation.title if self.operation else ""
+        shown = self.pattern.text if self.pattern else ""
+        return TableRow(title, self.difference, shown, units=math.nan, evidence=self.name)
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """A repeated step: its conditions, and the causes, the most certain first."""
+
+    conditions: Mapping[str, Condition]
+    causes: list[RepeatCause]
+
+    @property
+    def is_fault(self) -> bool:
+        return any(not cause.harmless for cause in self.causes)
+
+    @property
+    def verdict(self) -> str:
+        """Return the first cause, or reproducible; with a reservation where not all was compared."""
+        limited = not self.is_fault and bool(self.uncompared())
+        return (self.causes[0].name if self.causes else REPRODUCIBLE) + LIMITED * limited
+
+    def uncompared(self) -> list[str]:
+        """Return the operations and results that could not be compared, with the reason."""
+        traces = [trace for condition in self.conditions.values() for trace in condition.traces]
+        return list(dict.fromkeys(text for trace in traces for text in trace.uncompared()))
+
+    def rows(self) -> list[TableRow]:
+        """Return the causes, then the conditions with their repetitions and different results."""
+        conditions = [
+            TableRow(
+                name,
+                f"threads: {condition.threads}",
+                f"repetitions: {len(condition.traces)}",
+                results_text(condition),
+                units=math.nan,
+            )
+            for name, condition in self.conditions.items()
+        ]
+        return [*(cause.row() for cause in self.causes), *conditions]
+
+    @property
+    def notes(self) -> list[str]:
+        """Return conditions that did not run, errors, values that are not finite, and overlaps without an effect."""
+        plain = self.conditions[PLAIN].traces
+        notes = [] if SYNCHRONISED in self.conditions else [f"{SYNCHRONISED}: not run, a CPU queues nothing"]
+        if ONE_THREAD not in self.conditions:
+            notes.append(f"{ONE_THREAD}: not compared with several, since the step ran with one")
+        errors = [trace.error for name in (PLAIN, OBSERVED) for trace in self.conditions[name].traces]
+        notes += [f"the step ended with {error}" for error in dict.fromkeys(filter(None, errors))]
+        broken = dict.fromkeys(name for trace in plain for name in trace.not_finite)
+        for name in list(broken)[:MOST_LISTED]:
+            count = sum(name in trace.not_finite for trace in plain)
+            notes.append(f"{name} is not finite (NaN or infinity) in {count} of {len(plain)} repetitions")
+        if not any(cause.name == SHARED for cause in self.causes):
+            shared = overlaps(self.conditions)[:MOST_LISTED]
+            notes += [f"overlapping live tensors: {text}; no content changed" for text in shared]
+        return notes
+
+    def lines(self) -> list[str]:
+        """Return verdict, table, what to try, and notes, for a terminal."""
+        lines = [f"conclusion: {self.verdict}", *text_table(self.rows())]
+        if not self.causes:
+            lines.append("a fault that is rarer, or that needs other conditions, is not excluded")
+        lines += [f"try: {text}" for cause in self.causes for text in cause.suggestions]
+        if listed := self.uncompared():
+            more = "; ".join(listed[:MOST_LISTED])
+            lines.append(f"{len(listed)} operations or results could not be compared: {more}")
+        return [*lines, *(f"note: {note}" for note in self.notes)]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain data: conclusion, rows, what could not be compared, notes."""
+        return {
+            "conclusion": self.verdict,
+            "fault": self.is_fault,
+            "rows": [{name: finite(value) for name, value in vars(row).items()} for row in self.rows()],
+            "uncompared": self.uncompared(),
+            "suggestions": [text for cause in self.causes for text in cause.suggestions],
+            "notes": self.notes,
+        }
+
+
+def results_text(condition: Condition) -> str:
+    """Return what the repetitions of a condition gave: equal, or the number of different results."""
+    if condition.traces and all(trace.error for trace in condition.traces):
+        return f"raises {condition.traces[0].error}"
+    if len(condition.traces) < 2:
+        return ""
+    return "equal" if condition.distinct == 1 else f"{condition.distinct} different"
+
+
+def overlaps(found: Mapping[str, Condition]) -> list[str]:
+    """Return the pairs of live tensors that share bytes and are not views of one another."""
+    return list(
+        dict.fromkeys(text for each in found.values() for trace in each.traces for text in trace.overlaps)
+    )
+
+
+class Evidence:
+    """Compare the traces of each condition. capture: repeats the step and keeps the tensors of one operation."""
+
+    def __init__(
+        self,
+        found: Mapping[str, Condition],
+        capture: Callable[[str, int], tuple[list[Tensor], list[Tensor]]],
+    ) -> None:
+        self.found, self.capture = found, capture
+        self.causes: list[RepeatCause] = []
+        waits = found.get(SYNCHRONISED)
+        self.vanishes = waits is not None and waits.distinct == 1  # where each operation waits
+
+    def collect(self) -> list[RepeatCause]:
+        """Return the causes, the most certain first."""
+        self._overwritten()
+        self._uninitialised()
+        if not self.causes:
+            if self._differs(PLAIN) or self._differs(OBSERVED):
+                self._one_process()
+            else:
+                self._between_processes()
+        self._threads()
+        return self.causes
+
+    def _differs(self, name: str) -> bool | None:
+        """Return whether the traces of a condition differ among each other; None where it did not run."""
+        return self.found[name].distinct > 1 if name in self.found else None
+
+    def _add(self, name: str, difference: str = "", *more: Any) -> None:
+        self.causes.append(RepeatCause(name, difference, *more))
+
+    def _overwritten(self) -> None:
+        """Memory whose content changed although no operation wrote it shows itself in one trace."""
+        where = {
+            name: [trace for trace in each.traces if trace.overwritten] for name, each in self.found.items()
+        }
+        if not any(where.values()):
+            return
+        trace = next(traces[0] for traces in where.values() if traces)
+        reader, position = trace.overwritten[0]
+        text = f"input {position} changed since it was written, and no observed operation wrote it"
+        name = UNOBSERVED_WRITE
+        if shared := overlaps(self.found):
+            name, text = SHARED, f"{text}; {shared[0]}"
+        elif where.get(SYNCHRONISED) == [] and where[OBSERVED]:
+            name = ASYNCHRONOUS
+        self._add(name, text, trace.events[reader])
+
+    def _uninitialised(self) -> None:
+        """Two contents of new memory give two results, first at an input that torch.empty returned."""
+        one, other = self.found[ZEROS].traces[0], self.found[NAN].traces[0]
+        difference = first_difference(one, other)
+        if (
+            difference is None
+            or difference.kind != "input"
+            or (one.results, one.error) == (other.results, other.error)
+        ):
+            return
+        reader, position = one.events[difference.event], difference.position
+        if position in reader.unset:
+            self._add(UNINITIALISED, f"input {position} is memory of torch.empty", reader)
+
+    def _one_process(self) -> None:
+        """The traces of one process differ."""
+        if not self._differs(OBSERVED):
+            self._add(
+                ASYNCHRONOUS if SYNCHRONISED in self.found else TIMING, "observed repetitions are equal"
+            )
+            return
+        reference, *others = self.found[OBSERVED].traces
+        pairs = [(found, trace) for trace in others if (found := first_difference(reference, trace))]
+        difference, trace = min(pairs, key=lambda pair: (pair[0].event < 0, pair[0].event))
+        event, text = event_of(difference, trace), difference_text(difference, trace)
+        shape = self._pattern(OBSERVED, OBSERVED, difference)
+        named = {"operations": PATH, "scalar": PYTHON, "input": STATE}
+        if self.vanishes:
+            self._add(ASYNCHRONOUS, text, event, shape)
+        elif difference.kind in named:
+            self._add(named[difference.kind], text, event)
+        elif event is None or difference.kind != "output" or not event.knows_inputs:
+            self._add(UNNAMED, text, event)
+        elif self._differs(ONE_THREAD) is False:
+            self._add(THREADS, text, event, shape)
+        elif shape is None:
+            self._add(UNNAMED, f"{text}; it did not recur when its values were captured", event)
+        else:
+            self._add(IN_OPERATION if shape.regular else NOT_DETERMINISTIC, text, event, shape)
+
+    def _between_processes(self) -> None:
+        reference = self.found[OBSERVED].traces[0]
+        for trace in self.found[FRESH].traces if FRESH in self.found else []:
+            if difference := first_difference(reference, trace):
+                self._add(PROCESS, difference_text(difference, trace), event_of(difference, trace))
+                return
+
+    def _threads(self) -> None:
+        """One thread and several threads are reproducible each, and differ."""
+        if ONE_THREAD not in self.found or self._differs(ONE_THREAD) or self._differs(OBSERVED):
+            return
+        trace = self.found[ONE_THREAD].traces[0]
+        difference = first_difference(self.found[OBSERVED].traces[0], trace)
+        if difference and not trace.overwritten:
+            shape = self._pattern(OBSERVED, ONE_THREAD, difference)
+            self._add(THREADS, difference_text(difference, trace), event_of(difference, trace), shape)
+
+    def _pattern(self, one: str, other: str, difference: TraceDifference) -> Pattern | None:
+        """Capture the operation under both conditions until its outputs differ. None where they do not."""
+        if difference.kind != "output":
+            return None
+        inputs, reference = self.capture(one, difference.event)
+        for _ in range(max(len(self.found[other].traces), 2)):
+            _, outputs = self.capture(other, difference.event)
+            for good, bad in zip(reference, outputs, strict=False):
+                alike = (good.shape, good.dtype) == (bad.shape, bad.dtype)
+                if alike and (shape := pattern(good, bad, inputs)):
+                    return shape
+        return None
+
+
+def event_of(difference: TraceDifference, trace: Trace) -> OperationEvent | None:
+    return trace.events[difference.event] if 0 <= difference.event < len(trace.events) else None
+
+
+def difference_text(difference: TraceDifference, trace: Trace) -> str:
+    """Return which value of the operation differs first, and what is known of its inputs."""
+    event = event_of(difference, trace)
+    if event is None or difference.text:
+        return difference.text
+    if difference.kind == "output":
+        return f"output {difference.position}, inputs {'equal' if event.knows_inputs else 'unknown'}"
+    writer = event.writers[difference.position] if difference.position < len(event.writers) else -1
+    return f"input {difference.position}, written by {trace.events[writer].title if writer >= 0 else 'before the step'}"

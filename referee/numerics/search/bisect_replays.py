@@ -1,0 +1,313 @@
+"""Which modules, computed in another way, make a symptom vanish: replays of training steps with fixes (section 2.4.2).
+
+nan      a loss, norm, parameter or gradient is not finite, or the step raises ArithmeticError
+spike    a loss is far above those before it (referee.numerics.diagnose.spikes)
+differs  a loss or norm differs beyond rounding from that of the right run (ReplayedStep.golden)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from referee.errors import NumericsError, described
+from referee.numerics.diagnose.pair import pair_curves
+from referee.numerics.diagnose.spikes import LOSS, Outlier
+from referee.numerics.replayed_step import ReplayedStep
+from referee.numerics.search.fix_words import ADAMW, FLAGS, OFF, SGD, fix, units
+from referee.verdict.loss_files import LossCurve
+
+Item = TypeVar("Item", bound=Hashable)
+Holds = Callable[[tuple[Item, ...]], bool]
+
+
+def smallest_set(items: Sequence[Item], holds: Holds[Item]) -> tuple[Item, ...] | None:
+    """Return a set for which `holds` is true and of which no single item can be left out; None if not for all items.
+
+    Binary search finds the shortest prefix that holds; its last item is needed, and the search goes on within the
+    prefix. ddmin then checks the result, which only a predicate that more items can falsify changes. The order of the
+    items is kept. `holds` should remember its answers (Journal).
+    """
+    if holds(()):
+        return ()
+    if not holds(tuple(items)):
+        return None
+    needed: list[Item] = []
+    rest = list(items)
+
+    def chosen(count: int) -> tuple[Item, ...]:
+        taken = {*needed, *rest[:count]}
+        return tuple(item for item in items if item in taken)
+
+    while not holds(chosen(0)):
+        count = first_true(1, len(rest), lambda count: holds(chosen(count)))
+        needed.append(rest[count - 1])
+        rest = rest[: count - 1]
+    return ddmin(chosen(0), holds)
+
+
+def first_true(low: int, high: int, holds: Callable[[int], bool]) -> int:
+    """Return the first number of low .. high for which `holds` is true. It is known to be true for `high`."""
+    while low < high:
+        middle = (low + high) // 2
+        if holds(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def ddmin(items: Sequence[Item], holds: Holds[Item]) -> tuple[Item, ...]:
+    """Return a subset for which `holds` is true and of which no single item can be left out. It holds for `items`.
+
+    Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", IEEE TSE 28 (2002).
+    """
+    found, parts = tuple(items), 2
+    while len(found) > 1:
+        size = -(-len(found) // parts)
+        subsets = [found[start : start + size] for start in range(0, len(found), size)]
+        complements = [tuple(item for item in found if item not in subset) for subset in subsets]
+        smaller = next((one for one in subsets if holds(one)), None)
+        if smaller is not None:
+            found, parts = smaller, 2
+            continue
+        smaller = next((one for one in complements if len(subsets) > 2 and holds(one)), None)
+        if smaller is not None:
+            found, parts = smaller, max(parts - 1, 2)
+        elif size == 1:
+            break
+        else:
+            parts = min(2 * parts, len(found))
+    return found
+
+
+class Journal:
+    """Answers by question, one JSON object a line, each flushed to the disk: a killed search continues with them.
+
+    identity: plain data of what the answers depend on; each has its file in the folder.
+    """
+
+    def __init__(self, folder: Path, identity: Any) -> None:
+        head = json.dumps(identity)
+        self.path = folder / f"journal-{hashlib.sha256(head.encode()).hexdigest()[:8]}.jsonl"
+        self.answers: dict[str, Any] = {}
+        self.asked = self.reused = 0  # answers that were computed here, and those of an earlier process
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = (
+            self.path.read_text(encoding="utf-8", errors="replace").splitlines() if self.path.exists() else []
+        )
+        for line in lines[1:]:
+            try:
+                entry = json.loads(line)
+                self.answers[entry["question"]] = entry["answer"]
+            except (ValueError, TypeError, KeyError):  # cut off by a full disk or a kill
+                break
+        known = [{"question": question, "answer": answer} for question, answer in self.answers.items()]
+        temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_text(
+            "".join(f"{line}\n" for line in (head, *map(json.dumps, known))), encoding="utf-8"
+        )
+        temporary.replace(self.path)
+
+    def ask(self, question: str, compute: Callable[[], Any]) -> Any:
+        """Return the answer to a question, which is plain data; compute it if the journal lacks it."""
+        if question in self.answers:
+            self.reused += 1
+            return self.answers[question]
+        answer = self.answers[question] = json.loads(json.dumps(compute()))
+        self.asked += 1
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"question": question, "answer": answer}) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        return answer
+
+
+NAN, SPIKE, DIFFERS = "nan", "spike", "differs"
+SYMPTOMS = (NAN, SPIKE, DIFFERS)
+GONE, SHOWN = "gone", "symptom"
+Progress = Callable[[str, str], None]  # (words, outcome)
+
+
+def bisect(
+    replay: ReplayedStep, symptom: str = NAN, kinds: Sequence[str] = ("upcast", "small")
+) -> tuple[str, ...]:
+    """Return the smallest set of fixes with which a replay lacks the symptom; () where no fix of all modules does.
+
+    symptom: "nan", "spike" or "differs". kinds: of fixes, in the order in which they are tried. No word of the answer
+    can be left out; it need not be the only such set. NumericsError where a replay does not show the symptom.
+    """
+    return Bisection(replay, symptom, kinds).search()
+
+
+@dataclass
+class Bisection:
+    """A search, and what it tried: words -> GONE, SHOWN, or why the step fails with them."""
+
+    replay: ReplayedStep
+    symptom: str = NAN
+    kinds: Sequence[str] = ("upcast", "small")
+    journal: Journal | None = None
+    progress: Progress = lambda words, outcome: None
+    tried: dict[str, str] = field(default_factory=dict)
+
+    def search(self) -> tuple[str, ...]:
+        """Return the smallest set of words."""
+        if self.symptom not in SYMPTOMS:
+            raise NumericsError(f"symptom {self.symptom} is unknown; fix: use {', '.join(SYMPTOMS)}")
+        if self.symptom == DIFFERS and not self.replay.golden:
+            raise NumericsError("there are no right losses to differ from; fix: ReplayedStep(..., golden=)")
+        outcome = self.outcome("")
+        if outcome != SHOWN:
+            raise NumericsError(
+                f"a replay does not show the symptom {self.symptom}, so there is nothing to search; fix: choose "
+                "another step or symptom, or ask `repeat` whether the step is reproducible"
+            )
+        if ADAMW in self._updates() and self.outcome(ADAMW) == GONE:
+            return (ADAMW,)
+        model = self.replay.model
+        parts = [*units(model), *self.replay.others]
+        for kind in self.kinds:
+            items = [f"{kind}:{path}" for path in parts]
+            if found := smallest_set(items, self.is_gone):
+                return self._refined(found)
+        return ()
+
+    def _updates(self) -> list[str]:
+        """Try other updates, where more than one step is replayed. Return the words."""
+        optimizer = self.replay.optimizer
+        if not optimizer or self.replay.steps == 1:
+            return []
+        words = (
+            [OFF, SGD] if self.symptom != DIFFERS else []
+        )  # they lead to other losses than the right run's
+        for word in words:
+            self.outcome(word)
+        fused = all(name in group for group in optimizer.param_groups for name in FLAGS)
+        return [*words, ADAMW] if fused else words
+
+    def is_gone(self, words: Sequence[str]) -> bool:
+        return self.outcome(" ".join(words)) == GONE
+
+    def outcome(self, words: str) -> str:
+        """Replay with fixes, or take the answer of before. Return GONE, SHOWN, or an error in one line."""
+        if words not in self.tried:
+            compute = lambda: self._replay(words)  # noqa: E731
+            self.tried[words] = self.journal.ask(words, compute) if self.journal else compute()
+        return self.tried[words]
+
+    def _replay(self, words: str) -> str:
+        try:
+            outcome = SHOWN if shows(self.symptom, self.replay, play(self.replay, words)) else GONE
+        except (NumericsError, RuntimeError) as error:  # no kernel, no memory
+            if not words:
+                raise NumericsError(
+                    f"the step fails: {described(error)}; fix: run it without numerics"
+                ) from error
+            outcome = described(error)
+        self.progress(words, outcome)
+        return outcome
+
+    def _refined(self, words: tuple[str, ...]) -> tuple[str, ...]:
+        """Replace modules by modules within them, where those suffice."""
+        modules, layers = dict(self.replay.model.named_modules()), {*units(self.replay.model)}
+        finer: list[str] = []
+        for word in words:
+            kind, _, path = word.partition(":")
+            children = (
+                [f"{path}.{name}" for name, _ in modules[path].named_children()] if path in modules else []
+            )
+            finer += [word] if {*children} <= layers else [f"{kind}:{child}" for child in children]
+        if {*finer} == {*words} or not self.is_gone(finer):
+            return words
+        found = smallest_set(finer, self.is_gone)
+        return self._refined(found) if found else words
+
+
+@dataclass(frozen=True)
+class Played:
+    """Losses and gradient norms by the number of the step. failed: the step that is not finite, or None."""
+
+    losses: dict[int, float]
+    norms: dict[int, float]
+    failed: int | None = None
+
+
+def play(replay: ReplayedStep, words: str = "") -> Played:
+    """Replay the steps with fixes, up to one that is not finite."""
+    losses: dict[int, float] = {}
+    norms: dict[int, float] = {}
+    fixes = None
+    try:
+        replay.restore()
+        fixes = apply_fixes(replay, words) if words else None
+        for number in range(replay.start + 1, replay.start + replay.steps + 1):
+            try:
+                returned = replay.function()
+            except ArithmeticError:
+                return Played(losses, norms, number)
+            values = _numbers(returned)
+            if not values:
+                raise NumericsError("the step returns no number; fix: return the loss")
+            losses[number] = values[0]
+            norms |= {number: values[1]} if len(values) > 1 else {}
+            if not all(map(math.isfinite, values)) or not _all_finite(replay):
+                return Played(losses, norms, number)
+    finally:
+        if fixes is not None:
+            fixes.undo()
+        replay.restore()
+    return Played(losses, norms)
+
+
+def apply_fixes(replay: ReplayedStep, words: str) -> Any:
+    """Apply fixes to a replay. Returns an object with undo()."""
+    if replay.fixes is not None:
+        return replay.fixes(words)
+    return fix(replay.model, words, optimizer=replay.optimizer, others=replay.others)
+
+
+def _numbers(returned: Any) -> list[float]:
+    """Return the values of the scalars and of short vectors that a step returned."""
+    found: list[float] = []
+    for one in tree_leaves(returned):
+        if isinstance(one, Tensor) and one.numel() <= 2:
+            found += one.detach().flatten().tolist()
+        elif isinstance(one, (int, float)):
+            found.append(float(one))
+    return found
+
+
+def _all_finite(replay: ReplayedStep) -> bool:
+    values: list[Tensor] = [value for module in replay.modules.values() for value in module.parameters()]
+    values += [value.grad for value in values if value.grad is not None]
+    with torch.no_grad():
+        return all(bool(value.isfinite().all()) for value in values)
+
+
+def shows(symptom: str, replay: ReplayedStep, played: Played) -> bool:
+    """Whether replayed steps show a symptom. A step that is not finite is a spike and a difference, too."""
+    if played.failed is not None:
+        return True
+    if symptom == SPIKE:
+        outlier = Outlier(LOSS, values=replay.before)
+        return any(outlier.observe(loss) is not None for loss in played.losses.values())
+    if symptom == DIFFERS and replay.golden:
+        losses, norms = (
+            {step: row[place] for step, row in replay.golden.items() if len(row) > place} for place in (0, 1)
+        )
+        with contextlib.suppress(NumericsError):  # no common step
+            curves = LossCurve("replay", played.losses, played.norms), LossCurve("golden", losses, norms)
+            return pair_curves(*curves, 0, replay.epsilon).first_beyond_rounding() is not None
+    return False

@@ -1,0 +1,259 @@
+"""Compare the checklists of two machines: rows in three grades with the reason why each matters."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections import Counter
+from collections.abc import Sequence
+from itertools import zip_longest
+from pathlib import Path
+
+from referee.errors import NumericsError
+from referee.numerics.dump_files import write_json, writing
+from referee.numerics.setup.checklist_rows import (
+    EQUAL,
+    FATAL,
+    HARMLESS,
+    NOT_RECORDED,
+    NOT_SET,
+    SUSPECT,
+    ChecklistRow,
+    Tables,
+    compare_values,
+    counts,
+    read_checklist,
+    worst_first,
+)
+from referee.numerics.setup.script_settings import variable_meaning
+from referee.pages.document import Document, Note, Paragraph, Section, Table
+from referee.pages.html_page import render_html
+
+MEANING = (
+    "fatal: something else is computed; suspect: more than rounding may change; harmless: rounding, speed or places; "
+    "not recorded: agreement cannot be shown."
+)
+MOST_ROWS = 8  # of one group and grade on the page
+ABSENT = "absent"
+HOW = {  # group -> what ConfigChecker needs to collect it
+    "machine": "",
+    "environment": "",
+    "packages": "",
+    "hyperparameters": "shell_path or hyperparameters",
+    "model": "model",
+    "weights": "model",
+    "data": "data, or model and one forward pass",
+    "random": "model",
+    "scripts": "shell_path",
+}
+MISSING = {"environment": NOT_SET, "packages": "not installed"}  # group -> value of an absent entry
+MISSING |= dict.fromkeys(("machine", "data", "random"), NOT_RECORDED)
+HEADS = ("class", "form")  # where this entry of a module or a tensor differs, its others are no rows
+
+ROUNDING = (HARMLESS, "other kernels or another order of sums: rounding only")
+TF32 = "TF32 keeps 10 bits of a float32's 23"
+MACHINE = {
+    "default dtype": (FATAL, "tensors without a dtype have another number format"),
+    "float32 products": (FATAL, f"torch's setting: {TF32}"),
+    "TF32 of convolutions": (SUSPECT, f"it acts on a device with TF32: {TF32}"),
+    "reduced-precision sums of float16": (SUSPECT, "products may be summed in float16"),
+    "reduced-precision sums of bfloat16": (SUSPECT, "products may be summed in bfloat16"),
+}
+# Packages of which a version can change more than rounding.
+COMPUTING = (
+    "torch torchvision torch-npu transformers tokenizers datasets accelerate deepspeed peft trl verl vllm sglang "
+    "megatron-core transformer-engine flash-attn xformers triton bitsandbytes timm lightning mindspeed numpy tiktoken"
+)
+# Words of a setting's name that decide its grade, without the s at the end. With those of script_settings they are 40.
+TRAINING = (
+    "lr learning batch beta eps decay dropout warmup seed hidden layer head seq length epoch step clip momentum "
+    "optimizer precision dtype accumulation variant parallel zero attn activation"
+)
+ASIDE = "log logging save output project port host"
+PLACES = "dir path file folder"
+GROUPS = {
+    "packages": (HARMLESS, "it is not known to compute in training"),
+    "model": (FATAL, "the module computes something else"),
+    "weights": (FATAL, "other tensors: another seed, checkpoint, conversion or set of trained parameters"),
+    "data": (FATAL, "the runs read different data"),
+    "random": (SUSPECT, "the generator was seeded or used differently: random numbers differ from here on"),
+    "scripts": (SUSPECT, "the text differs, at first in this line"),
+}
+
+
+def meaning(group: str, name: str, values: Sequence[str]) -> tuple[str, str]:
+    """Return the grade of an entry that differs, and why it matters."""
+    key = name.rpartition(": ")[2]
+    if group == "machine":
+        return MACHINE.get(name, ROUNDING)
+    if group == "environment":
+        return variable_meaning(name)
+    if group == "packages" and name in COMPUTING.split():
+        return SUSPECT, "it computes in training: defaults and functions change between versions"
+    if group == "hyperparameters":
+        return setting_meaning(name, one_sided=ABSENT in values)
+    if group == "model" and ABSENT in values:
+        return FATAL, "a part of the model is on one side only"
+    if group == "model" and key == "training":
+        return SUSPECT, "dropout and batch statistics act in training mode only"
+    if key == "class" and len({value.rpartition(".")[2] for value in values}) == 1:
+        return SUSPECT, "a class of the same name from another file"
+    if group == "model" and all("/" in value for value in values):
+        return HARMLESS, "a path"
+    return GROUPS[group]
+
+
+def setting_meaning(name: str, one_sided: bool = False) -> tuple[str, str]:
+    """Return the grade and the reason of a setting that differs, by the words of its name."""
+    words = {word.rstrip("s") for word in re.split(r"[_.]", name)}
+    if words & set(ASIDE.split()):
+        return HARMLESS, "a name, an output or a connection, by its name"
+    if one_sided:
+        return SUSPECT, "it is set on one side only: the other side has its default"
+    if words & set(PLACES.split()):
+        return SUSPECT, "a place: its content is compared only if it is packed"
+    if words & {word.rstrip("s") for word in TRAINING.split()}:
+        return FATAL, "a setting of the model or of training differs"
+    return SUSPECT, "a setting differs; its effect is unknown"
+
+
+def compare_checklists(a: str | Path, b: str | Path) -> list[ChecklistRow]:
+    """Compare two zips, the worst rows first. NumericsError names the one that cannot be used."""
+    first, second = read_checklist(a), read_checklist(b)
+    return worst_first([row for group in HOW for row in compare_group(group, first, second)])
+
+
+def compare_group(group: str, first: Tables, second: Tables) -> list[ChecklistRow]:
+    """Compare each entry of a group. A group or an entry that a side lacks may be not recorded."""
+    tables = [first.get(group, {}), second.get(group, {})]
+    if group not in first or group not in second:
+        values = tuple(f"{len(table)} entries" if table else NOT_RECORDED for table in tables)
+        reason = f"agreement cannot be shown; fix: pass {HOW[group]} to ConfigChecker on both sides"
+        return [ChecklistRow(group, group, NOT_RECORDED, values, reason, False)]
+    rows: list[ChecklistRow] = []
+    heads: set[str] = set()  # modules and tensors whose first entry differs
+    names = {**tables[0], **tables[1]}
+    for name in sorted(names, key=lambda name: (not name.endswith(HEADS), name.rpartition(": "))):
+        values = tuple(table.get(name, MISSING.get(group, ABSENT)) for table in tables)
+        place, _, key = name.rpartition(": ")
+        if key in HEADS and values[0] != values[1]:
+            heads.add(place)
+            if ABSENT in values and place.rpartition(".")[0] in heads:
+                continue  # the whole module around it is on one side
+        elif place in heads:
+            continue
+        row = compare_values(
+            group,
+            name,
+            [{value} for value in (_first_lines(*values) if group == "scripts" else values)],
+            *meaning(group, name, values),
+        )
+        if NOT_RECORDED in values and row.status != EQUAL:
+            row = ChecklistRow(group, name, NOT_RECORDED, values, "agreement cannot be shown", False)
+        rows.append(row)
+    return rows
+
+
+def _first_lines(first: str, second: str) -> tuple[str, ...]:
+    """Return the first line that differs of two texts."""
+    if first == second or ABSENT in (first, second):
+        return tuple(text if text == ABSENT else "present" for text in (first, second))
+    pairs = enumerate(zip_longest(first.splitlines(), second.splitlines(), fillvalue="(end)"), 1)
+    number, lines = next((number, pair) for number, pair in pairs if pair[0] != pair[1])
+    return tuple(f"line {number}: {line.strip()[:60]}" for line in lines)
+
+
+def comparison_document(rows: Sequence[ChecklistRow], labels: Sequence[str]) -> Document:
+    """Return the document: differences, the worst first, and the number of equal entries of each group."""
+    shown: list[list[str]] = []
+    kinds = [(row.group, row.status) for row in rows]
+    for place, row in enumerate(rows):
+        before = kinds[:place].count(kinds[place])
+        if row.status != EQUAL and before < MOST_ROWS:
+            shown.append([f"{row.group}: {row.subject}", row.status, *row.values, row.reason])
+        elif row.status != EQUAL and before == MOST_ROWS:
+            more = f"{kinds.count(kinds[place]) - MOST_ROWS} more differ"
+            shown.append([f"{row.group}: more", row.status, more, more, "see check_config.json"])
+    equal = Counter(row.group for row in rows if row.status == EQUAL)
+    return Document(
+        f"Checklist: {rows[0].status if rows else EQUAL}",
+        [
+            Paragraph(f"Entries: {counts(rows)}."),
+            Section("Differences", [Table(["Entry", "Grade", *labels, "Reason"], shown, (1, 2, 3, 4))]),
+            Paragraph(f"Equal: {', '.join(f'{count} {group}' for group, count in equal.items())}."),
+            Note(MEANING),
+        ],
+        " | ".join(labels),
+    )
+
+
+def write_comparison(rows: Sequence[ChecklistRow], labels: Sequence[str], folder: Path) -> list[Path]:
+    """Write check_config.json and check_config.html. Returns their paths."""
+    data, page = folder / "check_config.json", folder / "check_config.html"
+    names = ("group", "entry", "grade", "a", "b", "reason")
+    entries = [(row.group, row.subject, row.status, *row.values, row.reason) for row in rows]
+    content = {
+        "verdict": rows[0].status if rows else EQUAL,
+        "a": labels[0],
+        "b": labels[1],
+        "rows": [dict(zip(names, entry, strict=True)) for entry in entries],
+    }
+    with writing(folder, "give another folder by -o"):
+        write_json(data, content)
+        page.write_text(render_html(comparison_document(rows, labels)), encoding="utf-8")
+    return [data, page]
+
+
+PACK = """
+Pack environment variables, package versions, the given scripts with their hyperparameters, and digests of data files
+into a zip. Passwords, tokens and keys are left out. With a model, use referee.numerics.ConfigChecker in the training
+script.
+"""
+COMPARE = """
+Compare two zips: equal, or one of three grades with its reason. Writes OUT/check_config.json and
+OUT/check_config.html. The exit status is 0 for every verdict; it is 1 where a zip cannot be used.
+"""
+
+
+def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add check-config to the commands of `python -m referee`."""
+    parser = commands.add_parser("check-config", help="pack and compare the checklist of two machines")
+    actions = parser.add_subparsers(dest="action", required=True)
+    pack = actions.add_parser("pack", description=PACK, help="pack this machine's checklist")
+    pack.add_argument("scripts", nargs="*", help="scripts and configuration files of the training")
+    pack.add_argument("-o", "--output_path", default="./config_check_pack.zip", help="the zip")
+    pack.add_argument("--data", nargs="+", metavar="FILE", help="files or folders to digest")
+    pack.set_defaults(run=run_pack)
+    compare = actions.add_parser("compare", description=COMPARE, help="compare two zips")
+    compare.add_argument("zips", nargs="*", metavar="ZIP", help="the zips of two machines")
+    out = os.environ.get("CHECK_OUT") or "check-config"
+    compare.add_argument("-o", "--output_path", type=Path, default=out, help="folder of results")
+    compare.set_defaults(run=run_compare)
+
+
+def run_pack(given: argparse.Namespace) -> int:
+    from referee.numerics.setup.config_checker import ConfigChecker
+
+    checker = ConfigChecker(shell_path=given.scripts, output_zip_path=given.output_path, data=given.data)
+    print(f"wrote {checker.path}")
+    return 0
+
+
+def run_compare(given: argparse.Namespace) -> int:
+
+    from referee.pages.document import render_terminal
+
+    zips = given.zips or [path for name in ("A", "B") if (path := os.environ.get(f"CHECK_{name}"))]
+    if len(zips) != 2:
+        raise NumericsError(
+            f"two zips are needed, {len(zips)} given; fix: compare A.zip B.zip (make: A=A.zip B=B.zip)"
+        )
+    rows = compare_checklists(*zips)
+    names = [Path(path).name for path in zips]
+    labels = names if names[0] != names[1] else zips
+    written = write_comparison(rows, labels, given.output_path)
+    print(
+        render_terminal(comparison_document(rows, labels)), *(f"wrote {path}" for path in written), sep="\n"
+    )
+    return 0

@@ -1,0 +1,206 @@
+"""Pack what can change a run's numbers on this machine: `ConfigChecker` in a training script (sections 2.1 and 4.8)."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from referee.errors import NumericsError
+from referee.numerics.describe import device_name, tensors_in
+from referee.numerics.dump_files import this_rank
+from referee.numerics.setup.checklist_rows import write_checklist
+from referee.numerics.setup.described_model import (
+    describe_files,
+    describe_inputs,
+    describe_modules,
+    describe_optimizer,
+    describe_parameters,
+    random_states,
+    unwrap,
+)
+from referee.numerics.setup.script_settings import (
+    add_setting,
+    leaves,
+    options,
+    redact,
+    relevant_variables,
+    script_settings,
+)
+
+LONGEST_SCRIPT = 1 << 20  # characters of a script whose text is packed; of a longer one its digest is
+
+
+class ConfigChecker:
+    """Pack this machine's checklist into a zip, with the interface of msProbe's ConfigChecker.
+
+    Args:
+        model: packs module tree, parameters and random states; its first forward pass adds the inputs' digests.
+        shell_path: scripts and configuration files of the training; their text and hyperparameters are packed.
+        output_zip_path: the zip. In a distributed run rank 0 alone writes it.
+        optimizer, data: its settings are packed; files and folders whose digests are.
+        hyperparameters: further settings, such as those of argparse; nested ones by dotted path.
+    """
+
+    _start: dict[str, str] | None = None  # random states at apply_patches
+
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        shell_path: str | Sequence[str] | None = None,
+        output_zip_path: str | os.PathLike[str] = "./config_check_pack.zip",
+        fmk: str = "pytorch",
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        data: Iterable[str | os.PathLike[str]] | None = None,
+        hyperparameters: Mapping[str, Any] | argparse.Namespace | None = None,
+    ) -> None:
+        _check_framework(fmk)
+        self.path = Path(output_zip_path)
+        if this_rank() != 0:
+            return
+        paths = [shell_path] if isinstance(shell_path, str | os.PathLike) else shell_path or ()
+        sources = {name: _read(path) for name, path in _unique(map(Path, paths)).items()}
+        settings = _settings(sources, hyperparameters)
+        scripts = _running_sources(model) | sources
+        tables: dict[str, dict[str, str] | None] = {
+            "machine": machine(),
+            "environment": relevant_variables(os.environ),
+            "packages": packages(),
+            "data": dict(entry for path in data for entry in describe_files(Path(path))) if data else None,
+            "scripts": {name: _packed(name, text) for name, text in scripts.items()},
+        }
+        if model is not None:
+            inner = unwrap(model)
+            at_start = {f"{name}, at the start": text for name, text in (self._start or {}).items()}
+            tables["model"], tables["weights"] = describe_modules(inner), describe_parameters(inner)
+            tables["random"] = at_start | random_states()
+        if optimizer is not None:
+            for key, value in describe_optimizer(optimizer, unwrap(model) if model else None).items():
+                add_setting(settings, key, value)
+        tables["hyperparameters"] = {name: " and ".join(sorted(values)) for name, values in settings.items()}
+        self.tables = {name: table for name, table in tables.items() if table}
+        write_checklist(self.tables, self.path)
+        if model is not None:
+            self._hook = model.register_forward_pre_hook(
+                torch.compiler.disable(self._first_forward), with_kwargs=True
+            )
+
+    def _first_forward(self, model: nn.Module, args: Any, kwargs: Any) -> None:
+        """Add the inputs of the first forward pass to the zip."""
+        self._hook.remove()
+        self.tables["data"] = self.tables.get("data", {}) | describe_inputs(tensors_in((args, kwargs)))
+        write_checklist(self.tables, self.path)
+
+    @classmethod
+    def apply_patches(cls, fmk: str = "pytorch") -> None:
+        """Note the random states at the start of a script, which the zip then has as well."""
+        _check_framework(fmk)
+        cls._start = random_states()
+
+
+def _check_framework(name: str) -> None:
+    if name != "pytorch":
+        raise NumericsError(f"fmk is {name!r}, only 'pytorch' is supported; fix: remove fmk")
+
+
+def machine() -> dict[str, str]:
+    """Return versions and switches of torch on this machine."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    return {
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "CUDA": str(torch.version.cuda or "none"),
+        "ROCm": str(torch.version.hip or "none"),
+        "cuDNN or MIOpen": str(cudnn.version() if cudnn.is_available() else "none"),
+        "device": _device(),
+        "CPU threads": str(torch.get_num_threads()),
+        "default dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+        "float32 products": torch.get_float32_matmul_precision(),
+        "TF32 of convolutions": str(cudnn.allow_tf32) if torch.cuda.is_available() else "no CUDA device",
+        "reduced-precision sums of float16": str(matmul.allow_fp16_reduced_precision_reduction),
+        "reduced-precision sums of bfloat16": str(matmul.allow_bf16_reduced_precision_reduction),
+        "deterministic algorithms": str(torch.are_deterministic_algorithms_enabled()),
+        "cuDNN benchmark": str(cudnn.benchmark),
+    }
+
+
+def _device() -> str:
+    device = torch.accelerator.current_accelerator(check_available=True)
+    module: Any = torch.get_device_module(device) if device else None
+    if device is None:
+        return "CPU"
+    return f"{module.device_count()} x {device_name(device.type)}"
+
+
+def packages() -> dict[str, str]:
+    """Return package -> version, with the commit of one that was installed from a repository."""
+    found: dict[str, str] = {}
+    for package in metadata.distributions():
+        name = package.metadata["Name"] if package.metadata else None
+        if name:
+            commit = re.search(r'"commit_id":\s*"([0-9a-f]+)"', package.read_text("direct_url.json") or "")
+            version = f"{package.version}{f' at {commit[1][:12]}' if commit else ''}"
+            found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), version)
+    return found
+
+
+def _settings(
+    sources: Mapping[str, str], given: Mapping[str, Any] | argparse.Namespace | None
+) -> dict[str, set[str]]:
+    """Return the settings of files, of the command line and of the caller."""
+    found: dict[str, set[str]] = {}
+    for name, text in sources.items():
+        for key, values in script_settings(name, text).items():
+            found.setdefault(key, set()).update(values)
+    is_command = sys.argv[0].endswith(os.path.join("referee", "__main__.py"))
+    given = vars(given) if isinstance(given, argparse.Namespace) else given or {}
+    for key, value in [*(() if is_command else options(sys.argv[1:])), *leaves(given)]:
+        add_setting(found, key, value)
+    return found
+
+
+def _read(path: Path) -> str:
+    if path.exists() and not path.is_file():
+        raise NumericsError(f"{path} is not a file; fix: give scripts and configuration files")
+    try:
+        return path.read_bytes().decode("utf-8", "replace")
+    except OSError as error:
+        raise NumericsError(f"{path} cannot be read: {error.strerror}; fix: check its path") from error
+
+
+def _unique(paths: Iterable[Path]) -> dict[str, Path]:
+    """Return name -> path; a name that is taken gets a number."""
+    found: dict[str, Path] = {}
+    for path in paths:
+        name = path.name.encode("utf-8", "replace").decode()
+        found[f"{path.stem}-{len(found) + 1}{path.suffix}" if name in found else name] = path
+    return found
+
+
+def _running_sources(model: nn.Module | None) -> dict[str, str]:
+    """Return the main script, and the files of the model's classes outside torch, by name."""
+    if model is None:
+        return {}
+    found = {}
+    for name in {"__main__": None} | {type(module).__module__: None for module in model.modules()}:
+        file = getattr(sys.modules.get(name), "__file__", None) or ""
+        if file.endswith(".py") and not name.startswith("torch.") and Path(file).is_file():
+            found[Path(file).name if name == "__main__" else f"{name}.py"] = _read(Path(file))
+    return found
+
+
+def _packed(name: str, text: str) -> str:
+    """Return the text of a script without secrets."""
+    text = redact(text, code=name.endswith(".py"))
+    return text if len(text) <= LONGEST_SCRIPT else f"sha256 {hashlib.sha256(text.encode()).hexdigest()}"

@@ -1,0 +1,244 @@
+"""The data of the view: the calls of each step and rank as a tree, outer calls before those within them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from referee.numerics.compare.compare_records import Comparison, StepComparison
+from referee.numerics.compare.compared_rows import CallRow, Cell
+from referee.numerics.compare.matched_calls import CallPair, NameMap
+from referee.numerics.compare.read_record import Call, StepRecord, Value, find_records, read_record
+
+CRITICAL, HIGH, MEDIUM = "critical", "high", "medium"
+LEVELS = (CRITICAL, HIGH, MEDIUM)
+JUMP = 100.0  # times the norm of the inputs
+
+# Inputs that may hold anything, because the function overwrites them.
+OVERWRITTEN = {
+    "Tensor.masked_fill_": ("0",),
+    "Distributed.recv": ("0", "tensor"),
+    "Distributed.all_gather": ("0",),
+    "Distributed.reduce_scatter": ("0", "output"),
+    "Distributed._reduce_scatter_base": ("0",),
+    "Distributed.all_gather_into_tensor": ("0",),
+    "Distributed.reduce_scatter_tensor": ("0",),
+}
+UNINITIALISED = ("Torch.empty", "Torch.empty_like", "Torch.empty_strided")
+
+
+def overflow_level(call: Call | None) -> str:
+    """Return the level of a call, "" for none."""
+    if call is None or call.path in UNINITIALISED:
+        return ""
+    allowed = OVERWRITTEN.get(call.path, ())
+    bad_inputs = [place for place in _abnormal(call.inputs) if place.partition(".")[0] not in allowed]
+    bad_outputs = _abnormal(call.outputs)
+    if bad_outputs:
+        return HIGH if bad_inputs else CRITICAL
+    if bad_inputs:
+        return MEDIUM
+    return HIGH if _jumps(call) else ""
+
+
+def _abnormal(values: Mapping[str, Value]) -> list[str]:
+    return [place for place, value in values.items() if value.dtype and _is_abnormal(value)]
+
+
+def _is_abnormal(value: Value) -> bool:
+    """Return whether a NaN or an infinity is in the tensor. An infinite norm alone is none: squares overflow early."""
+    if value.nan_count is not None or value.inf_count is not None:
+        return bool(value.nan_count or value.inf_count)
+    numbers = (value.highest, value.lowest, value.mean)
+    return any(number is not None and not math.isfinite(number) for number in numbers)
+
+
+def _jumps(call: Call) -> bool:
+    before, after = _largest_norm(call.inputs.values()), _largest_norm(call.outputs.values())
+    return before is not None and after is not None and after > JUMP * (before or 1.0)
+
+
+def _largest_norm(values: Iterable[Value]) -> float | None:
+    norms = [value.norm for value in values if value.norm is not None and not math.isnan(value.norm)]
+    return max(norms, default=None)
+
+
+SIDES = {"input": "inputs", "parameter": "parameters", "output": "outputs", "gradient": "gradients"}
+SINGLE = "recorded"  # the grade of a call that is not compared
+
+
+def comparison_tree(comparison: Comparison, names: NameMap) -> dict[str, Any]:
+    """Return the data of a comparison. names: the map of names that it used."""
+    return {
+        "target": str(comparison.target),
+        "golden": str(comparison.golden),
+        "map": names,
+        "steps": [
+            _Tree(step.place, step.rows, step.target, step.golden, step).data() for step in comparison.steps
+        ],
+    }
+
+
+def record_tree(path: Path) -> dict[str, Any]:
+    """Return the data of one record. NumericsError where it cannot be used."""
+    steps = []
+    for place, folder in find_records(path).items():
+        record = read_record(folder)
+        rows = [CallRow(CallPair(call, None), grade=SINGLE) for call in record.calls.values()]
+        steps.append(_Tree("" if place == "." else place, rows, record, None, None).data())
+    return {"target": str(path), "golden": "", "map": {}, "steps": steps}
+
+
+def first_critical(nodes: Sequence[Mapping[str, Any]]) -> str:
+    """Return the first call of the level "critical" with none such within it; "" for none. nodes: in tree order."""
+    found: Mapping[str, Any] | None = None
+    for node in nodes:
+        if found and node["depth"] <= found["depth"]:
+            break
+        if node["levels"][0] == CRITICAL:
+            found = node
+    return str(found["target"]) if found else ""
+
+
+class _Tree:
+    """The tree of a step of a rank."""
+
+    def __init__(
+        self,
+        place: str,
+        rows: Sequence[CallRow],
+        target: StepRecord,
+        golden: StepRecord | None,
+        step: StepComparison | None,
+    ) -> None:
+        self.place, self.rows, self.target, self.golden, self.step = place, rows, target, golden, step
+        self.stacks: dict[tuple[str, ...], int] = {}
+        self.by_target = {row.pair.target.name: number for number, row in enumerate(rows) if row.pair.target}
+        self.by_golden = {row.pair.golden.name: number for number, row in enumerate(rows) if row.pair.golden}
+
+    def data(self) -> dict[str, Any]:
+        order = self._order()
+        found = self.step.judgement.divergence if self.step else None
+        first = next(
+            (at for at, (number, _) in enumerate(order) if found and self.rows[number] is found.row), None
+        )
+        return {
+            "place": self.place,
+            "first": first,
+            "why": found.evidence if found else "",
+            "nodes": [self._node(self.rows[number], depth) for number, depth in order],
+            "stacks": [list(lines) for lines in self.stacks],
+        }
+
+    def _parent(self, row: CallRow) -> int | None:
+        """Return the number of the row around a row. A call of the target alone is within the target's module."""
+        if row.pair.golden and self.golden:
+            outer = self.golden.within(row.pair.golden.name)
+            return self.by_golden.get(outer) if outer else None
+        outer = self.target.within(row.pair.target.name) if row.pair.target else None
+        return self.by_target.get(outer) if outer else None
+
+    def _order(self) -> list[tuple[int, int]]:
+        """Return (row, depth), each row before those within it and after those before it."""
+        inner: dict[int | None, list[int]] = {}
+        for number, row in enumerate(self.rows):
+            inner.setdefault(self._parent(row), []).append(number)
+        order: list[tuple[int, int]] = []
+        todo = [(number, 0) for number in reversed(inner.get(None, []))]
+        left = dict.fromkeys(range(len(self.rows)))
+        while todo or left:
+            if not todo:  # a circle of parents
+                todo = [(next(iter(left)), 0)]
+            number, depth = todo.pop()
+            if number in left:
+                del left[number]
+                order.append((number, depth))
+                todo += [(child, depth + 1) for child in reversed(inner.get(number, []))]
+        return order
+
+    def _node(self, row: CallRow, depth: int) -> dict[str, Any]:
+        target, golden = row.pair.target, row.pair.golden
+        call = row.pair.call
+        units = max(row.units("output"), row.units("gradient"))
+        node: dict[str, Any] = {
+            "depth": depth,
+            "target": target.name if target else "",
+            "golden": golden.name if golden else "",
+            "labels": ["" if one is None else _label(one) for one in (target, golden)],
+            "kind": "module" if call.is_module else "function",
+            "backward": call.backward,
+            "grade": row.grade,
+            "levels": [overflow_level(target), overflow_level(golden)],
+            "values": self._values(row),
+            "settings": _settings(target, golden),
+            "differs": row.differs,
+            "stacks": [self._stack(target, self.target), self._stack(golden, self.golden)],
+        }
+        if row.grade not in (SINGLE, "unmatched"):
+            node["units"] = _number(units)
+        if row.replayed:
+            node["replayed"] = [_number(one) for one in row.replayed]
+        if row.grade == "unmatched":
+            node["key"] = call.forward_name
+            if call.is_module and not call.number:
+                node["path"] = call.path  # with all calls within it
+        return node
+
+    def _values(self, row: CallRow) -> list[list[str]]:
+        """Return (place, target, golden, units) of each recorded tensor."""
+        cells: dict[tuple[str, str], Cell] = {(cell.side, cell.place): cell for cell in row.cells}
+        found = []
+        for side, attribute in SIDES.items():
+            mine, others = (
+                getattr(call, attribute) if call else {} for call in (row.pair.target, row.pair.golden)
+            )
+            for place in {**others, **mine}:
+                pair = mine.get(place), others.get(place)
+                if not any(value is not None and value.dtype for value in pair):
+                    continue
+                cell = cells.get((side, place))
+                text = ""
+                if cell is not None:
+                    error = cell.difference.error
+                    units = error / row.epsilon if row.epsilon else (math.inf if error else 0.0)
+                    text = "equal" if cell.difference.equal else cell.difference.what or _number(units)
+                found.append([f"{side} {place}", *(_describe(value) for value in pair), text])
+        return found
+
+    def _stack(self, call: Call | None, record: StepRecord | None) -> int | None:
+        if call is None or record is None:
+            return None
+        lines = record.stacks.get(call.name) or record.stacks.get(call.forward_name)
+        return self.stacks.setdefault(tuple(lines), len(self.stacks)) if lines else None
+
+
+def _settings(target: Call | None, golden: Call | None) -> list[list[str]]:
+    """Return (name, target, golden) of the settings of a module and the plain arguments of a call."""
+    sides = [_plain(call) for call in (target, golden)]
+    return [[name, *(side.get(name, "") for side in sides)] for name in {**sides[1], **sides[0]}]
+
+
+def _plain(call: Call | None) -> dict[str, str]:
+    if call is None:
+        return {}
+    found = {str(name): str(value) for name, value in call.settings.items()}
+    return found | {
+        f"argument {place}": value.describe() for place, value in call.inputs.items() if not value.dtype
+    }
+
+
+def _describe(value: Value | None) -> str:
+    if value is None:
+        return ""
+    return value.describe() + (f", checksum {value.checksum}" if value.checksum else "")
+
+
+def _label(call: Call) -> str:
+    name = ".".join(filter(None, (call.path, call.type)))
+    return f"{name} #{call.number}" if call.number or not call.is_module else name
+
+
+def _number(number: float) -> str:
+    return f"{number:.3g}" if math.isfinite(number) else "no number"

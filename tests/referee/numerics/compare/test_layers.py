@@ -1,0 +1,55 @@
+"""Layers of torch.nn that are replayed in float64, where modules alone were recorded with their values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from referee.numerics.compare.read_record import read_record
+from referee.numerics.compare.replayed_rows import replayed_error
+from tests.referee.numerics.compare.small_models import record
+
+LAYERS: list[tuple[Callable[[], nn.Module], tuple[int, ...]]] = [
+    (lambda: nn.Linear(64, 32), (8, 64)),
+    (lambda: nn.Linear(64, 32, bias=False), (8, 64)),
+    (lambda: nn.Bilinear(8, 8, 4), (8, 8)),
+    (lambda: nn.Conv1d(8, 4, 3, padding=1), (2, 8, 16)),
+    (lambda: nn.Conv2d(3, 4, 3, stride=2, groups=1), (2, 3, 8, 8)),
+    (lambda: nn.ConvTranspose1d(8, 4, 3), (2, 8, 16)),
+    (lambda: nn.LayerNorm(64), (8, 64)),
+    (lambda: nn.RMSNorm(64), (8, 64)),
+    (lambda: nn.GroupNorm(4, 8), (2, 8, 16)),
+    (lambda: nn.BatchNorm1d(64), (8, 64)),
+    (lambda: nn.BatchNorm1d(64).eval(), (8, 64)),
+    (lambda: nn.InstanceNorm1d(8, affine=True), (2, 8, 16)),
+    (lambda: nn.GELU("tanh"), (8, 64)),
+    (lambda: nn.PReLU(8), (2, 8, 16)),
+    (lambda: nn.Softmax(-1), (8, 64)),
+    (lambda: nn.SiLU(), (8, 64)),
+    (lambda: nn.AvgPool1d(2), (2, 8, 16)),
+    (lambda: nn.MaxPool1d(2), (2, 8, 16)),
+]
+
+
+@pytest.mark.parametrize(("make", "shape"), LAYERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_layer_is_within_rounding_of_its_replay(
+    make: Callable[[], nn.Module], shape: tuple[int, ...], dtype: torch.dtype, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    x, layer = torch.randn(shape).to(dtype), make().to(dtype)
+    inputs = (x, x.flip(0)) if isinstance(layer, nn.Bilinear) else (x,)
+    folder = record(tmp_path, layer, lambda model: model(*inputs), level="L0", task="tensor")
+    (call,) = read_record(folder / "rank0").calls.values()
+    assert replayed_error(call, call.inputs, call.outputs, call.parameters) < 4
+
+
+def test_a_norm_without_eps_has_that_of_its_dtype(tmp_path: Path) -> None:
+    x = 1e-4 * torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
+    folder = record(tmp_path, nn.RMSNorm(64), lambda model: model(x), level="L0", task="tensor")
+    (call,) = read_record(folder / "rank0").calls.values()
+    assert replayed_error(call, call.inputs, call.outputs, call.parameters) < 4

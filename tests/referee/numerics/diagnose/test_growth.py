@@ -1,0 +1,57 @@
+"""Rounding grows within the bounds: a small GPT-2 trained with other kernels, and another split of the batch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from referee.numerics.diagnose.pair import GROWTH, LOSS, pair_curves
+from referee.numerics.diagnose.symptoms import diagnose
+from referee.verdict.loss_files import LossCurve
+from tests.referee.numerics.compare.small_models import ours
+
+STEPS = 60
+
+
+def train(around: Callable[[], AbstractContextManager[Any]], rate: float, splits: int = 1) -> LossCurve:
+    """Train on random tokens; the losses and the gradient norms."""
+    model: Any = ours()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    draws = torch.Generator().manual_seed(0)
+    found = LossCurve("run", {})
+    with around():
+        for step in range(1, STEPS + 1):
+            ids = torch.randint(0, 8, (4, 17), generator=draws)
+            parts = [model.loss(part[:, :-1], part[:, 1:]) / splits for part in ids.chunk(splits)]
+            for part in parts:
+                part.backward()
+            found.gradient_norms[step] = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+            found.losses[step] = float(sum(part.item() for part in parts))
+            optimizer.step()
+            optimizer.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("rate", [1e-3, 1e-2])
+def test_correct_kernels_stay_within_half_of_the_bounds(rate: float, one_thread: None) -> None:
+    golden = train(contextlib.nullcontext, rate)
+    others = [
+        train(lambda: torch.backends.mkldnn.flags(enabled=False), rate),
+        train(lambda: sdpa_kernel(SDPBackend.MATH), rate),
+        train(contextlib.nullcontext, rate, splits=2),
+    ]
+    assert train(contextlib.nullcontext, rate).losses == golden.losses
+    unequal = 0
+    for other in others:
+        pair = pair_curves(golden, other)
+        unequal += pair.first_unequal() is not None
+        assert all(place.relative <= explained / 2 for place, explained in pair.explained())
+        assert diagnose(pair).symptom in ("rounding", "equal")
+    assert unequal
+    assert GROWTH[LOSS] == 16

@@ -1,0 +1,309 @@
+"""Symptoms of synthetic curves, over lengths, noise, logging intervals, step numbers and missing steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from gpt2.train.loss_spikes import SpikeDetector
+from referee.errors import NumericsError
+from referee.numerics.diagnose.pair import LOSS, NORM, pair_curves
+from referee.numerics.diagnose.spikes import find_spikes
+from referee.numerics.diagnose.symptoms import (
+    EQUAL,
+    ODDS,
+    ROUNDING,
+    SYMPTOMS,
+    Score,
+    diagnose,
+    evaluations,
+    more_frequent,
+)
+from referee.verdict.loss_files import LossCurve
+from tests.referee.numerics.diagnose.curves import benchmark, curve, rounded
+
+LENGTHS = st.integers(1, 600)
+NOISES = st.sampled_from([0.0, 1e-3, 0.02, 0.1])
+EVERY = st.sampled_from([1, 1, 2, 7, 10])
+SEEDS = st.integers(0, 1000)
+FEWER = settings(max_examples=40)
+
+
+def symptom(one: LossCurve, other: LossCurve, **options: bool) -> str:
+    """The symptom; the order of the runs must not change it."""
+    found = diagnose(pair_curves(one, other), **options).symptom
+    assert diagnose(pair_curves(other, one), **options).symptom == found
+    return found
+
+
+def logged(values: LossCurve, every: int) -> LossCurve:
+    """The values that a trainer with another logging interval has."""
+    kept = {step: value for step, value in values.losses.items() if step % every == 0 or step == 1}
+    return dataclasses.replace(values, losses=kept)
+
+
+@FEWER
+@given(LENGTHS, NOISES, SEEDS, EVERY)
+def test_rounding_is_no_symptom(length: int, noise: float, seed: int, every: int) -> None:
+    one = benchmark(length, noise, seed)
+    other = logged(curve(rounded(one, seed + 1)), every)
+    assert symptom(curve(one), other) in (ROUNDING, EQUAL)
+    assert symptom(curve(one), curve(one)) == EQUAL
+
+
+@given(LENGTHS, NOISES, SEEDS, EVERY, st.sampled_from([0.03, -0.03, 0.5]))
+def test_a_difference_from_the_first_step_on(
+    length: int, noise: float, seed: int, every: int, size: float
+) -> None:
+    one = benchmark(length, noise, seed)
+    other = logged(curve(rounded(one) * (1 + size)), every)
+    assert symptom(curve(one), other) == "first-step difference"
+    found = diagnose(pair_curves(curve(one), other))
+    assert found.finding.step == 1
+    assert found.beyond
+    assert found.beyond.step == 1
+
+
+def test_a_difference_in_the_first_several_steps() -> None:
+    one = benchmark(100)
+    other = rounded(one)
+    other[1:] *= 1.02
+    found = diagnose(pair_curves(curve(one), curve(other)))
+    assert found.symptom == "first-step difference"
+    assert found.finding.step == 2
+    assert found.beyond
+    assert (found.beyond.step, found.beyond.what) == (2, LOSS)
+
+
+@FEWER
+@given(st.integers(60, 600), NOISES, SEEDS, st.sampled_from([1, 1, 2, 3]), st.sampled_from([0.04, -0.04]))
+def test_a_later_drift(length: int, noise: float, seed: int, every: int, size: float) -> None:
+    one, start = benchmark(length, noise, seed), length // 3
+    other = rounded(one)
+    other[start:] *= 1 + np.linspace(0, size, length - start)
+    assume(not find_spikes(one))
+    assert symptom(curve(one), logged(curve(other), every)) == "drift"
+    found = diagnose(pair_curves(curve(one), curve(other)))
+    assert start < found.finding.step <= start + (length - start) / 2
+
+
+@FEWER
+@given(st.integers(150, 600), st.sampled_from([1e-3, 0.02]), SEEDS, st.integers(3, 6))
+def test_more_spikes(length: int, noise: float, seed: int, count: int) -> None:
+    one = benchmark(length, noise, seed)
+    other = rounded(one)
+    places = np.linspace(60, length - 20, count).astype(int)
+    other[places] *= 2.0
+    assume(not find_spikes(one))
+    assert symptom(curve(one), curve(other)) == "spikes"
+    found = diagnose(pair_curves(curve(one), curve(other)))
+    assert (found.finding.step, found.finding.side, found.finding.what) == (places[0] + 1, 1, LOSS)
+    both = one.copy()
+    both[places] *= 2.0
+    assert symptom(curve(both), curve(other)) == ROUNDING
+
+
+def test_one_spike_alone_is_a_note() -> None:
+    one = benchmark(300)
+    other = rounded(one)
+    other[200] *= 3
+    found = diagnose(pair_curves(curve(one), curve(other)))
+    assert found.symptom == "beyond rounding"
+    assert any("step 201" in note for note in found.notes)
+
+
+def test_spikes_of_the_gradient_norm_count() -> None:
+    one, norms = benchmark(300), benchmark(300, seed=5)
+    more = norms.copy()
+    more[[100, 150, 200, 250]] *= 40
+    a, b = curve(one), curve(rounded(one))
+    a.gradient_norms, b.gradient_norms = curve(norms).losses, curve(more).losses
+    found = diagnose(pair_curves(a, b))
+    assert (found.symptom, found.finding.what, found.finding.step) == ("spikes", NORM, 101)
+
+
+@FEWER
+@given(SEEDS, st.lists(st.integers(17, 380), min_size=1, max_size=5, unique=True), st.floats(1.5, 5))
+def test_spikes_are_those_of_the_trainer(seed: int, places: list[int], size: float) -> None:
+    losses = 4 + 0.05 * np.random.default_rng(seed).standard_normal(400)
+    losses[places] *= size
+    detector = SpikeDetector()
+    reference = {place for place, loss in enumerate(losses) if detector.observe(float(loss)) is not None}
+    found = {place for spike in find_spikes(losses) for place in range(spike.first, spike.last + 1)}
+    # of spikes close together the medians differ; the first one is always the same
+    assert min(found, default=None) == min(reference, default=None)
+
+
+@FEWER
+@given(LENGTHS, SEEDS, st.floats(0, 1), st.sampled_from([math.nan, math.inf]), st.booleans())
+def test_a_value_that_is_not_finite_in_one_run_only(
+    length: int, seed: int, where: float, value: float, until_end: bool
+) -> None:
+    one = benchmark(length, seed=seed)
+    other, place = rounded(one), min(length - 1, int(where * length))
+    other[place : None if until_end else place + 1] = value
+    assert symptom(curve(one), curve(other)) == "overflow or NaN"
+    found = diagnose(pair_curves(curve(one), curve(other)))
+    assert (found.finding.step, found.finding.side) == (place + 1, 1)
+
+
+def test_values_that_are_not_finite_in_both_are_compared() -> None:
+    one = benchmark(300)
+    for places, others, expected in (
+        ([50], [50], ROUNDING),
+        ([50], [90], "beyond rounding"),
+        ([50], [50, 90], "beyond rounding"),
+        ([50], [50, 90, 100, 110], "overflow or NaN"),
+        ([50, 299], [50], "overflow or NaN"),
+    ):
+        a, b = one.copy(), rounded(one)
+        a[places], b[others] = math.nan, math.nan
+        assert symptom(curve(a), curve(b)) == expected, (places, others)
+    never = curve([math.nan] * 5)
+    found = diagnose(pair_curves(never, curve([math.nan] * 5, name="other")))
+    assert found.symptom == EQUAL
+    assert any("not finite" in note for note in found.notes)
+
+
+@FEWER
+@given(LENGTHS, SEEDS)
+def test_equal_settings_are_reproducible_only_to_the_bit(length: int, seed: int) -> None:
+    one = benchmark(length, seed=seed)
+    other = one.copy()
+    assert symptom(curve(one), curve(other), same_settings=True) == EQUAL
+    other[-1] = np.nextafter(other[-1], 9)
+    assert symptom(curve(one), curve(other), same_settings=True) == "not reproducible"
+    assert symptom(curve(one), curve(other)) == ROUNDING
+
+
+@given(st.integers(3, 300), st.sampled_from([1e-3, 0.1]), SEEDS, st.sampled_from([-1, 1]))
+def test_steps_that_count_from_0_and_from_1_are_aligned(
+    length: int, noise: float, seed: int, shift: int
+) -> None:
+    one = benchmark(length, noise, seed)
+    pair = pair_curves(curve(one), curve(one, first=1 + shift))
+    assert (pair.offset, len(pair.steps)) == (-shift, length)
+    assert diagnose(pair).unequal is None
+    assert pair_curves(curve(one), curve(one, first=1 + shift), offset=0).offset == 0
+
+
+@given(st.integers(20, 300), SEEDS)
+def test_missing_steps_and_another_interval_change_nothing(length: int, seed: int) -> None:
+    one = benchmark(length, seed=seed)
+    draws = np.random.default_rng(seed)
+    a = curve(one)
+    for factor, expected in ((1.0, None), (1.05, "first-step difference")):
+        b = curve(rounded(one) * factor)
+        kept = [step for step in b.losses if draws.random() < 0.5] or [1]
+        b.losses = {step: b.losses[step] for step in kept}
+        assert symptom(a, b) in ([expected] if expected else [ROUNDING, EQUAL])
+
+
+@pytest.mark.parametrize("value", [0.0, 3.0, -2.0, 1e30])
+@pytest.mark.parametrize("length", [1, 2, 50])
+def test_constant_series(value: float, length: int) -> None:
+    assert symptom(curve([value] * length), curve([value] * length)) == EQUAL
+    other = [value * 1.5 + 2] * length
+    found = diagnose(pair_curves(curve([value] * length), curve(other)))
+    assert found.symptom == "first-step difference"
+
+
+def test_no_common_step_is_an_error() -> None:
+    with pytest.raises(NumericsError, match="no common step"):
+        pair_curves(curve([1.0] * 5), curve([1.0] * 5, first=100))
+
+
+@FEWER
+@given(st.integers(0, 40), st.integers(0, 40))
+def test_more_frequent_is_the_binomial_test(count: int, other: int) -> None:
+    from scipy.stats import binomtest
+
+    expected = binomtest(count, count + other, alternative="greater").pvalue if count + other else 1.0
+    assert more_frequent(count, other) == (expected <= 1 / ODDS)
+    assert more_frequent(1000 + 60, 1000) == (binomtest(1060, 2060, alternative="greater").pvalue <= 1 / 8)
+
+
+def test_downstream_only() -> None:
+    one = benchmark(100)
+    pair = pair_curves(curve(one), curve(rounded(one)))
+    for score, expected in (
+        (Score("acc", 0.30, 0.25), "downstream only"),
+        (Score("acc", 0.30, 0.25, 0.03), ROUNDING),
+        (Score("acc", 0.30, 0.25, 0.01), "downstream only"),
+        (Score("acc", 0.30, 0.302), ROUNDING),
+        (Score("acc", 0.30, math.nan), "downstream only"),
+    ):
+        assert diagnose(pair, scores=[score]).symptom == expected
+    far = pair_curves(curve(one), curve(one * 1.1))
+    assert diagnose(far, scores=[Score("acc", 0.3, 0.2)]).symptom == "first-step difference"
+
+
+def test_rounded_digits_are_not_beyond_rounding() -> None:
+    one = benchmark(200)
+    a, b = (curve(np.round(losses, 3)) for losses in (one, rounded(one)))
+    assert diagnose(pair_curves(a, b)).beyond is None
+    found = diagnose(pair_curves(a, curve(np.round(one + 0.2, 3))))
+    assert found.beyond
+
+
+def test_every_symptom_is_in_the_documentation() -> None:
+    from pathlib import Path
+
+    page = (Path(__file__).parents[4] / "docs/diagnose.md").read_text(encoding="utf-8")
+    for name, (rule, section) in SYMPTOMS.items():
+        assert f"| {name} | {rule} | {section} |" in page
+
+
+@FEWER
+@given(LENGTHS, SEEDS, st.sampled_from([1.0, 1.004, 1.05]))
+def test_no_page_says_equal_or_rounding_over_a_difference_that_is_more(
+    length: int, seed: int, factor: float
+) -> None:
+    one = benchmark(length, seed=seed)
+    found = diagnose(pair_curves(curve(one), curve(rounded(one) * factor)))
+    assert (found.symptom == EQUAL) == (found.unequal is None)
+    assert (found.symptom in (EQUAL, ROUNDING)) == (found.beyond is None and factor == 1.0)
+    assert bool(found.rows()) == (found.symptom != EQUAL)
+
+
+def test_losses_around_zero_are_compared_with_their_size() -> None:
+    draws = np.random.default_rng(0).standard_normal(200)
+    one, other = 1e-2 * draws, 1e-2 * draws * (1 + 1e-7)
+    one[50] = other[50] = 1e-12
+    other[50] += 1e-10
+    assert symptom(curve(one), curve(other)) == ROUNDING
+
+
+@pytest.mark.parametrize(("level", "expected"), [(0.3, True), (0.77, False)])
+def test_a_reward_or_logp_diff_that_parts_is_named(level: float, expected: bool) -> None:
+    draws = np.random.default_rng(1)
+    a, b = curve(benchmark(200)), curve(benchmark(200))
+    a.evaluations["reward"] = curve(0.77 + 0.05 * draws.standard_normal(200)).losses
+    b.evaluations["reward"] = curve(np.linspace(0.77, level, 200) + 0.05 * draws.standard_normal(200)).losses
+    found = diagnose(pair_curves(a, b))
+    assert (found.symptom == "downstream only") is expected
+    assert found.finding.what.startswith("reward" if expected else "loss")
+    far = dataclasses.replace(b, losses={step: 2 * value for step, value in b.losses.items()})
+    assert any(note.startswith("reward") for note in diagnose(pair_curves(a, far)).notes) is expected
+
+
+def test_the_standard_error_of_a_column_is_read() -> None:
+    a, b = curve(benchmark(3)), curve(benchmark(3))
+    for side, value in ((a, 0.30), (b, 0.25)):
+        side.evaluations = {"acc,none": {3: value}, "acc_stderr,none": {3: 0.03}}
+    [score] = evaluations(pair_curves(a, b))
+    assert score.error == pytest.approx(0.03 * 2**0.5)
+    assert not score.differs(1.96)
+
+
+def test_evaluations_share_the_chance_of_five_percent() -> None:
+    """2.2 standard errors of one evaluation are beyond chance; of the largest of twenty they are not."""
+    same = pair_curves(curve(benchmark(3)), curve(benchmark(3)))
+    scores = [Score(f"task {number}", 0.30, 0.30, 0.01) for number in range(19)]
+    assert diagnose(same, scores=[Score("acc", 0.300, 0.322, 0.01)]).symptom == "downstream only"
+    assert diagnose(same, scores=[*scores, Score("acc", 0.300, 0.322, 0.01)]).symptom != "downstream only"

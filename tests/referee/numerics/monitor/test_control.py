@@ -1,0 +1,76 @@
+"""Targets are parsed, and switched on and off by a file."""
+
+from pathlib import Path
+
+import pytest
+
+from referee.errors import NumericsError
+from referee.numerics.monitor.targets import (
+    ControlFile,
+    MonitorTarget,
+    change_control,
+    parse_targets,
+    plain_name,
+    read_control,
+)
+
+
+@pytest.mark.parametrize(
+    ("word", "kind", "name", "wanted"),
+    [
+        ("grad", "grad_reduced", "token.weight", True),
+        ("grad", "grad_unreduced", "token.weight", True),
+        ("grad", "param", "token.weight", False),
+        ("grad:blocks.3", "grad_reduced", "blocks.3.mlp.fc.weight", True),
+        ("grad:blocks.3", "grad_reduced", "blocks.30.mlp.fc.weight", False),
+        ("actv:blocks.*.mlp", "actv", "blocks.7.mlp.output.0", True),
+        ("actv:blocks.*.mlp", "actv", "blocks.7.attention.output.0", False),
+        ("adam", "exp_avg_sq", "x", True),
+        ("all:norm.weight", "param", "norm.weight", True),
+        ("attention", "attention", "blocks.0.attention.sdpa.1", True),
+    ],
+)
+def test_targets(word: str, kind: str, name: str, wanted: bool) -> None:
+    (target,) = parse_targets([word])
+    assert target.wants(kind, name) == wanted
+    assert str(target) == word
+
+
+def test_an_unknown_kind_is_named() -> None:
+    with pytest.raises(NumericsError, match="'gradients:x' has the unknown kind 'gradients'"):
+        parse_targets(["gradients:x"])
+
+
+def test_wrappers_are_no_part_of_a_name() -> None:
+    assert plain_name("module._orig_mod.blocks.0.weight") == "blocks.0.weight"
+    assert plain_name("decoder.module.weight") == "decoder.module.weight"
+    assert plain_name("module") == ""
+
+
+def test_targets_are_switched_on_and_off(tmp_path: Path) -> None:
+    control = ControlFile(tmp_path)
+    assert control.changed() is None
+    change_control(tmp_path, ["grad:blocks.3", "actv"])
+    change_control(tmp_path, ["actv"])
+    assert control.changed() == (MonitorTarget("grad", "blocks.3"), MonitorTarget("actv"))
+    assert control.changed() is None
+    change_control(tmp_path, ["param"], ["grad:blocks.3"])
+    assert list(map(str, read_control(tmp_path))) == ["actv", "param"]
+    with pytest.raises(NumericsError, match=r"adam is not switched on; fix: switch off actv, param, or all"):
+        change_control(tmp_path, off=["adam"])
+    change_control(tmp_path, off=["all"])
+    assert control.changed() == ()
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"targets": "grad"}', '{"targets": ["x"]}'])
+def test_a_file_that_cannot_be_used_changes_nothing_and_can_be_replaced(tmp_path: Path, content: str) -> None:
+    change_control(tmp_path, ["param"])
+    control = ControlFile(tmp_path)
+    control.changed()
+    (tmp_path / "control.json").unlink()
+    (tmp_path / "control.json").write_text(content)
+    with pytest.raises(NumericsError):
+        control.changed()
+    assert control.changed() is None
+    change_control(tmp_path, ["adam"], ["all"])
+    assert list(map(str, read_control(tmp_path))) == ["adam"]

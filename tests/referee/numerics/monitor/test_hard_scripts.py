@@ -1,0 +1,224 @@
+"""TrainerMon in scripts with unusual tensors and loops: the script ends as without it, with rows or a line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.checkpoint
+from torch import Tensor, nn
+
+from referee.numerics import TrainerMon
+from referee.numerics.monitor import statistics
+from referee.numerics.monitor.tables import read_table
+
+SWITCHES = ("xy", "wg", "param", "mv", "ur", "attention")
+ALL = {f"{name}_distribution": True for name in SWITCHES}
+OPS = {"ops": ["norm", "mean", "nans", "inf", "zeros"], "step_count_per_record": 100}
+
+
+@pytest.fixture(autouse=True)
+def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(tmp_path / "out"))
+    return tmp_path / "out" / "rank0"
+
+
+def small() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))
+
+
+def watch(
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, config: Any = ALL, micros: int = 1
+) -> TrainerMon:
+    (folder / "config.json").write_text(json.dumps({"targets": {}} | OPS | config))
+    monitor = TrainerMon(folder / "config.json")
+    monitor.set_monitor(model, optimizer, grad_acc_steps=micros)
+    return monitor
+
+
+def steps_of(output: Path, kind: str) -> list[int]:
+    return sorted({row.step for row in read_table(output, kind).rows})
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradients_within_a_reentrant_checkpoint_have_a_line(
+    reentrant: bool, tmp_path: Path, output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    watch(tmp_path, model, optimizer)
+    x = torch.ones(3, 4, requires_grad=True)
+    torch.utils.checkpoint.checkpoint(model, x, use_reentrant=reentrant).sum().backward()
+    optimizer.step()
+    printed = "".join(capsys.readouterr())
+    assert (" has no actv_grad: " in printed) is reentrant
+    assert ("use_reentrant=True" in printed) is reentrant
+
+
+def test_what_cannot_be_read_is_one_line_and_the_script_ends_alike(
+    tmp_path: Path, output: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = statistics.host_row
+
+    def fails(part: Tensor) -> list[float]:
+        if part.numel() == 16:  # 2.weight, and its gradients and moments
+            raise RuntimeError("no such\nkernel")
+        return original(part)
+
+    monkeypatch.setattr(statistics, "host_row", fails)
+    model = small()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    watch(tmp_path, model, optimizer, {"wg_distribution": True, "param_distribution": True})
+    for _ in range(3):
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "step 0: 2.weight has no grad_unreduced: RuntimeError: no such kernel" in line
+    assert {row.name for row in read_table(output, "param").rows} == {"0.weight", "0.bias", "2.bias"}
+    assert steps_of(output, "param") == [0, 1, 2]
+
+
+def test_a_folder_that_cannot_be_written_ends_no_script(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    watch(tmp_path, model, optimizer, {"wg_distribution": True})
+    (tmp_path / "out").write_text("a file")
+    model(torch.ones(3, 4)).sum().backward()
+    optimizer.step()
+    assert "rows are missing" in capsys.readouterr().out
+
+
+def test_a_step_that_grad_scaler_skips_has_its_rows(
+    tmp_path: Path, output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    monitor = watch(tmp_path, model, optimizer, {"wg_distribution": True, "xy_distribution": True}, micros=2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    for step in range(5):
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+        for _ in range(2):
+            batch = torch.full((3, 4), float("inf") if step in (2, 4) else 1.0)
+            scaler.scale(model(batch).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    monitor.close()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[1] for line in lines] == [" step 2", " step 4"]
+    assert steps_of(output, "actv") == steps_of(output, "grad_unreduced") == [0, 1, 2, 3, 4]
+    assert steps_of(output, "grad_reduced") == [0, 1, 3]
+    bad = {row.step for row in read_table(output, "grad_unreduced").rows if row.values[2] + row.values[3] > 0}
+    assert bad == {2, 4}
+    counts = [sum(row.step == step for row in read_table(output, "actv").rows) for step in range(5)]
+    assert len(set(counts[:4])) == 1
+
+
+@pytest.mark.parametrize("way", ["eval", "parts", "closure"])
+def test_a_script_whose_forward_is_not_observed_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], way: str
+) -> None:
+    model = small().train(way != "eval")
+    assert isinstance(model, nn.Sequential)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    watch(tmp_path, model, optimizer, {"wg_distribution": True})
+
+    def closure() -> float:
+        out = model[2](model[1](model[0](torch.ones(3, 4)))) if way == "parts" else model(torch.ones(3, 4))
+        out.sum().backward()
+        return float(out.sum())
+
+    for _ in range(2):
+        closure() if way != "closure" else None
+        optimizer.step(closure if way == "closure" else None)  # type: ignore[arg-type]
+    lines = [line for line in capsys.readouterr().out.splitlines() if "no forward in training mode" in line]
+    assert len(lines) == 1
+
+
+def test_activations_of_a_compiled_model_are_read_and_change_no_bit(tmp_path: Path, output: Path) -> None:
+    start = 1  # a step without hooks before it
+
+    def trained(observed: bool) -> list[torch.Tensor]:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = torch.compile(
+            nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Dropout(0.3), nn.Linear(8, 2)), backend="aot_eager"
+        )
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+        if observed:
+            watch(tmp_path, model, optimizer, {"xy_distribution": True, "start_step": start})
+        for _ in range(3):
+            model(torch.ones(3, 4)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return [parameter.detach().clone() for parameter in model.parameters()]
+
+    before, after = trained(False), trained(True)
+    assert all(map(torch.equal, before, after))
+    assert steps_of(output, "actv") == list(range(start, 3))
+    assert {"0.output.0", "3.output.0"} <= {row.name for row in read_table(output, "actv").rows}
+
+
+@pytest.mark.parametrize("wrapped", ["no", "compiled", "parallel"])
+def test_rows_of_the_whole_model_are_those_of_each_micro_batch(
+    tmp_path: Path, output: Path, wrapped: str
+) -> None:
+    torch._dynamo.reset()
+    plain = small()
+    assert isinstance(plain, nn.Sequential)
+    model: Any = plain
+    if wrapped == "compiled":
+        model = torch.compile(plain, backend="aot_eager")
+    elif wrapped == "parallel":
+        model = nn.DataParallel(plain)
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    watch(tmp_path, model, optimizer, {"xy_distribution": True}, micros=2)
+    batches, outputs = [torch.full((3, 4), value) for value in (1.0, 2.0)], []
+    for batch in batches:
+        outputs.append(model(batch))
+        outputs[-1].retain_grad()
+        outputs[-1].square().sum().backward()
+    optimizer.step()
+    rows = {
+        (kind, row.name): row.values
+        for kind in ("actv", "actv_grad")
+        for row in read_table(output, kind).rows
+    }
+    expected = {
+        ("actv", "input.0"): batches,
+        ("actv", "output.0"): outputs,
+        ("actv_grad", "output_grad.0"): [one.grad for one in outputs],
+    }
+    for key, tensors in expected.items():
+        assert rows[key][0] == pytest.approx(float(torch.cat(tensors).norm()), rel=1e-5), key
+    assert rows["actv", "0.input.0"] == rows["actv", "input.0"]
+
+
+class Named(nn.Module):
+    """Has a module named "module" beside others, as no wrapper has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = nn.Linear(4, 4)
+        self.weight = nn.Parameter(torch.full((4,), 3.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.module(x) * self.weight
+        return y
+
+
+def test_a_module_named_module_is_no_wrapper(tmp_path: Path, output: Path) -> None:
+    model = Named()
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    config = {"param_distribution": True, "targets": {"weight": {}, "module.weight": {}}}
+    watch(tmp_path, model, optimizer, config)
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    rows = {row.name: row.values[0] for row in read_table(output, "param").rows}
+    assert rows == pytest.approx(
+        {"weight": 6.0, "module.weight": float(model.module.weight.detach().norm())}, rel=1e-5
+    )

@@ -1,0 +1,84 @@
+"""Tables: written by step, read back, cut at a resume, readable after a kill."""
+
+import csv
+import math
+from pathlib import Path
+
+import pytest
+
+from referee.errors import NumericsError
+from referee.numerics.monitor.tables import KINDS, TableWriter, rank_folders, read_table, table_files
+
+VALUES = (1.0, -0.25, math.nan, math.inf, 1e-30, 0.5, 2.0, 0.0)
+
+
+def write(folder: Path, steps: range, per_file: int = 4) -> TableWriter:
+    writer = TableWriter(folder, per_file)
+    for step in steps:
+        writer.write("param", step, [("a.weight", VALUES), ("b", VALUES)])
+        writer.write("update_ratio", step, [("a.weight", (0.1 * step,))])
+    return writer
+
+
+def test_rows_are_read_as_written_and_files_have_msprobes_names(tmp_path: Path) -> None:
+    write(tmp_path, range(1, 10))
+    assert [path.name for path in table_files(tmp_path)["param"]] == [
+        "param_0-3.csv", "param_4-7.csv", "param_8-11.csv",
+    ]  # fmt: skip
+    table = read_table(tmp_path, "param")
+    assert [row.step for row in table.rows] == [step for step in range(1, 10) for _ in range(2)]
+    assert table.rows[0].values == pytest.approx(VALUES, nan_ok=True)
+    with (tmp_path / "param_0-3.csv").open(newline="") as file:
+        first = next(iter(csv.DictReader(file)))
+    assert list(first) == ["vpp_stage", "name", "step", *KINDS["param"]]
+    assert read_table(tmp_path, "actv").rows == ()
+
+
+def test_a_resume_drops_later_rows_and_keeps_the_others_as_they_are(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    write(whole, range(1, 14))
+    writer = write(cut, range(1, 12))
+    kept = (cut / "param_0-3.csv").read_bytes()
+    writer.truncate(5)
+    assert (cut / "param_0-3.csv").read_bytes() == kept
+    assert {row.step for row in read_table(cut, "update_ratio").rows} == set(range(1, 6))
+    write(cut, range(6, 14))
+    for path in whole.glob("*.csv"):
+        assert (cut / path.name).read_bytes() == path.read_bytes()
+    writer.truncate(0)
+    assert not table_files(cut)
+
+
+@pytest.mark.parametrize("torn", range(1, 30, 4))
+def test_a_torn_last_line_is_left_out_and_written_again(tmp_path: Path, torn: int) -> None:
+    write(tmp_path, range(1, 3))
+    path = tmp_path / "param_0-3.csv"
+    content = path.read_bytes()
+    path.write_bytes(content[:-torn])
+    assert [row.step for row in read_table(tmp_path, "param").rows] == [1, 1, 2]
+    TableWriter(tmp_path, 4).truncate(1)
+    write(tmp_path, range(2, 3))
+    assert path.read_bytes() == content
+
+
+def test_a_name_with_a_comma_stays_one_field(tmp_path: Path) -> None:
+    TableWriter(tmp_path).write("attention", 1, [('a,"b', (0.5, 2.0))])
+    assert read_table(tmp_path, "attention").rows[0].name == "a__b"
+
+
+def test_a_foreign_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "param_0-3.csv").write_text("x,y\n1,2\n")
+    with pytest.raises(NumericsError, match=r"param_0-3.csv is not a monitor table"):
+        read_table(tmp_path, "param")
+
+
+def test_ranks_are_in_order(tmp_path: Path) -> None:
+    for name in ("rank10", "rank2", "ranks", "rankx"):
+        (tmp_path / name).mkdir()
+    assert list(rank_folders(tmp_path)) == [2, 10]
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NumericsError, match="cannot be written"):
+        TableWriter(tmp_path / "file" / "rank0").write("param", 1, [("a", VALUES)])

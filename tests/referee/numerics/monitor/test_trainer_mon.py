@@ -1,0 +1,189 @@
+"""TrainerMon: a script is monitored by hooks, with the config.json and the files of the guide's section 4.6."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from referee.errors import NumericsError
+from referee.numerics import TrainerMon
+from referee.numerics.monitor.tables import read_table, table_files
+
+GUIDE = {
+    "targets": {},
+    "wg_distribution": True,
+    "format": "csv",
+    "ops": ["norm", "mean", "max", "min"],
+    "ndigits": 16,
+}
+
+
+@pytest.fixture(autouse=True)
+def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(tmp_path / "out"))
+    return tmp_path / "out" / "rank0"
+
+
+def script(
+    folder: Path,
+    config: dict[str, Any] | None,
+    steps: int = 3,
+    change: Any = None,
+    start: int = 0,
+    micros: int = 2,
+) -> list[torch.Tensor]:
+    """A training script of two micro-batches a step; change(step) before each step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    if config is not None:
+        (folder / "config.json").write_text(json.dumps(config))
+        monitor = TrainerMon(folder / "config.json", process_group=None, params_have_main_grad=False)
+        monitor.set_monitor(model, optimizer, grad_acc_steps=micros, start_iteration=start)
+    data = torch.randn(steps, micros, 3, 4, generator=torch.Generator().manual_seed(1))
+    for step in range(steps):
+        if change:
+            change(step)
+        for batch in data[step]:
+            model(batch).square().mean().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            model.eval()(data[0, 0])  # an evaluation is not a step
+            model.train()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def test_the_configuration_of_the_guide(tmp_path: Path, output: Path) -> None:
+    script(tmp_path, GUIDE)
+    kinds = ("grad_unreduced", "grad_reduced", "learning_rate", "data")
+    assert {path.name for path in output.iterdir()} == {
+        f"{kind}_{step}-{step}.csv" for kind in kinds for step in range(3)
+    }
+    before, after = (read_table(output, f"grad_{side}") for side in ("unreduced", "reduced"))
+    assert before.columns == ("norm", "mean", "min", "max")
+    assert {row.name for row in before.rows} == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    norms = [
+        sum(row.values[0] ** 2 for row in table.rows if row.step == 0) ** 0.5 for table in (before, after)
+    ]
+    assert norms[1] == pytest.approx(0.05, rel=1e-3)  # clipped
+    assert norms[0] > 0.05
+
+
+def test_everything_changes_no_bit(tmp_path: Path, output: Path) -> None:
+    switches = ("xy", "wg", "param", "mv", "ur", "attention")
+    config = {f"{name}_distribution": True for name in switches} | {
+        "targets": {},
+        "ops": ["norm", "nans", "zeros"],
+    }
+    assert all(map(torch.equal, script(tmp_path, None), script(tmp_path, config)))
+    assert set(table_files(output)) == {
+        "actv", "actv_grad", "grad_unreduced", "grad_reduced", "param", "exp_avg", "exp_avg_sq", "update_ratio",
+        "data", "learning_rate",
+    }  # fmt: skip
+    names = {row.name for row in read_table(output, "actv").rows}
+    assert {"0.input.0", "0.output.0", "2.output.0"} <= names
+
+
+def test_targets_start_interval_and_times(tmp_path: Path, output: Path) -> None:
+    config = GUIDE | {
+        "targets": {"2": {"output": "tensor"}, "0.bias": {}}, "xy_distribution": True, "start_step": 1,
+        "step_interval": 2, "collect_times": 2, "step_count_per_record": 100,
+    }  # fmt: skip
+    script(tmp_path, config, steps=8)
+    assert {(row.name, row.step) for row in read_table(output, "actv").rows} == {
+        ("2.output.0", 1),
+        ("2.output.0", 3),
+    }
+    assert {row.name for row in read_table(output, "grad_reduced").rows} == {"0.bias", "2.weight", "2.bias"}
+
+
+def test_a_resumed_script_writes_no_step_twice(tmp_path: Path, output: Path) -> None:
+    config = GUIDE | {"step_count_per_record": 10}
+    script(tmp_path, config, steps=5)
+    with pytest.raises(NumericsError, match="has the tables of another run"):
+        script(tmp_path, config)
+    script(tmp_path, config, steps=3, start=3)
+    steps = [row.step for row in read_table(output, "grad_reduced").rows]
+    assert steps == [step for step in range(6) for _ in range(4)]
+
+
+def test_dynamic_monitoring_starts_and_stops_while_the_script_runs(
+    tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DYNAMIC_MONITOR", "True")
+    path = tmp_path / "config.json"
+
+    def change(step: int) -> None:
+        changes = {2: {"dynamic_on": True, "param_distribution": True}, 5: {"dynamic_on": False}}
+        if step in changes:
+            path.write_text(json.dumps(GUIDE | changes[step]))
+            os.utime(path, ns=(step, step))
+        if step == 3:
+            path.write_text("{")  # no configuration: the former stays
+            os.utime(path, ns=(step, step))
+
+    script(tmp_path, GUIDE, steps=7, change=change)
+    for kind in ("param", "grad_reduced"):
+        assert {row.step for row in read_table(output, kind).rows} == {2, 3, 4}
+
+
+def test_the_structure_is_printed_and_the_script_ends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        script(tmp_path, {"targets": {}, "print_struct": True})
+    assert ended.value.code == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["0:2"]["output"] == {"config": "tensor", "0": "size=(3, 2), dtype=torch.float32"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"ops": ["median"]}, "statistics are"),
+        ({"cc_distribution": {"enable": True}}, "cc_distribution is not supported"),
+        ({"step_interval": 0}, "interval is 0"),
+        ({"param_distributon": True}, "param_distributon is not a key; fix: did you mean param_distribution"),
+        ({"alert": {"rules": [{"rule_name": "AnomalyTurbulence"}]}}, "alert is not supported"),
+        ({"xy_distribution": True, "targets": {"a": {"outputs": "tensor"}}}, "'outputs'"),
+    ],
+)
+def test_a_wrong_entry_is_named_with_the_file(tmp_path: Path, wrong: dict[str, Any], message: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(GUIDE | wrong))
+    with pytest.raises(NumericsError, match=message) as caught:
+        TrainerMon(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_target_that_the_model_lacks_is_refused(tmp_path: Path, output: Path) -> None:
+    for path in ("0", "0.bias", "0:1", ""):
+        script(tmp_path, GUIDE | {"targets": {path: {}}}, steps=0)
+    with pytest.raises(
+        NumericsError, match=r"config.json: targets: 0.wieght matches no .*; fix: did you mean 0.wei"
+    ):
+        script(tmp_path, GUIDE | {"targets": {"0.wieght": {}}})
+
+
+def test_a_kind_without_a_tensor_is_one_line(
+    tmp_path: Path, output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    switches = {"mv_distribution": True, "attention_distribution": True}
+    model = nn.Sequential(nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    (tmp_path / "config.json").write_text(json.dumps(GUIDE | switches))
+    monitor = TrainerMon(tmp_path / "config.json")
+    monitor.set_monitor(model, optimizer)
+    for _ in range(2):
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+    (line,) = capsys.readouterr().out.splitlines()
+    assert (
+        "has no attention, exp_avg, exp_avg_sq: " in line or "has no exp_avg, exp_avg_sq, attention: " in line
+    )

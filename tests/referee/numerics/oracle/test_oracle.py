@@ -1,0 +1,212 @@
+"""`python -m referee oracle`: operations of a record, generated values, files, two machines, unusable input."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from referee.__main__ import main
+from referee.numerics import Recorder, RecorderConfig
+from referee.numerics.compare.read_record import Value
+from referee.numerics.oracle.command import check_record, summary
+from referee.numerics.oracle.recorded_operations import generated
+from referee.numerics.rounding.operation_checks import Oracle
+from tests.referee.numerics.compare.small_models import STATISTICS, TENSORS, ours, record
+
+VALUES = {"task": "tensor", "level": "mix"}
+
+
+class Small(nn.Module):
+    """Functions, layers, a tied input, an in-place operation, indices, a dropout, a QR decomposition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm, self.drop = nn.Linear(16, 16), nn.LayerNorm(16), nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.drop(self.norm(self.linear(x)))
+        scores = (y @ y.transpose(-1, -2)).masked_fill(torch.ones(5, 5, dtype=torch.bool).triu(1), -math.inf)
+        mixed = F.softmax(scores, -1) @ torch.linalg.qr(y)[0]
+        mixed = mixed * mixed
+        return mixed.add_(1.0)[:, torch.tensor([0, 2, 2])]
+
+
+def small_record(folder: Path, **settings: object) -> Path:
+    torch.manual_seed(0)
+    recorder = Recorder(RecorderConfig(dump_path=str(folder), **settings))  # type: ignore[arg-type]
+    model, x = Small(), torch.randn(2, 5, 16)
+    recorder.start(model)
+    model(x).square().mean().backward()
+    recorder.stop()
+    recorder.step()
+    return folder / "step0"
+
+
+def checked(path: Path) -> Oracle:
+    return check_record(path, path / "oracle", "cpu")
+
+
+def wrong(report: Oracle) -> list[str]:
+    return [check.text for check in report.checks if check.wrong]
+
+
+@pytest.mark.parametrize("settings", [VALUES, {"level": "mix"}, {"task": "tensor"}], ids=str)
+def test_a_clean_step_has_no_finding(settings: dict[str, str], tmp_path: Path) -> None:
+    report = checked(small_record(tmp_path, **settings))
+    assert wrong(report) == []
+    labels = {check.label for check in report.checks}
+    if "level" not in settings:
+        assert labels == {"layer Linear", "layer LayerNorm"}
+        return
+    reasons = {skip.label: skip.reason for skip in report.skipped}
+    assert reasons["Functional.dropout"] == "random"
+    assert "sign" in reasons["Torch.linalg.qr"]
+    functions = {"Functional.linear", "Functional.layer_norm", "Functional.softmax", "Tensor.__matmul__"}
+    assert labels >= functions
+    assert {"forward", "backward"} <= {check.direction for check in report.checks}
+    runs = {check.how for check in report.checks if check.label == "Functional.linear"}
+    assert runs >= {"device"} | ({"recorded"} if settings is VALUES else set())
+
+
+def test_a_clean_step_of_gpt2_has_no_finding(tmp_path: Path) -> None:
+    report = checked(record(tmp_path, ours(), **STATISTICS))
+    assert len(report.checks) > 200
+    assert wrong(report) == []
+
+
+def test_a_step_under_autocast_has_no_finding(tmp_path: Path) -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        report = checked(small_record(tmp_path, **VALUES))
+    assert wrong(report) == []
+    assert {"bfloat16", "float32"} <= {check.dtype for check in report.checks}
+
+
+def test_a_layer_with_another_forward_is_found_without_a_second_run(tmp_path: Path) -> None:
+    """nn.GELU whose forward computes the other GELU: the functions within are right, the layer is not."""
+
+    class Wrong(nn.GELU):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.gelu(x, approximate="tanh")
+
+    Wrong.__module__, Wrong.__qualname__ = nn.GELU.__module__, "GELU"
+    report = checked(record(tmp_path, nn.Sequential(nn.Linear(8, 64), Wrong()), run=square_of, **TENSORS))
+    assert {check.label for check in report.checks if check.wrong} == {"layer GELU"}
+
+
+def square_of(model: nn.Module) -> None:
+    model(torch.randn(4, 8)).square().mean().backward()
+
+
+@pytest.mark.parametrize("task", ["statistics", "tensor"])
+def test_of_a_large_call_the_first_rows_are_checked(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = small_record(tmp_path, level="L1", task=task)
+    whole = {check.label for check in checked(path).checks}
+    monkeypatch.setattr("referee.numerics.oracle.recorded_operations.LARGEST", 400)
+    report = checked(path)
+    assert wrong(report) == []
+    large = {skip.label for skip in report.skipped if skip.reason.startswith("large")}
+    assert whole - {check.label for check in report.checks} == large
+    assert "Functional.linear" in {check.label for check in report.checks}
+    assert ("recorded" in {check.how for check in report.checks}) == (task == "tensor")
+
+
+def test_of_missing_files_generated_values_are_checked_and_counted(tmp_path: Path) -> None:
+    place = small_record(tmp_path, **VALUES)
+    whole = checked(place)
+    shutil.rmtree(place / "rank0" / "dump_tensor_data")
+    report = checked(place)
+    assert report.names == whole.names
+    assert "values: " in "\n".join(summary(report))
+    assert {check.values for check in whole.checks} == {"recorded"}
+    assert {check.values for check in report.checks} == {"generated"}
+
+
+# -- generated values
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_generated_numbers_have_the_recorded_shape_dtype_and_statistics(dtype: torch.dtype) -> None:
+    tensor = (torch.randn(40, 50, generator=torch.Generator().manual_seed(0)) * 3 + 2).to(dtype)
+    wide = tensor.double()
+    statistics = float(wide.max()), float(wide.min()), float(wide.mean()), float(wide.norm())
+    recorded = Value("torch.Tensor", str(dtype), (40, 50), *statistics)
+    made = generated(recorded, "a")
+    assert (made.shape, made.dtype) == (tensor.shape, dtype)
+    assert (float(made.max()), float(made.min())) == statistics[:2]
+    assert float(made.double().mean()) == pytest.approx(statistics[2], abs=0.3)
+    assert float(made.double().norm()) == pytest.approx(statistics[3], rel=0.05)
+    assert torch.equal(made, generated(recorded, "a"))
+    assert not torch.equal(made, generated(recorded, "b"))
+
+
+def test_generated_integers_truth_values_and_masks() -> None:
+    def made(
+        dtype: str, shape: tuple[int, ...], high: float, low: float, *rest: float, **counts: int
+    ) -> Tensor:
+        return generated(Value("torch.Tensor", f"torch.{dtype}", shape, high, low, *rest, **counts), "a")
+
+    indices = made("int64", (6, 7), 9.0, 3.0)
+    assert (int(indices.min()), int(indices.max()), indices.dtype) == (3, 9, torch.int64)
+    assert torch.equal(made("bool", (5, 5), 1.0, 0.0), torch.ones(5, 5).tril().bool())
+    assert made("bool", (5, 5), 1.0, 1.0).all()
+    additive = made("float32", (2, 4, 4), 0.0, -math.inf, nan_count=0, inf_count=12)
+    assert torch.equal(additive, torch.full((2, 4, 4), -math.inf).triu(1))
+    bad = made("float32", (9,), 1.0, -1.0, 0.0, 1.0, nan_count=2, inf_count=1)
+    assert (int(bad.isnan().sum()), int(bad.isinf().sum())) == (2, 1)
+
+
+# -- the command
+
+
+@pytest.fixture(scope="module")
+def step(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.LayerNorm(32))
+    return record(tmp_path_factory.mktemp("step"), model, run=square_of, **{**STATISTICS, "level": "L1"})
+
+
+def test_two_machines_are_compared_on_the_same_inputs(
+    step: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, options in (("a", []), ("b", ["--other", str(tmp_path / "a")])):
+        assert main(["oracle", str(step), "-o", str(tmp_path / name), "--device", "cpu", *options]) == 0
+        printed = capsys.readouterr().out
+        assert "Operations against float64: rounding" in printed
+        assert f"wrote {tmp_path / name / 'oracle.json'}" in printed
+        content = json.loads((tmp_path / name / "oracle.json").read_text())
+        assert (content["verdict"], content["counts"]["wrong"]) == ("rounding", 0)
+        assert sum(content["counts"].values()) == len(content["rows"]) > 10
+        assert "layer_norm" in (tmp_path / name / "oracle.html").read_text()
+    rows = [row for row in content["rows"] if row["how"] == "device"]
+    assert rows
+    assert all(row["units"] == row["benchmark_units"] for row in rows)
+
+
+@pytest.mark.parametrize("content", ["{}", "[1]", "{", '{"rows": [{}], "device": ""}'])
+def test_unusable_results_of_the_other_machine_are_one_line(
+    content: str, step: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "oracle.json").write_text(content)
+    assert main(["oracle", str(step), "--other", str(tmp_path), "-o", str(tmp_path / "o")]) == 1
+    error = capsys.readouterr().err
+    assert "fix: " in error
+    assert len(error.splitlines()) == 1
+
+
+def test_unusable_records_and_devices_are_one_line(
+    step: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nothing = record(tmp_path, nn.Sequential(nn.Dropout(0.5)), lambda model: model(torch.ones(3)))
+    for arguments in ([str(tmp_path / "no")], [str(step), "--device", "nonsense"], [str(nothing)]):
+        assert main(["oracle", *arguments, "-o", str(tmp_path / "o")]) == 1
+        error = capsys.readouterr().err
+        assert "fix: " in error
+        assert len(error.splitlines()) == 1

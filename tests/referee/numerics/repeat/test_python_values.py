@@ -1,0 +1,140 @@
+"""Arguments that are not tensors are compared: counters, clocks and settings are named with their values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from referee.numerics import NumericsError, repeat_step
+from referee.numerics.repeat import repeat_evidence as causes
+from referee.numerics.repeat.repeat_evidence import Repetition
+from referee.numerics.repeat.trace import OperationEvent, Trace, first_difference
+
+X = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
+
+
+def repeated(change: Callable[[Tensor, int], Tensor], times: int = 3, threads: int = 1) -> Repetition:
+    """Repeat a step whose result passes a function of the result and of the number of the call."""
+    torch.manual_seed(0)
+    model = nn.Linear(16, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    calls: list[int] = []
+
+    def step() -> Tensor:
+        calls.append(1)
+        loss: Tensor = change(model(X), len(calls)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return repeat_step(step, {"model": model, "optimizer": optimizer}, times=times, threads=threads)
+
+
+@pytest.mark.parametrize(
+    ("change", "operation", "argument"),
+    [
+        (lambda y, n: y * (1 + 1e-3 * n), "aten.mul.Tensor", "other"),
+        (lambda y, n: y + n, "aten.add.Tensor", "other"),
+        (lambda y, n: y * torch.full((1,), 0.5 * n), "aten.full.default", "fill_value"),
+        (lambda y, n: y + torch.arange(1, 5)[torch.arange(4) + n % 2 - 1], "aten.add.Tensor", "other"),
+        (lambda y, n: y.double() if n % 2 else y.half(), "aten._to_copy.default", "dtype"),
+        (lambda y, n: torch.nn.functional.gelu(y, approximate="tanh" if n % 2 else "none"), "aten.gelu.default",
+         "approximate"),
+        (lambda y, n: y.clamp(min=None if n % 2 else 0.1, max=0.3), "aten.clamp.default", "min"),
+        (lambda y, n: torch.roll(y, [n % 3, 1], [1, 0]) * torch.arange(4.0), "aten.roll.default", "shifts"),
+        (lambda y, n: y.cumsum(n % 2), "aten.cumsum.default", "dim"),
+    ],
+)  # fmt: skip
+def test_a_python_value_that_differs_is_named(
+    change: Callable[[Tensor, int], Tensor], operation: str, argument: str
+) -> None:
+    found = repeated(change)
+    finding = found.causes[0]
+    assert finding.name == causes.PYTHON, found.rows()
+    assert found.is_fault
+    assert finding.operation
+    assert finding.operation.name == operation
+    assert f"argument {argument} of {operation}" in finding.difference
+    assert finding.suggestions
+
+
+def test_values_that_no_result_depends_on_and_equal_values_are_no_difference() -> None:
+    def unused(y: Tensor, n: int) -> Tensor:
+        torch.ones(3) * n
+        return y * 2.0
+
+    found = repeated(unused)
+    assert found.verdict == causes.REPRODUCIBLE, found.rows()
+
+
+@torch.library.custom_op("numerics_test::changing_sum", mutates_args=())
+def changing_sum(x: Tensor) -> Tensor:
+    """Return another sum in each call."""
+    changing_sum.calls = getattr(changing_sum, "calls", 0) + 1  # type: ignore[attr-defined]
+    return x.sum() + changing_sum.calls * 1e-3  # type: ignore[attr-defined]
+
+
+def test_a_value_that_python_read_from_a_tensor_leads_to_the_operation_that_made_it() -> None:
+    found = repeated(lambda y, n: y * changing_sum(y.detach()).item())
+    finding = found.causes[0]
+    assert finding.name != causes.PYTHON
+    assert finding.operation
+    assert finding.operation.name == "numerics_test.changing_sum.default"
+
+
+@pytest.mark.parametrize("results", [{"a": 1}, {}])
+def test_the_first_of_several_unequal_arguments_is_named(results: dict[str, int]) -> None:
+    def trace(scalars: dict[str, str], shift: int) -> Trace:
+        events = (
+            OperationEvent(
+                "aten.f.default", "forward", inputs=(1,), outputs=(2 + shift,), writers=(-1,), scalars=scalars
+            ),
+        )
+        return Trace(
+            events, {name: value + shift for name, value in results.items()}, dict.fromkeys(results, 0)
+        )
+
+    one, other = trace({"p": "1", "q": "2"}, 0), trace({"p": "1", "q": "3"}, 5)
+    difference = first_difference(one, other)
+    assert difference
+    assert (difference.kind, difference.event) == ("scalar", 0)
+    assert "argument q" in difference.text
+    difference = first_difference(one, trace({"p": "1"}, 5))  # an object in place of the value
+    assert difference
+    assert "is 2 in one repetition, an object in another" in difference.text
+
+
+@pytest.mark.parametrize(("factor", "expected"), [(float("nan"), True), (float("inf"), True), (1.0, False)])
+def test_a_loss_that_is_not_finite_in_each_repetition_is_a_note(factor: float, expected: bool) -> None:
+    found = repeated(lambda y, n: y * factor)
+    assert found.verdict == causes.REPRODUCIBLE
+    note = "returned 0 is not finite (NaN or infinity) in 3 of 3 repetitions"
+    assert (note in found.notes) == expected
+
+
+def test_gradients_that_are_not_finite_are_noted_and_values_that_cannot_be_read_are_not() -> None:
+    model = nn.Linear(2, 1, bias=False)
+
+    def step() -> Any:
+        model(torch.tensor([float("inf"), 1.0])).sum().backward()
+        return torch.ones(2, device="meta"), torch.ones(2, dtype=torch.int64)
+
+    found = repeat_step(step, {"model": model}, times=2, threads=1)
+    assert [note for note in found.notes if "finite" in note] == [
+        "gradient of weight is not finite (NaN or infinity) in 2 of 2 repetitions"
+    ]
+
+
+def test_numpys_generator_is_restored_and_a_lazy_model_is_refused() -> None:
+    found = repeated(lambda y, n: y * float(np.random.rand()))
+    assert not found.is_fault, found.rows()
+    with pytest.raises(
+        NumericsError, match=r"model has parameters without a shape; fix: call it once before"
+    ):
+        repeat_step(lambda: None, {"model": nn.LazyLinear(3)}, times=2)

@@ -1,0 +1,390 @@
+"""A step is repeated under several conditions; the cause of a difference is named, and none without a fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from referee.numerics import NumericsError, repeat_step
+from referee.numerics.repeat import repeat_evidence as causes
+from referee.numerics.repeat.conditions import ONE_THREAD, SYNCHRONISED, run_once
+from referee.numerics.repeat.observe import OperationObserver
+from referee.numerics.repeat.repeat_evidence import RepeatCause, Repetition
+from referee.numerics.repeat.trace import BACKWARD, COMMUNICATION, FORWARD, OPTIMIZER, Trace
+from referee.numerics.replayed_step import ReplayedStep
+
+X = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
+
+
+class Layer(nn.Module):
+    """A layer whose result passes a function."""
+
+    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+        self.change = change
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.change(self.linear(x))
+
+
+def training(change: Callable[[Tensor], Tensor] = F.gelu) -> tuple[Callable[[], Tensor], dict[str, Any]]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), Layer(change), nn.LayerNorm(16))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    def step() -> Tensor:
+        loss: Tensor = model(X).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step, {"model": model, "optimizer": optimizer}
+
+
+def repeated(change: Callable[[Tensor], Tensor] = F.gelu, times: int = 3, **options: Any) -> Repetition:
+    step, state = training(change)
+    return repeat_step(step, state, times=times, **({"threads": 2} | options))
+
+
+def first(found: Repetition) -> RepeatCause:
+    assert found.causes, found.rows()
+    return found.causes[0]
+
+
+def traced(step: Callable[[], Any], state: Any = ()) -> Trace:
+    prepared = ReplayedStep(step, state)
+    return run_once(prepared, OperationObserver(prepared.places))
+
+
+def test_a_deterministic_step_is_reproducible_and_its_state_is_restored() -> None:
+    step, state = training()
+    before = {name: value.clone() for name, value in state["model"].state_dict().items()}
+    found = repeat_step(step, state, times=3, threads=2)
+    assert not found.is_fault, found.rows()
+    assert all(cause.harmless for cause in found.causes)
+    assert all(condition.distinct == 1 for condition in found.conditions.values())
+    assert all(torch.equal(value, before[name]) for name, value in state["model"].state_dict().items())
+    assert state["optimizer"].state_dict()["state"] == {}
+
+
+def test_observation_changes_no_bit_of_the_step() -> None:
+    step, state = training()
+    prepared = ReplayedStep(step, state)
+    observed, plain = (
+        run_once(prepared, observer) for observer in (OperationObserver(prepared.places), None)
+    )
+    assert observed.results == plain.results
+    assert len(plain.results) == 1 + 6 + 18  # loss, parameters, and Adam's step and moments
+
+
+def test_the_trace_names_phase_place_and_source_of_each_operation() -> None:
+    trace = traced(*training())
+    phases = [event.phase for event in trace.events]
+    assert phases.index(FORWARD) < phases.index(BACKWARD) < phases.index(OPTIMIZER)
+    forward = [event for event in trace.events if event.name.startswith("aten.addmm")]
+    assert [event.place for event in forward] == ["0", "1.linear"]
+    gelu = next(event for event in trace.events if event.name == "aten.gelu.default")
+    assert gelu.place == "1"
+    assert gelu.source.startswith("test_repeat_step.py:")
+    backward = next(event for event in trace.events if event.name == "aten.gelu_backward.default")
+    assert (backward.phase, backward.place, backward.source) == (BACKWARD, "1", gelu.source)
+    assert trace.events[gelu.writers[0]].name == "aten.addmm.default"
+    assert not trace.overwritten
+    assert not trace.overlaps
+
+
+class Unordered(torch.autograd.Function):
+    """Add rows in an order that changes from call to call, below the operations that are observed."""
+
+    calls = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return index_sum(x)
+
+    @staticmethod
+    def backward(ctx: Any, *received: Tensor) -> Tensor:
+        return received[0].expand(8, 16)
+
+
+@torch.library.custom_op("numerics_test::index_sum_unordered", mutates_args=())
+def index_sum(x: Tensor) -> Tensor:
+    """Sum eight rows as one kernel with atomic additions does."""
+    Unordered.calls += 1
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(Unordered.calls)).tolist()
+    total = torch.zeros_like(x[0])
+    for row in order:
+        total += x[row] * 1.1
+    return total
+
+
+def test_an_unordered_sum_is_a_non_deterministic_operation_of_the_size_of_rounding() -> None:
+    found = first(repeated(Unordered.apply, times=6))  # type: ignore[arg-type]
+    assert found.name == causes.NOT_DETERMINISTIC
+    assert found.operation
+    assert found.operation.name == "numerics_test.index_sum_unordered.default"
+    assert found.operation.place == "1"
+    assert found.pattern
+    assert found.pattern.rounding
+    assert found.difference == "output 0, inputs equal"
+
+
+def test_uninitialised_memory_is_named_with_its_reader() -> None:
+    def change(x: Tensor) -> Tensor:
+        buffer = torch.empty(9, 16)
+        buffer[:8] = x
+        return buffer.sum(0) + x
+
+    found = first(repeated(change))
+    assert found.name == causes.UNINITIALISED
+    assert found.operation
+    assert found.operation.name == "aten.sum.dim_IntList"
+    assert any("torch.zeros" in text for text in found.suggestions)
+
+
+def test_new_memory_that_is_written_before_it_is_read_is_no_fault() -> None:
+    def change(x: Tensor) -> Tensor:
+        buffer = torch.empty_like(x)
+        return (
+            buffer.copy_(x)
+            + torch.empty(8, 16).fill_(2.0)
+            + torch.add(x, x, out=torch.empty(8, 16).detach()).detach()
+        )
+
+    def without_graph(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            extra = change(x.detach())
+        return x + extra
+
+    assert not repeated(without_graph).is_fault
+
+
+def test_two_tensors_in_one_memory_are_named() -> None:
+    import numpy as np
+
+    def change(x: Tensor) -> Tensor:
+        memory = np.zeros(128 + 64, dtype=np.float32)
+        one, other = torch.from_numpy(memory[:128]), torch.from_numpy(memory[64:])
+        with torch.no_grad():
+            one.copy_(x.detach().reshape(-1))
+            other.fill_(0.5)
+        return x + one.view(8, 16)
+
+    found = first(repeated(change))
+    assert found.name == causes.SHARED
+    assert "share 256 bytes" in found.difference
+    assert found.operation
+    assert found.operation.name == "aten.add.Tensor"
+
+
+def test_views_of_one_tensor_are_no_overlap() -> None:
+    def change(x: Tensor) -> Tensor:
+        parts = x.detach().clone().split(4)
+        parts[0].add_(parts[1])
+        return x + torch.cat(parts)
+
+    found = repeated(change)
+    assert not found.is_fault
+    assert not any("overlapping" in note for note in found.notes)
+
+
+LATE: list[Callable[[], object]] = []
+
+
+@torch.library.custom_op("numerics_test::late_fill", mutates_args=("x",))
+def late_fill(x: Tensor) -> None:
+    """Write later than it is called, as a stream of a device does."""
+    memory = x.numpy()
+    LATE.append(lambda: memory.fill(0.25))
+
+
+def finish_writes() -> None:
+    while LATE:
+        LATE.pop(0)()
+
+
+def test_a_fault_that_vanishes_under_synchronisation_is_an_asynchronous_memory_fault() -> None:
+    def change(x: Tensor) -> Tensor:
+        buffer = torch.zeros(8, 16)
+        late_fill(buffer)
+        early = buffer * 1.0  # nothing waits for the write
+        finish_writes()
+        return x + early + buffer * 0.5
+
+    found = first(repeated(change, synchronise=finish_writes))
+    assert found.name == causes.ASYNCHRONOUS
+    assert found.operation
+    assert found.operation.name == "aten.mul.Tensor"
+    assert any("ASCEND_LAUNCH_BLOCKING" in text for text in found.suggestions)
+    unsynchronised = first(repeated(change))
+    assert unsynchronised.name == causes.UNOBSERVED_WRITE
+
+
+@torch.library.custom_op("numerics_test::faulty_copy", mutates_args=())
+def faulty_copy(x: Tensor) -> Tensor:
+    faulty_copy.calls = getattr(faulty_copy, "calls", 0) + 1  # type: ignore[attr-defined]
+    y = x.clone()
+    if faulty_copy.calls % 2:  # type: ignore[attr-defined]
+        y.view(-1)[32:64] = float("nan")
+    return y
+
+
+def test_a_pattern_larger_than_rounding_in_an_operation_is_named_as_memory_or_hardware() -> None:
+    def change(x: Tensor) -> Tensor:
+        y: Tensor = faulty_copy(x.detach())
+        return x + y
+
+    found = first(repeated(change, times=4))
+    assert found.name == causes.IN_OPERATION
+    assert found.pattern
+    assert "32 of 128 elements, 32 to 63" in found.pattern.text
+    assert any("make stress" in text for text in found.suggestions)
+
+
+def test_an_operation_that_differs_with_several_threads_alone_and_by_rounding_is_harmless() -> None:
+    @torch.library.custom_op("numerics_test::thread_sum", mutates_args=())
+    def thread_sum(x: Tensor) -> Tensor:
+        total = torch.zeros_like(x[0])
+        for row in x if torch.get_num_threads() == 1 else x.flip(0):
+            total += row
+        return total
+
+    def change(x: Tensor) -> Tensor:
+        return x + thread_sum(x.detach() * 1.1)
+
+    found = repeated(change)
+    assert not found.is_fault, found.rows()
+    named = first(found)
+    assert (named.name, named.harmless) == (causes.THREADS, True)
+    assert named.operation
+    assert "thread_sum" in named.operation.name
+
+
+def test_state_that_is_not_restored_is_named() -> None:
+    hidden = torch.zeros(16)
+
+    def change(x: Tensor) -> Tensor:
+        hidden.add_(1.0)
+        return x + hidden
+
+    found = first(repeated(change))
+    assert found.name == causes.STATE
+    assert found.difference.endswith("written by before the step")
+
+
+def test_another_path_of_python_code_is_named() -> None:
+    calls: list[int] = []
+
+    def change(x: Tensor) -> Tensor:
+        calls.append(1)
+        return x.sin() if len(calls) % 2 else x.cos()
+
+    assert first(repeated(change)).name == causes.PATH
+
+
+def test_conditions_that_did_not_run_are_in_the_notes() -> None:
+    both = repeated(threads=1, times=2)
+    assert [note.partition(":")[0] for note in both.notes] == [SYNCHRONISED, ONE_THREAD]
+    neither = repeated(threads=2, times=2, synchronise=lambda: None)
+    assert {SYNCHRONISED, ONE_THREAD} <= neither.conditions.keys()
+    assert neither.notes == []
+
+
+def test_a_difference_that_only_unobserved_repetitions_show_is_named_as_timing() -> None:
+    calls: list[int] = []
+
+    def change(x: Tensor) -> Tensor:
+        calls.append(1)
+        observed = torch.utils._python_dispatch._get_current_dispatch_mode() is not None
+        return x * (1.0 if observed else 1.0 + len(calls))
+
+    found = first(repeated(change, synchronise=None))
+    assert found.name == causes.TIMING
+
+
+@torch.library.custom_op("numerics_test::with_workspace", mutates_args=())
+def with_workspace(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a result and a workspace whose content is arbitrary."""
+    Unordered.calls += 1
+    return x * 2, torch.full((4,), float(Unordered.calls))
+
+
+def test_an_output_that_no_result_depends_on_is_no_fault_and_hides_none() -> None:
+    def change(x: Tensor) -> Tensor:
+        result: Tensor = with_workspace(x.detach())[0]
+        return x + result
+
+    found = repeated(change)
+    assert not found.is_fault
+    named = first(repeated(lambda x: Unordered.apply(change(x)), times=6))  # type: ignore[no-any-return, no-untyped-call]
+    assert named.operation
+    assert "index_sum_unordered" in named.operation.name
+
+
+def test_a_step_that_always_raises_is_an_error_of_one_line() -> None:
+    def change(x: Tensor) -> Tensor:
+        raise RuntimeError("broken\nand more")
+
+    with pytest.raises(NumericsError, match=r"^the step raises RuntimeError: broken in each .*; fix.*$"):
+        repeated(change, times=2)
+
+
+@pytest.mark.parametrize("times", [1, 0, 1001, True])
+def test_a_wrong_number_of_repetitions_is_refused(times: int) -> None:
+    with pytest.raises(NumericsError, match="times is"):
+        repeat_step(lambda: None, times=times)
+
+
+def test_a_state_without_state_dict_is_refused() -> None:
+    with pytest.raises(NumericsError, match="without state_dict; fix"):
+        repeat_step(lambda: None, [object()])
+
+
+def test_the_results_of_communication_are_hashed_when_they_are_used(tmp_path: Any) -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+
+        def step() -> Tensor:
+            x = X.clone()
+            work = dist.all_reduce(x, async_op=True)
+            work.wait()
+            return x * 2
+
+        trace = traced(step)
+    finally:
+        dist.destroy_process_group()
+    (event,) = [event for event in trace.events if event.phase == COMMUNICATION]
+    assert "allreduce" in event.name
+    product = next(event for event in trace.events if event.name == "aten.mul.Tensor")
+    assert event.outputs == product.inputs
+    assert trace.events[product.writers[0]] == event
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_patterns_of_differences(dtype: torch.dtype) -> None:
+    good = torch.linspace(1, 2, 8192, dtype=dtype)
+
+    def changed(part: slice, change: Callable[[Tensor], Tensor]) -> causes.Pattern:
+        bad = good.clone()
+        bad[part] = change(bad[part])
+        found = causes.pattern(good, bad, [good])
+        assert found
+        return found
+
+    assert causes.pattern(good, good.clone()) is None
+    nan = changed(slice(2048, 4096), lambda x: x * torch.nan)
+    assert (nan.rounding, nan.regular, "multiple of 2048" in nan.text) == (False, True, True)
+    assert "bit" in changed(slice(5, 6), torch.neg).text
+    sums = changed(slice(0, 8192, 3), lambda x: x * (1 + torch.finfo(dtype).eps))
+    assert (sums.rounding, sums.regular) == (True, False)
+    scaled = changed(slice(100, 300), lambda x: x * 3000)
+    assert (scaled.rounding, scaled.regular) == (False, True)

@@ -1,0 +1,110 @@
+"""The stress of devices names the device with the fault, and no other one."""
+
+import json
+import multiprocessing
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpt2.system.errors import UserError
+from referee.errors import NumericsError
+from referee.numerics.runs import stress_devices
+from referee.numerics.runs.stress_devices import (
+    Flip,
+    Stressed,
+    StressedDevice,
+    computations,
+    majority,
+    odd_machines,
+    parse_fault,
+)
+from referee.numerics.runs.stress_devices import stress_devices as run_command
+from scripts import stress as make_stress
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(stress_devices, "BATCH", 4)
+
+
+def test_the_device_that_flips_a_bit_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(0.005, tmp_path, ["cpu"] * 2, "1:0.2:21") == 1
+    printed = capsys.readouterr().out
+    assert "1 of 2 devices deviate: cpu process 1" in printed
+    assert not {"cpu process 0", "no majority"} & {*re.split(r"  +|\n", printed)}
+    (file,) = tmp_path.glob("stress-*.json")
+    assert set(json.loads(file.read_text())["golden"]) == {*computations("cpu", 2)}
+
+
+def test_a_deviation_names_its_bit_and_devices_that_disagree_have_no_majority() -> None:
+    good, bad = StressedDevice("cpu", 0, 1, None), StressedDevice("cpu", 0, 1, Flip(0, 0.5, 21))
+    golden = good.batch("matrix product", None)[0][0]
+    bad.fault, flip = None, bad.fault
+    assert bad.batch("matrix product", golden) == ([golden] * 4, "")
+    bad.fault = flip
+    digests, first = bad.batch("matrix product", golden)
+    assert digests != [golden] * 4
+    assert first.startswith("1 of 65536 differ")
+    assert "bits [21]" in first
+    outcome = Stressed(["a", "b"])
+    outcome.count("copy", {"a": ([1, 1], ""), "b": ([2, 2], "")})
+    assert {row.target for row in outcome.rows()} == {"no majority"}
+
+
+@given(st.lists(st.integers(0, 3)))
+def test_a_majority_is_more_than_half(values: Sequence[int]) -> None:
+    found = majority(values)
+    counts = {value: values.count(value) for value in values}
+    assert (found is not None) == any(2 * count > len(values) for count in counts.values())
+    assert found is None or 2 * counts[found] > len(values)
+
+
+def test_a_machine_whose_golden_results_are_others_is_named_among_machines_of_its_kind() -> None:
+    good, bad = {"kind": "A", "golden": {"copy": 1, "sum": 2}}, {"kind": "A", "golden": {"copy": 1, "sum": 3}}
+    other = {"kind": "B", "golden": {"copy": 9, "sum": 9}}
+    assert odd_machines({"a": good, "b": good, "c": bad, "d": other}) == ["c"]
+    assert odd_machines({"a": good, "c": bad}) == []
+
+
+@pytest.mark.parametrize("text", ["3:0.1:2", "0:2:1", "0:0.1:63", "x"])
+def test_a_drill_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(NumericsError, match="fix: DEVICE:RATE:BIT"):
+        parse_fault(text, 3)
+
+
+def test_make_stress_takes_the_ranks_of_the_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".config").write_text("CONFIG_RANKS=3\n")
+    monkeypatch.setattr(
+        "referee.numerics.runs.stress_devices.stress_devices", lambda *given, **more: (given, more)
+    )
+    monkeypatch.setattr("sys.argv", ["scripts.stress", "--minutes=2", "--out=out"])
+    assert make_stress.main() == ((2.0, Path("out")), {"processes": 3})
+    monkeypatch.setattr("sys.argv", ["scripts.stress", "--minutes=x"])
+    with pytest.raises(UserError, match="MINUTES=x is not a number; fix"):
+        make_stress.main()
+
+
+def test_settings_that_cannot_be_used_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(NumericsError, match="0 minutes cannot be used; fix"):
+        run_command(0, tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(NumericsError, match="file cannot be written: it is not a folder; fix"):
+        run_command(1, tmp_path / "file", ["no device"])
+
+
+def test_a_device_that_torch_does_not_know_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("signal.signal", "torch.set_num_threads", "torch.use_deterministic_algorithms"):
+        monkeypatch.setattr(name, lambda *given, **more: None)  # in this process
+    monkeypatch.setattr(stress_devices, "process_environment", lambda variables: {})
+    ours, theirs = multiprocessing.Pipe()
+    stress_devices._serve(theirs, "cuda:7", 0, 1, 0, None)
+    with pytest.raises(NumericsError, match=r"cuda:7 gives no answer: .*; fix: name devices"):
+        stress_devices._answer(ours, "cuda:7")

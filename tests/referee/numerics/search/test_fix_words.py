@@ -1,0 +1,121 @@
+"""Words of fixes: what they name, which are refused, and updates of the optimizer."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from referee.numerics import NumericsError, fix
+from referee.numerics.search.fix_words import units
+from tests.referee.numerics.search.small_models import Block, model_of, step
+
+
+def test_changes_name_modules_and_functions() -> None:
+    model = model_of()
+    with fix(model, "upcast:blocks.?.mlp small:blocks.0.attention.attention cpu:blocks.*") as applied:
+        assert [*map(str, applied.changes)] == [
+            "blocks.0.mlp (Sequential) in a wider format",
+            "blocks.1.mlp (Sequential) in a wider format",
+            "scaled_dot_product_attention in blocks.0.attention (Attention) by small operations",
+            "blocks.0 (Block) on the CPU",
+            "blocks.1 (Block) on the CPU",
+        ]
+
+
+def test_a_module_is_fixed_though_the_module_around_it_is_not_called() -> None:
+    model = nn.Sequential(nn.Linear(8, 8))
+    with fix(model, "upcast:0 upcast:.") as applied:
+        model[0](torch.ones(8))
+        assert [change.calls for change in applied.changes] == [1, 0]
+
+
+def test_units_end_with_the_layers_and_the_model() -> None:
+    found = units(model_of())
+    assert found[:2] == ["wte", "blocks.0.norm1"]
+    assert found[-3:] == ["blocks.0", "blocks.1", "."]
+    assert units(nn.Sequential(nn.Linear(2, 2), nn.Tanh())) == ["0", "1", "."]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("upcast:blocks.0.mpl", "blocks.0.mpl matches no module and no function; fix: did you mean blocks.0.mlp"),
+        ("small:blocks.0.mlp.tanh", "small:blocks.0.mlp.tanh matches no module"),
+        ("raise:blocks.0", "'raise:blocks.0' is not a fix"),
+        ("blocks.0", "'blocks.0' is not a fix"),
+        ("cpu:", "'cpu:' is not a fix"),
+        ("small:adamw", "needs an optimizer"),
+        ("cpu:adamw", "cpu:adamw matches no module"),
+        ("upcast:sparse", "sparse has sparse gradients"),
+        ("upcast:lazy", "lazy has parameters without a shape"),
+        ("upcast:compiled", "OptimizedModule has another forward"),
+    ],
+)  # fmt: skip
+def test_a_wrong_word_is_one_line_and_changes_nothing(words: str, message: str) -> None:
+    model = model_of()
+    model.sparse, model.lazy = nn.Embedding(9, 2, sparse=True), nn.LazyLinear(3)
+    model.compiled = torch.compile(nn.Linear(2, 2), backend="eager")
+    with pytest.raises(NumericsError, match=message) as caught:
+        fix(model, f"upcast:blocks.0 {words}")
+    assert "fix: " in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert type(model.blocks[0]) is Block
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("upcast:blocks.0.softmax", "blocks.0 did not call softmax; fix: use one of"),
+        ("small:blocks.0.mlp.0", "blocks.0.mlp.0 calls none of scaled_dot_product_attention, gelu"),
+        ("cpu:blocks.0.mlp", "the tensors of blocks.0.mlp are on the CPU without"),
+        ("cpu:blocks.*.layer_norm", "are on the CPU without it; fix: remove it"),
+        ("upcast:unused", "unused was not called"),
+    ],
+)
+def test_a_fix_without_effect_is_an_error(words: str, message: str) -> None:
+    model = model_of()
+    model.unused = nn.Linear(2, 2)
+    with fix(model, words) as applied:
+        step(model)
+        with pytest.raises(NumericsError, match=message):
+            applied.require_used()
+
+
+def test_small_adamw_updates_as_the_fused_one_and_keeps_its_state() -> None:
+    model, other = model_of(), model_of()
+    optimizer, plain = (torch.optim.AdamW(one.parameters(), lr=1e-2, fused=True) for one in (model, other))
+    step(model), step(other)
+    optimizer.step(), plain.step()
+    with fix(model, "small:adamw", optimizer=optimizer):
+        optimizer.load_state_dict(copy.deepcopy(plain.state_dict()))
+        assert optimizer.param_groups[0]["fused"] is False
+        step(model), step(other)
+        optimizer.step(), plain.step()
+    assert optimizer.param_groups[0]["fused"] is True
+    states = zip(optimizer.state_dict()["state"].values(), plain.state_dict()["state"].values(), strict=True)
+    for mine, theirs in states:
+        for name, value in theirs.items():
+            torch.testing.assert_close(mine[name], value, rtol=1e-5, atol=1e-8)
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("word", "change"),
+    [("off:optimizer", lambda p: p), ("sgd:optimizer", lambda p: p - 0.1 * p.grad / p.grad.square().mean().sqrt())],
+)  # fmt: skip
+def test_other_updates(word: str, change: Callable[[Tensor], Tensor]) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model(torch.ones(3)).square().sum().backward()
+    expected = [change(one).detach().clone() for one in model.parameters()]
+    with fix(model, word, optimizer=optimizer):
+        optimizer.step()
+    for one, other in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(one, other)
+    optimizer.step()
+    assert not torch.allclose(next(model.parameters()), expected[0])

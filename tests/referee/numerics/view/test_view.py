@@ -1,0 +1,148 @@
+"""The data and the file of the view: overflow levels, the order of the tree, keys of a map, unusable records."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from referee.__main__ import main
+from referee.numerics.compare.compare_records import compare_records
+from referee.numerics.compare.matched_calls import read_map
+from referee.numerics.view.tree import comparison_tree, record_tree
+from tests.referee.numerics.view.records import HOSTILE, tensor, write, write_record
+
+NAN = tensor(1.0, Mean=math.nan)
+INF = tensor(math.inf)
+COUNTED = tensor(1.0, nan_count=1, inf_count=0)
+WIDE = tensor(1.0, Norm=math.inf, nan_count=0, inf_count=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "outputs", "level"),
+    [
+        ("Functional.gelu", [tensor(1.0)], [tensor(1.0)], ""),
+        ("Functional.gelu", [tensor(1.0)], [NAN], "critical"),
+        ("Functional.gelu", [tensor(1.0)], [COUNTED], "critical"),
+        ("Functional.gelu", [tensor(1.0), INF], [INF], "high"),
+        ("Functional.softmax", [INF], [tensor(1.0)], "medium"),
+        ("Functional.linear", [tensor(1.0)], [tensor(100.0)], ""),
+        ("Functional.linear", [tensor(1.0)], [tensor(101.0)], "high"),
+        ("Functional.linear", [tensor(0.0)], [tensor(50.5)], "high"),  # a norm of 101
+        ("Functional.linear", [tensor(1.0)], [WIDE], "high"),  # finite elements, squares overflow
+        ("Tensor.masked_fill_", [INF], [tensor(1.0)], ""),
+        ("Tensor.masked_fill_", [INF], [INF], "critical"),
+        ("Tensor.masked_fill_", [tensor(1.0), NAN], [tensor(1.0)], "medium"),
+        ("Torch.empty", [], [NAN], ""),
+        ("Torch.ones", [], [tensor(1e6)], ""),
+    ],
+)
+def test_the_overflow_level_is_that_of_the_manual(
+    tmp_path: Path, name: str, inputs: list[Any], outputs: list[Any], level: str
+) -> None:
+    row = {"input_args": inputs, "input_kwargs": {}, "output": outputs}
+    write(tmp_path / "step0/rank0", {f"{name}.0.forward": row}, {})
+    (node,) = record_tree(tmp_path)["steps"][0]["nodes"]
+    assert node["levels"] == [level, ""]
+
+
+def test_every_call_is_once_in_the_tree_below_the_call_around_it(tmp_path: Path) -> None:
+    write_record(tmp_path / "a", steps=2, ranks=2)
+    data = record_tree(tmp_path / "a")
+    assert [step["place"] for step in data["steps"]] == [
+        "step0/rank0",
+        "step0/rank1",
+        "step1/rank0",
+        "step1/rank1",
+    ]
+    for step in data["steps"]:
+        names = [node["target"] for node in step["nodes"]]
+        assert len(set(names)) == len(names) == 12
+        assert [node["depth"] for node in step["nodes"]] == [0, 1, 1, 1] * 3
+        assert all(after["depth"] <= before["depth"] + 1 for before, after in pairwise(step["nodes"]))
+
+
+def test_the_first_critical_call_without_another_within_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [f"Module.{name}.forward.0" for name in ("Net", "0.Linear", "1.Linear")]
+    sound, wrong = ({"input_args": [tensor(1.0)], "output": [output]} for output in (tensor(1.0), NAN))
+    rows, parents = (wrong, sound, wrong), (None, names[0], names[0])
+    write(
+        tmp_path / "step0/rank0",
+        dict(zip(names, rows, strict=True)),
+        dict(zip(names, parents, strict=True)),
+    )
+    assert main(["view", "-tp", str(tmp_path), "-o", str(tmp_path / "tree.html")]) == 0
+    assert f"first critical: {names[2]}" in capsys.readouterr().out
+
+
+def test_a_circle_of_parents_loses_no_call(tmp_path: Path) -> None:
+    names = [f"Module.{name}.Linear.forward.0" for name in "abc"]
+    row = {"input_args": [], "input_kwargs": {}, "output": []}
+    write(
+        tmp_path / "step0/rank0",
+        dict.fromkeys(names, row),
+        dict(zip(names, [*names[1:], names[0]], strict=True)),
+    )
+    assert sorted(node["target"] for node in record_tree(tmp_path)["steps"][0]["nodes"]) == names
+
+
+def test_the_keys_of_unmatched_modules_match_them_in_a_map(tmp_path: Path) -> None:
+    write_record(tmp_path / "a", name="layers", kind="Layer")
+    write_record(tmp_path / "b", name="h.inner", blocks=4)
+    (tmp_path / "given.json").write_text('{"layers.0": "h.inner.0"}')
+    found = comparison_tree(
+        compare_records(tmp_path / "a", tmp_path / "b", None, read_map(tmp_path / "given.json")), {}
+    )
+    alone = [node for node in found["steps"][0]["nodes"] if node["grade"] == "unmatched"]
+    keys = [
+        [node["path"] for node in alone if node[side] and not node["depth"]] for side in ("target", "golden")
+    ]
+    assert keys[0]
+    names = {"layers.0": "h.inner.0", **dict(zip(*keys, strict=False))}
+    rows = compare_records(tmp_path / "a", tmp_path / "b", None, names).steps[0].rows
+    assert all(row.pair.golden for row in rows if row.pair.target)
+
+
+def test_a_name_ends_no_script(tmp_path: Path) -> None:
+    write_record(tmp_path / "a", name=HOSTILE)
+    assert main(["view", "-tp", str(tmp_path / "a"), "-o", str(tmp_path / "new/tree.html")]) == 0
+    page = (tmp_path / "new/tree.html").read_text()
+    assert "</script><img" not in page
+    assert page.count("<script") == page.count("</script>") == 2
+    assert "http" not in page.replace("http-equiv", "")
+
+
+ENTRIES: dict[str, dict[str, Any]] = {
+    "no float": {"Max": 10**400},
+    "no shape": {"shape": [10**400]},
+    "negative": {"shape": [-1]},
+}
+
+
+@pytest.mark.parametrize("case", ["absent", "empty", "text", "no rows", "target is a folder", *ENTRIES])
+def test_what_cannot_be_shown_is_one_line(
+    tmp_path: Path, case: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, page = tmp_path / "a", tmp_path / "tree.html"
+    if case == "target is a folder":
+        write_record(folder)
+        page.mkdir()
+    elif case in ENTRIES:
+        row = {"input_args": [tensor(1.0, **ENTRIES[case])], "input_kwargs": {}, "output": []}
+        write(folder / "step0/rank0", {"Functional.gelu.0.forward": row}, {})
+    elif case != "absent":
+        (folder / "step0/rank0").mkdir(parents=True)
+        if case != "empty":
+            content = "{" if case == "text" else json.dumps({"data": {}})
+            (folder / "step0/rank0/dump.json").write_text(content)
+    assert main(["view", "-tp", str(folder), "-o", str(page)]) == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: ")
+    assert "fix: " in printed
+    assert printed.count("\n") == 1

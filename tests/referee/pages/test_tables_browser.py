@@ -1,0 +1,136 @@
+"""Tables in a real browser: sorted and filtered by keys, copied, and whole without a script. Needs Chromium."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from referee.pages.document import COPY, FILTER, SORT, Document, Section, Table, markdown_table
+from referee.pages.html_page import render_html
+from referee.pages.latex import render_latex
+from referee.pages.markup import number_with_detail
+from tests.referee.numerics.view.chromium import BROWSER, Chromium
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not BROWSER, reason="no Chromium")]
+ROWS = [
+    ["B10", "1,200.5 [1, 9]", "90 s", "yes"],
+    ["B2", "-3 % [-4 %, -2 %]", "2.0 hours", "no: it diverged"],
+    ["B1", "-", "12 minutes", "yes"],
+    ["b3", "2.5e+06", "1 minute", "yes"],
+]
+TABLE = Table(
+    ["run", "loss", "time", "counted"],
+    [[number_with_detail(cell) for cell in row] for row in ROWS],
+    (3,),
+    tools=(SORT, FILTER, COPY),
+)
+SHOWN = "[...document.querySelectorAll('tbody tr')].filter(row => row.checkVisibility())"
+NAMES = f"{SHOWN}.map(row => row.cells[0].innerText)"
+SORTED = "[...document.querySelectorAll('th')].map(head => head.getAttribute('aria-sort'))"
+WITHOUT = "Object.defineProperty(navigator, 'clipboard', {value: undefined, configurable: true});"
+STATUS = "[...document.querySelectorAll('[role=status]')].map(one => one.textContent)"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
+    with Chromium(tmp_path_factory.mktemp("browser")) as chromium:
+        yield chromium
+
+
+@pytest.fixture
+def opened(browser: Chromium, tmp_path: Path) -> Chromium:
+    page = tmp_path / "page.html"
+    page.write_text(render_html(Document("t", [Section("Runs", [TABLE])])))
+    browser.events.clear()
+    browser.open(page)
+    return browser
+
+
+def press(browser: Chromium, column: int) -> list[str]:
+    """Press Enter on a heading, and return the names in their order."""
+    browser.evaluate(f"document.querySelectorAll('th button')[{column}].focus()")
+    for kind in ("keyDown", "keyUp"):
+        browser.call(
+            "Input.dispatchKeyEvent",
+            type=kind,
+            key="Enter",
+            code="Enter",
+            text="\r",
+            windowsVirtualKeyCode=13,
+        )
+    names: list[str] = browser.evaluate(NAMES)
+    return names
+
+
+def test_a_heading_sorts_names_numbers_and_times_and_restores_the_order(opened: Chromium) -> None:
+    assert press(opened, 0) == ["B1", "B2", "b3", "B10"]
+    assert opened.evaluate(SORTED)[:4] == ["ascending", None, None, None]
+    assert press(opened, 0) == ["B10", "b3", "B2", "B1"]
+    assert opened.evaluate(SORTED)[:4] == ["descending", None, None, None]
+    assert press(opened, 1) == ["B2", "B10", "b3", "B1"]  # a dash is last
+    assert opened.evaluate(SORTED)[:4] == [None, "ascending", None, None]
+    assert press(opened, 1) == ["b3", "B10", "B2", "B1"]
+    assert press(opened, 1) == ["B10", "B2", "B1", "b3"]
+    assert opened.evaluate(SORTED)[:4] == [None] * 4
+    assert press(opened, 2) == ["b3", "B10", "B1", "B2"]  # 1 minute, 90 s, 12 minutes, 2 hours
+    assert press(opened, 3) == ["B2", "B10", "B1", "b3"]
+    assert opened.faults() == []
+
+
+def test_the_filter_keeps_the_rows_with_all_words_and_counts_them(opened: Chromium) -> None:
+    def typed(text: str) -> list[str]:
+        opened.evaluate(
+            f"(input => {{ input.value = {json.dumps(text)}; input.dispatchEvent(new Event('input')); }})"
+            "(document.querySelector('input[type=search]'))"
+        )
+        names: list[str] = opened.evaluate(NAMES)
+        return names
+
+    assert typed("YES") == ["B10", "B1", "b3"]
+    assert opened.evaluate(STATUS)[0] == "3 of 4 rows"
+    assert press(opened, 0) == ["B1", "b3", "B10"]
+    assert typed("yes minute") == ["B1", "b3"]
+    assert typed("<b>") == []
+    assert typed("") == ["B1", "B2", "b3", "B10"]
+    assert opened.evaluate(STATUS)[0] == ""
+    assert opened.faults() == []
+
+
+@pytest.mark.parametrize("clipboard", [True, False])
+def test_the_buttons_copy_the_source(opened: Chromium, clipboard: bool) -> None:
+    """Without navigator.clipboard, the selected text is copied."""
+    for form, source in (("LaTeX", render_latex(TABLE)), ("Markdown", markdown_table(TABLE))):
+        without = "" if clipboard else WITHOUT
+        opened.evaluate(
+            f"(async () => {{ {without} window.got = ''; "
+            "document.execCommand = () => { window.got = String(getSelection()); return true; };"
+            "if (navigator.clipboard) navigator.clipboard.writeText = async text => { window.got = text; };"
+            f"document.querySelector('[data-copy={form}]').click();"
+            "await new Promise(done => setTimeout(done, 50)); })()"
+        )
+        assert opened.evaluate("window.got").strip() == source
+        assert opened.evaluate(STATUS)[-1] == f"{form} copied"
+        assert opened.evaluate("document.querySelector('.source details').open") is False
+    assert opened.faults() == []
+
+
+def test_where_nothing_can_be_copied_the_source_is_selected(opened: Chromium) -> None:
+    opened.evaluate(
+        f"(async () => {{ {WITHOUT}"
+        "document.execCommand = () => false; document.querySelector('[data-copy=LaTeX]').click();"
+        "await new Promise(done => setTimeout(done, 50)); })()"
+    )
+    assert opened.evaluate("String(getSelection())").strip() == render_latex(TABLE)
+    assert opened.evaluate("document.querySelector('.source details').open") is True
+    assert "Ctrl+C" in opened.evaluate(STATUS)[-1]
+
+
+def test_without_its_script_the_table_is_whole(browser: Chromium, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    text = render_html(Document("t", [Section("Runs", [TABLE])]))
+    page.write_text(re.sub("<script>.*?</script>", "", text, flags=re.DOTALL))
+    browser.open(page)
+    assert browser.evaluate("document.querySelectorAll('button:not([hidden]), input').length") == 0
+    assert browser.evaluate(NAMES) == ["B10", "B2", "B1", "b3"]
