@@ -1,4 +1,4 @@
-"""`pip install .` installs numerics and nothing else, and the installed copy works without the checkout."""
+"""`pip install .` installs referee and nothing else, and the installed copy works without the checkout."""
 
 from __future__ import annotations
 
@@ -26,13 +26,16 @@ for folder, approximation in (("a", "none"), ("b", "tanh")):
     recorder.step()
 """
 EVERY_MODULE = """
-import importlib, pkgutil, sys, numerics
-for module in pkgutil.walk_packages(numerics.__path__, 'numerics.'):
-    if not module.name.endswith('__main__'):
-        importlib.import_module(module.name)
-print(numerics.__file__)
-print([name for name in ('pages', 'gpt2', 'ra', 'study', 'scripts') if name in sys.modules])
+import importlib, pathlib, sys, referee
+top = pathlib.Path(referee.__file__).parent
+for path in top.rglob("*.py"):
+    name = ".".join(path.relative_to(top.parent).with_suffix("").parts).removesuffix(".__init__")
+    if not name.endswith("__main__"):
+        importlib.import_module(name)
+print(referee.__file__)
+print([name for name in ("runtime", "gpt2", "ra", "study", "scripts") if name in sys.modules])
 """
+LIGHT = "import sys, referee.verdict.statistics, referee.verdict.loss_files; print('torch' in sys.modules)"
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +44,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     checkout, out = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("wheel")
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
     for name in filter(None, listed.stdout.split("\0")):
-        if name.split("/")[0] in ("numerics", "pages") or "/" not in name or name == "docs/numerics.md":
+        if name.split("/")[0] == "referee" or "/" not in name or name == "docs/numerics.md":
             (checkout / name).parent.mkdir(parents=True, exist_ok=True)
             (checkout / name).write_bytes((ROOT / name).read_bytes())
     command = [
@@ -77,14 +80,13 @@ def run(installed: Path, folder: Path, *arguments: str) -> subprocess.CompletedP
 
 def test_the_wheel_has_one_top_level_package(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"numerics"}
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"referee"}
 
 
-def test_the_wheel_has_every_tracked_file_of_numerics_and_pages(wheel: Path) -> None:
-    command = ["git", "ls-files", "numerics", "pages"]
+def test_the_wheel_has_every_tracked_file_of_referee(wheel: Path) -> None:
+    command = ["git", "ls-files", "referee"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    expected = {f"numerics/{name}" if name.startswith("pages/") else name for name in listed}
-    assert expected <= set(zipfile.ZipFile(wheel).namelist())
+    assert set(listed) <= set(zipfile.ZipFile(wheel).namelist())
 
 
 def test_every_module_and_two_recorded_steps_work_in_the_installed_copy_alone(
@@ -92,16 +94,24 @@ def test_every_module_and_two_recorded_steps_work_in_the_installed_copy_alone(
 ) -> None:
     (tmp_path / "steps.py").write_text(STEPS + EVERY_MODULE)
     result = run(installed, tmp_path, "steps.py")
-    assert result.stdout.splitlines() == [str(installed / "referee/numerics/__init__.py"), "[]"], (
-        result.stderr
-    )
-    result = run(installed, tmp_path, "-m", "numerics", "compare", "-tp", "b/step0", "-gp", "a/step0")
+    assert result.stdout.splitlines() == [str(installed / "referee/__init__.py"), "[]"], result.stderr
+    result = run(installed, tmp_path, "-m", "referee", "compare", "-tp", "b/step0", "-gp", "a/step0")
     assert result.returncode == 0, result.stderr
     assert "gelu" in result.stdout.lower()
     assert (tmp_path / "compare-records/compare.html").stat().st_size > 10_000
 
 
+def test_a_verdict_loads_no_torch(installed: Path, tmp_path: Path) -> None:
+    assert run(installed, tmp_path, "-c", LIGHT).stdout == "False\n"
+
+
 def test_the_distribution_names_the_command(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as file:
         (points,) = [name for name in file.namelist() if name.endswith("entry_points.txt")]
-        assert "numerics = referee.__main__:run_main" in file.read(points).decode()
+        assert "referee=referee.__main__:run_main" in file.read(points).decode()
+
+
+def test_building_leaves_nothing_in_the_checkout(wheel: Path) -> None:
+    assert not [
+        path for path in wheel.parents[1].glob("checkout*/*") if path.name.endswith((".egg-info", "build"))
+    ]

@@ -58,7 +58,8 @@ def requirements_of(kind: str) -> list[str]:
         return [line for line in extras["trainer"] if package(line) == "kconfiglib"]
     chosen = ["trainer"] + ([] if kind == "core" else configured_extras())
     chosen += [kind] if kind in ("exchange", "lm-eval", "dev") else []
-    return [*project["dependencies"], *(line for name in chosen for line in extras[name])]
+    chosen_lines = (line for name in chosen for line in extras[name])
+    return [*extras["torch"], *project["dependencies"], *chosen_lines]
 
 
 def package(requirement: str) -> str:

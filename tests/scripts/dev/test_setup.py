@@ -23,8 +23,9 @@ exit 0
 """
 PYPROJECT = """
 [project]
-dependencies = ["torch>=2.11,<2.16", "numpy>=2.0,<3"]
+dependencies = ["numpy>=2.0,<3"]
 [project.optional-dependencies]
+torch = ["torch>=2.11,<2.16"]
 trainer = ["kconfiglib>=14.1,<15"]
 hub = ["datasets>=4.0,<6"]
 wandb = ["wandb>=0.20,<1"]
