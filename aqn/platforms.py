@@ -15,8 +15,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gpt2.config.dotconfig import number_in
-from gpt2.system.errors import UserError
+from runtime.dotconfig import number_in
+from runtime.errors import UserError
 
 FORMATS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "tf32": "float32 with TF32 products"}
 WEIGHTS = {"int8": (8, 0), "int4": (4, 32), "int3": (3, 32), "int2": (2, 32)}  # bits, inputs with one scale

@@ -13,8 +13,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from gpt2.config.dotconfig import number_in
-from gpt2.system.errors import UserError
+from runtime.dotconfig import number_in
+from runtime.errors import UserError
 
 INTERVALS = 10
 LEAST_INTERVALS = 3

@@ -20,17 +20,16 @@ import torch
 from bench.cases import BLOCK_STEPS, PLAIN, Shape, Sizes, arm_of
 from bench.reference_gpt import PlainStep
 from bench.step_options import apply_options
-from gpt2.config.batch import plan_batch
-from gpt2.config.config import ANY_TARGET, ModelConfig, OptimizerConfig
-from gpt2.config.vocabulary import GPT2
-from gpt2.hardware import attention_kernels
-from gpt2.hardware.resolve import ResolvedTarget
 from gpt2.model.transformer import ModelParts
 from gpt2.train.clocks import device_synchroniser
 from gpt2.train.peak_memory import PeakMeter
 from gpt2.train.step import Stepper, build_model
 from ra.settings import AlternationSettings
 from ra.variants import variant
+from runtime import attention_kernels
+from runtime.resolve import ResolvedTarget
+from runtime.run_plan import plan_batch
+from runtime.settings import ANY_TARGET, GPT2, ModelConfig, OptimizerConfig
 
 WARM_UP_STEPS = 3  # compile and allocate
 MIDDLE = (

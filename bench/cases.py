@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from gpt2.system.errors import UserError
 from ra.arms import parse_arm
 from ra.names import VariantError
+from runtime.errors import UserError
 
 PLAIN, BASELINE = "plain", "B"
 BLOCK_STEPS = 8  # steps from one synchronisation of a GPU to the next

@@ -21,9 +21,9 @@ from bench.runner import LIMIT_SECONDS
 from bench.suite import Suite, SuiteResult, SuiteSession
 from bench.tables import INTERVAL, ResultTable, format_spread, spread
 from bench.workers import BenchWorker
-from gpt2.config.config import ANY_TARGET
-from gpt2.hardware import attention_kernels
 from gpt2.train.step import Stepper, StepResult
+from runtime import attention_kernels
+from runtime.settings import ANY_TARGET
 from study.executors.child_process import KEEP_HEAP
 
 ITERATIONS = 10**9  # of the schedule: a constant rate

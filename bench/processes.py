@@ -21,13 +21,12 @@ from bench.runner import LIMIT_SECONDS
 from bench.suite import SuiteSession
 from bench.tables import INTERVAL, ResultTable, format_spread, spread
 from bench.workers import BenchWorker
-from gpt2.config.batch import plan_batch
-from gpt2.config.config import ANY_TARGET, OptimizerConfig
-from gpt2.hardware import attention_kernels
-from gpt2.hardware.resolve import ResolvedTarget
-from gpt2.system import ranks
 from gpt2.train.clocks import device_synchroniser
 from gpt2.train.step import Stepper
+from runtime import attention_kernels, ranks
+from runtime.resolve import ResolvedTarget
+from runtime.run_plan import plan_batch
+from runtime.settings import ANY_TARGET, OptimizerConfig
 from study.executors.child_process import KEEP_HEAP
 
 OPTIMIZER = OptimizerConfig(6e-4, 0.1, 0.05, 0.1, 0.9, 0.95, 1e-8, 1.0)

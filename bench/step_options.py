@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from gpt2.model import loss
-from gpt2.system.errors import UserError
 from gpt2.train.step import Stepper
+from runtime.errors import UserError
 
 
 def apply_options(stepper: Stepper, case: str) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.tables import ResultTable
-from gpt2.artifacts.provenance import environment_record
-from gpt2.config import config
-from gpt2.hardware import resolve
-from gpt2.system.errors import UserError
-from gpt2.system.files import write_json
+from runtime import resolve
+from runtime import settings as config
+from runtime.errors import UserError
+from runtime.files import write_json
+from runtime.provenance import environment_record
 
 RESULTS = Path("results/bench")
 SCHEMA = 4

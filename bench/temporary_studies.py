@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from configuration import commands, rules
-from gpt2.hardware.detect import detected_target_name
+from runtime.detect import detected_target_name
 from study.runner.study import Study
 
 

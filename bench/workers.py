@@ -13,12 +13,12 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any, Self, TypeVar
 
-from gpt2.system.errors import UserError
+from runtime.errors import UserError
 from study.executors.child_process import exit_text, process_settings
 
 T = TypeVar("T")
 EXIT_SECONDS = 60.0  # until a worker that gets no more calls is killed
-# The line of an exception in Python's traceback, or the line of gpt2.system.errors.run_command.
+# The line of an exception in Python's traceback, or the line of runtime.errors.run_command.
 EXCEPTION = re.compile(r"(?:error|[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit))(?::|$)")
 MESSAGE_LINES, MESSAGE_CHARACTERS = 3, 600
 

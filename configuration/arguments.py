@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from configuration.rules import Kconfig, type_name
-from gpt2.config.dotconfig import ConfigError, Entry, parse_value, quote
-from gpt2.system.errors import UserError
+from runtime.dotconfig import ConfigError, Entry, parse_value, quote
+from runtime.errors import UserError
 
 COMMAND_LINE = "command line"
 ROOT = Path(__file__).resolve().parents[1]

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from configuration import rules
-from gpt2.config.config import Config, detected
-from gpt2.config.dotconfig import ConfigError, Symbols, parse_lines
-from gpt2.system.files import write_bytes
-from gpt2.system.read_files import DamagedFileError, read_bytes
-from gpt2.system.resource_errors import disk_full
+from runtime.dotconfig import ConfigError, Symbols, parse_lines
+from runtime.errors import disk_full
+from runtime.files import DamagedFileError, read_bytes, write_bytes
+from runtime.settings import Config, detected
 
 
 @dataclass(frozen=True)

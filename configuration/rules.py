@@ -16,10 +16,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpt2.config.config import Config
-from gpt2.config.dotconfig import INTEGER, ConfigError, Entry, Symbols, parse_lines
 from ra.settings import AlternationSettings
 from rl.settings import GrpoSettings
+from runtime.dotconfig import INTEGER, ConfigError, Entry, Symbols, parse_lines
+from runtime.settings import Config
 from study.runner.settings import StudySettings
 
 try:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from configuration import commands, files, rules
 from configuration.arguments import make_variables
-from gpt2.config.dotconfig import Entry, Symbols, parse_lines, read_text
-from gpt2.system.errors import UserError
+from runtime.dotconfig import Entry, Symbols, parse_lines, read_text
+from runtime.errors import UserError
 
 STUDY = "gpt2-ra-ablation"
 

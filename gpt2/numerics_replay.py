@@ -15,26 +15,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpt2.artifacts import checkpoint
-from gpt2.artifacts.metrics_log import Step, read_steps
-from gpt2.artifacts.provenance import environment_record
-from gpt2.artifacts.run_record import CHECKPOINTS, RunRecord
-from gpt2.config.batch import BatchPlan
-from gpt2.config.config import Config
-from gpt2.config.dotconfig import Symbols, read_symbols
-from gpt2.hardware import attention_kernels
-from gpt2.hardware.resolve import target_record
 from gpt2.model.transformer import ModelParts
 from gpt2.numerics.fixes import LOSS, RunFixes, StepLoss
 from gpt2.numerics.observer import StopBeforeUpdate
-from gpt2.system.errors import UserError
-from gpt2.system.signals import Stop
 from gpt2.train.fingerprint import NUMBERS
 from gpt2.train.resume import refuse_another_run
-from gpt2.train.run_plan import RunPlan
 from gpt2.train.step import StepResult
 from gpt2.train.trainer import TrainingRun
 from referee.numerics.replayed_step import ReplayedStep
+from runtime import attention_kernels, checkpoint
+from runtime.dotconfig import Symbols, read_symbols
+from runtime.errors import UserError
+from runtime.metrics_log import Step, read_steps
+from runtime.provenance import environment_record
+from runtime.resolve import target_record
+from runtime.run_plan import BatchPlan, RunPlan
+from runtime.run_record import CHECKPOINTS, RunRecord
+from runtime.settings import Config
+from runtime.signals import Stop
 
 # entries of run.json that explain other numbers, in `target` and `environment`
 EXPLAINING = (

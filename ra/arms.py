@@ -16,8 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aqn.schedule import NoiseError, NoiseSchedule, parse_noise
-from gpt2.config.config import OPTIMIZER_NUMBERS
-from gpt2.config.dotconfig import number_in
 from ra.names import (
     PATTERNS,
     VariantError,
@@ -27,6 +25,8 @@ from ra.names import (
     published_variants,
     reciprocal_layers,
 )
+from runtime.dotconfig import number_in
+from runtime.settings import OPTIMIZER_NUMBERS
 
 PARTS = {"NORM": "norm", "MLP": "mlp", "POSITION": "position"}  # modifier -> function of the file
 RECIPE = {  # modifier -> field of OptimizerConfig

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gpt2.config.batch import BatchPlan
-from gpt2.config.config import ModelConfig, OptimizerConfig
 from gpt2.model.transformer import GPT2, CausalSelfAttention
 from gpt2.train.step import Stepper
 from ra.attention import exchange_query_and_key
 from ra.names import reciprocal_layers
 from ra.settings import AlternationSettings
 from ra.variants import variant
+from runtime.run_plan import BatchPlan
+from runtime.settings import ModelConfig, OptimizerConfig
 
 
 def swap_query_and_key(model: GPT2, layers: Iterable[int]) -> None:

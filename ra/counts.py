@@ -13,10 +13,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from gpt2.config.config import ModelConfig
 from gpt2.model import cpu_linear
 from gpt2.model.transformer import ModelParts
 from gpt2.train.step import build_model
+from runtime.settings import ModelConfig
 
 BuildParts = Callable[[ModelConfig], ModelParts]  # at the sizes of the model
 SEARCHED = 4  # multiples of the heads on either side of the guess

@@ -10,14 +10,14 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from gpt2.config.config import Config
-from gpt2.config.dotconfig import read_symbols
 from gpt2.model.transformer import GPT2, restore_step
-from gpt2.system.errors import UserError, first_sentences
 from gpt2.train.step import build_model
 from ra.hooks import custom_folder
 from ra.settings import AlternationSettings
 from ra.variants import variant
+from runtime.dotconfig import read_symbols
+from runtime.errors import UserError, first_sentences
+from runtime.settings import Config
 
 CONFIG, WEIGHTS, CUSTOM = "config", "model.safetensors", "own"
 

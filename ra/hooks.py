@@ -18,13 +18,13 @@ from typing import Any
 
 from torch import nn
 
-from gpt2.config.config import OPTIMIZER_NUMBERS
-from gpt2.config.dotconfig import number_in
 from gpt2.model.init import keyed_generator
 from ra import custom, names
 from ra.global_state import FIX, GlobalState
 from ra.names import VariantError, is_custom, source
 from ra.settings import AlternationSettings
+from runtime.dotconfig import number_in
+from runtime.settings import OPTIMIZER_NUMBERS
 
 PARTS = ("attention", "norm", "mlp", "position")
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gpt2.system.errors import UserError
+from runtime.errors import UserError
 
 LEARNED = "RALEARN"
 

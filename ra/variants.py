@@ -19,7 +19,6 @@ from torch import nn
 
 from aqn.norms import add_noise
 from aqn.schedule import NoiseSchedule
-from gpt2.config.config import Config, ModelConfig
 from gpt2.model.transformer import ModelParts
 from ra.arms import COSTS, Arm, parse_arm
 from ra.builders import fixed, learned
@@ -27,6 +26,7 @@ from ra.counts import count, matched_width
 from ra.hooks import AttentionSpec, Hooks, load_hooks
 from ra.names import LEARNED, PATTERNS, VariantError, known_variants, reciprocal_layers
 from ra.settings import AlternationSettings
+from runtime.settings import Config, ModelConfig
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ import sys
 import traceback
 from pathlib import Path
 
-from gpt2.config.dotconfig import read_symbols
-from gpt2.hardware.resolve import export_environment
-from gpt2.system import files
-from gpt2.system.errors import UserError, one_line, run_command
-from gpt2.system.signals import Interrupted, Stop
-from gpt2.system.stdout import printable
 from rl.records import EXIT_INTERRUPTED
 from rl.settings import GrpoSettings
+from runtime import files
+from runtime.dotconfig import read_symbols
+from runtime.errors import UserError, one_line, run_command
+from runtime.output import printable
+from runtime.resolve import export_environment
+from runtime.signals import Interrupted, Stop
 
 
 def main() -> int:

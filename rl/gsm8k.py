@@ -16,9 +16,9 @@ from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 
-from gpt2.system.errors import UserError, one_line
 from referee.numerics.text_files import json_lines
 from rl import written_numbers
+from runtime.errors import UserError, one_line
 
 HUB_NAME = "openai/gsm8k"
 INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'

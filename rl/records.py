@@ -18,11 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from gpt2.artifacts.seal import Seal, digest, read_sealed, write_sealed
-from gpt2.artifacts.typed_json import Amount, Count, InvalidJsonError, JsonObject, Range, Share, Text, parse
-from gpt2.system.files import write_bytes
-from gpt2.system.read_files import DamagedFileError
 from rl.gsm8k import reward
+from runtime.files import DamagedFileError, write_bytes
+from runtime.seal import Seal, digest, read_sealed, write_sealed
+from runtime.typed_json import Amount, Count, InvalidJsonError, JsonObject, Range, Share, Text, parse
 
 RECORD, METRICS, RESPONSES, CONFIG, PLAN = "run.json", "metrics.jsonl", "responses", "config", "plan.json"
 FINISHED, DIVERGED, RUNNING, INTERRUPTED, FAILED = "finished", "diverged", "running", "interrupted", "failed"

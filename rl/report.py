@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpt2.system.read_files import DamagedFileError
 from referee.verdict.statistics import mean
 from rl import records
 from rl.gsm8k import standard_error
 from rl.settings import BASELINE, GrpoSettings, run_name
+from runtime.files import DamagedFileError
 from study.analysis.verdict import Verdict, judge
 
 CONTROL = "B"  # the name under which judge() knows the baseline

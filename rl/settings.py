@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aqn.schedule import PRESETS, NoiseError, NoiseSchedule, parse_noise
-from gpt2.config.config import TrackingConfig
-from gpt2.config.dotconfig import Symbols
+from runtime.dotconfig import Symbols
+from runtime.settings import TrackingConfig
 
 BASELINE = "baseline"
 

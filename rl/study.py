@@ -10,12 +10,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from gpt2.system.errors import UserError, one_line
-from gpt2.system.files import write_text
-from gpt2.system.read_files import DamagedFileError
 from rl import records
 from rl.gsm8k import digest, read_problems
 from rl.settings import GrpoSettings, run_name
+from runtime.errors import UserError, one_line
+from runtime.files import DamagedFileError, write_text
 
 PACKAGES = ("torch", "transformers", "trl", "accelerate", "datasets")
 

@@ -23,14 +23,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig
 
-from gpt2.artifacts.metrics_log import append_metrics, truncate_metrics
-from gpt2.artifacts.seal import digest as file_digest
-from gpt2.hardware.cpu import cpu_threads
 from gpt2.model.init import derive_seed
-from gpt2.system import files
-from gpt2.system.errors import UserError, one_line
-from gpt2.system.read_files import DamagedFileError
-from gpt2.system.signals import Stop
 from rl import records
 from rl.divergence import DivergedError, DivergenceMonitor
 from rl.evaluate import evaluate
@@ -39,6 +32,13 @@ from rl.noise import noisy_norms
 from rl.records import GrpoRecord
 from rl.settings import GrpoSettings, noise_of, run_name
 from rl.trainer import RolloutNoiseTrainer, RolloutRewards
+from runtime import files
+from runtime.cpu import cpu_threads
+from runtime.errors import UserError, one_line
+from runtime.files import DamagedFileError
+from runtime.metrics_log import append_metrics, truncate_metrics
+from runtime.seal import digest as file_digest
+from runtime.signals import Stop
 
 CHECKPOINTS, MODEL, COMPLETE = "checkpoints", "model", "complete"
 PACKAGES = ("torch", "transformers", "trl", "accelerate")

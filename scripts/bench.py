@@ -8,8 +8,8 @@ import sys
 from bench.suite import run_suite
 from bench.suites import NAMES, load_suite
 from configuration.arguments import command_arguments, make_variables
-from gpt2.hardware.resolve import export_environment
-from gpt2.system.errors import run_command
+from runtime.errors import run_command
+from runtime.resolve import export_environment
 
 
 def describe_suites() -> str:

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from configuration.arguments import command_arguments
-from gpt2.system.errors import UserError, run_command
 from referee.pages.document import render_terminal
+from runtime.errors import UserError, run_command
 from study.compare import build, write
 from study.compare.load import LoadedStudy
 from study.compare.sections import comparison_document

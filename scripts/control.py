@@ -7,10 +7,10 @@ import itertools
 
 import numpy as np
 
-from gpt2.config.batch import largest_micro_batch, plan_batch
 from gpt2.data import dataset
-from gpt2.hardware import attention_kernels, resolve
-from gpt2.system.errors import run_command
+from runtime import attention_kernels, resolve
+from runtime.errors import run_command
+from runtime.run_plan import largest_micro_batch, plan_batch
 from scripts.study import load
 
 STEPS = 60

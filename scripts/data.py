@@ -5,8 +5,8 @@ from __future__ import annotations
 from gpt2.data import dataset, tokenizer
 from gpt2.data.eval_texts import check_texts
 from gpt2.eval import hellaswag, hellaswag_download
-from gpt2.system.errors import run_command
 from referee.pages.markup import counted
+from runtime.errors import run_command
 from scripts.study import load
 
 

@@ -3,7 +3,7 @@
 import sys
 
 from configuration.commands import main
-from gpt2.system.errors import run_command
+from runtime.errors import run_command
 
 if __name__ == "__main__":
     run_command(lambda: main(sys.argv[1:]))

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from configuration.arguments import command_arguments, refuse_assignments
 from configuration.targets import STUDY, symbols_for_target
-from gpt2.config.dotconfig import Symbols, read_symbols
-from gpt2.system.errors import UserError, run_command
+from runtime.dotconfig import Symbols, read_symbols
+from runtime.errors import UserError, run_command
 from study.memory.peaks import measure_variant, report_memory
 from study.runner.settings import StudySettings
 

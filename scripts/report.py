@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from configuration.arguments import command_arguments, refuse_assignments
-from gpt2.config.dotconfig import read_symbols
-from gpt2.system.errors import UserError, run_command
+from runtime.dotconfig import read_symbols
+from runtime.errors import UserError, run_command
 from study.report import write
 from study.report.write import render_terminal, write_latex
 from study.runner.settings import StudySettings

@@ -10,9 +10,9 @@ import argparse
 from pathlib import Path
 
 from configuration.arguments import command_arguments
-from gpt2.config.dotconfig import read_symbols
-from gpt2.hardware.resolve import export_environment
-from gpt2.system.errors import UserError, run_command
+from runtime.dotconfig import read_symbols
+from runtime.errors import UserError, run_command
+from runtime.resolve import export_environment
 
 
 def main() -> int:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from configuration.arguments import refuse_assignments
 from configuration.files import load_strictly
-from gpt2.config.config import Config, TargetConfig
-from gpt2.config.dotconfig import Symbols, read_symbols, read_text
-from gpt2.hardware.gpu_specs import TARGETS
-from gpt2.system.errors import UserError, run_command
+from runtime.dotconfig import Symbols, read_symbols, read_text
+from runtime.errors import UserError, run_command
+from runtime.gpu_specs import TARGETS
+from runtime.settings import Config, TargetConfig
 from study.report.sentences import seeds_text
 from study.runner.preconditions import locked
 from study.runner.settings import StudySettings

@@ -5,7 +5,7 @@ python -m scripts.verify [STUDY_DIR]    without STUDY_DIR: the study of .config.
 
 from __future__ import annotations
 
-from gpt2.system.errors import run_command
+from runtime.errors import run_command
 from scripts.report import study_directory
 from study.records.integrity import REMEDY
 from study.records.verify import verify_study

@@ -10,6 +10,7 @@ PARTS = (
     "aqn",
     "ra",
     "rl",
+    "runtime",
     "study",
     "configuration",
     "referee",

@@ -39,7 +39,7 @@ def _limited_threads() -> Iterator[None]:
     limit = os.environ.get("OMP_NUM_THREADS", "")
     with pytest.MonkeyPatch.context() as patch:
         if limit.isdecimal():
-            from gpt2.hardware import attention_kernels
+            from runtime import attention_kernels
 
             patch.setattr(attention_kernels, "cpu_threads", lambda requested: requested or int(limit))
         yield

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from configuration import commands
-from gpt2.config.dotconfig import ConfigError
+from runtime.dotconfig import ConfigError
 
 BASES = sorted(path.name for path in commands.DEFCONFIGS.iterdir() if path.is_file())
 FRAGMENTS = sorted(path.name for path in commands.fragments())

@@ -8,9 +8,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpt2.artifacts import checkpoint, run_record
-from gpt2.config.batch import plan_batch
-from gpt2.config.config import (
+from gpt2.model.transformer import ModelParts
+from gpt2.train.trainer import TrainingRun
+from ra.settings import AlternationSettings
+from ra.variants import variant
+from runtime import checkpoint, run_record
+from runtime.resolve import resolve
+from runtime.run_plan import RunPlan, plan_batch
+from runtime.settings import (
+    BYTES,
     BatchConfig,
     BudgetConfig,
     Config,
@@ -20,15 +26,9 @@ from gpt2.config.config import (
     OptimizerConfig,
     TargetConfig,
     TrackingConfig,
+    Vocabulary,
 )
-from gpt2.config.vocabulary import BYTES, Vocabulary
-from gpt2.hardware.resolve import resolve
-from gpt2.model.transformer import ModelParts
-from gpt2.system.signals import Stop
-from gpt2.train.run_plan import RunPlan
-from gpt2.train.trainer import TrainingRun
-from ra.settings import AlternationSettings
-from ra.variants import variant
+from runtime.signals import Stop
 
 SCHEDULE = ("cosine", 0.2)  # the decay fraction, which a cosine does not have
 ALTERNATION = AlternationSettings("output", 0.5, 100.0)

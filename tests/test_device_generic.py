@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("aqn", "bench", "gpt2", "configuration", "referee", "ra", "rl", "scripts", "study")
+PACKAGES = ("aqn", "bench", "gpt2", "configuration", "referee", "ra", "rl", "runtime", "scripts", "study")
 # file -> lines that mean CUDA or an NVIDIA or AMD card, and why
 ALLOWED = {
     "aqn/apply.py": (1, "TF32 is a number format of NVIDIA cards"),
@@ -14,17 +14,17 @@ ALLOWED = {
         1,
         "the profiler has one activity for CUDA, another for devices outside torch",
     ),
-    "gpt2/artifacts/provenance.py": (1, "the version of CUDA"),
-    "gpt2/artifacts/run_record.py": (1, "the version of CUDA"),
+    "runtime/provenance.py": (1, "the version of CUDA"),
+    "runtime/run_record.py": (1, "the version of CUDA"),
     "gpt2/eval/validation.py": (3, "cuDNN's attention"),
-    "gpt2/hardware/attention_kernels.py": (3, "the order of CUDA's kernels, and TF32"),
-    "gpt2/hardware/detect.py": (4, "a kind of hardware"),
-    "gpt2/hardware/gpu_specs.py": (10, "a kind of hardware, and torch's device type of two kinds"),
-    "gpt2/hardware/resolve.py": (5, "a kind of hardware"),
-    "gpt2/hardware/torch_devices.py": (5, "the build of torch, and its module for NVIDIA and AMD cards"),
+    "runtime/attention_kernels.py": (3, "the order of CUDA's kernels, and TF32"),
+    "runtime/detect.py": (4, "a kind of hardware"),
+    "runtime/gpu_specs.py": (10, "a kind of hardware, and torch's device type of two kinds"),
+    "runtime/resolve.py": (5, "a kind of hardware"),
+    "runtime/torch_devices.py": (5, "the build of torch, and its module for NVIDIA and AMD cards"),
     "gpt2/memory/prediction.py": (1, "a kind of hardware"),
     "gpt2/memory/workload.py": (1, "a kind of hardware"),
-    "gpt2/system/ranks.py": (1, "torch's device type and its backend"),
+    "runtime/ranks.py": (1, "torch's device type and its backend"),
     "gpt2/train/peak_memory.py": (1, "a comment names both modules"),
     "referee/numerics/setup/config_checker.py": (3, "the version of CUDA, and switches of cuBLAS and cuDNN"),
     "ra/global_state.py": (4, "settings of kernels and of autocast on a GPU"),

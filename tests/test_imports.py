@@ -42,7 +42,7 @@ LEAVES = {
 }
 NO_TORCH = (
     "configuration.commands",
-    "gpt2.config.config",
+    "runtime.settings",
     "referee.pages.html_page",
     "scripts.report",
     "scripts.compare",

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from configuration.arguments import command_arguments
-from gpt2.hardware.resolve import export_environment
-from gpt2.system.errors import UserError, run_command
+from runtime.errors import UserError, run_command
+from runtime.resolve import export_environment
 
 
 def main() -> int:

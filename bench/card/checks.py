@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpt2.hardware.resolve import ResolvedTarget
+from runtime.resolve import ResolvedTarget
 
 PASS, DIFFERS, NOT_RUN = "pass", "differs", "not run"
 

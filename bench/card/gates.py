@@ -12,11 +12,11 @@ from bench.card.checks import CardCheck, CheckedDevice, judge, not_run
 from bench.case_step import model_and_parts, optimizer_config, random_batch
 from bench.cases import Sizes
 from bench.workers import BenchError, BenchWorker
-from gpt2.config.batch import plan_batch
-from gpt2.hardware import attention_kernels
-from gpt2.hardware.resolve import ResolvedTarget
 from gpt2.train.step import Stepper
 from referee.numerics.describe import WITHOUT_FLOAT64
+from runtime import attention_kernels
+from runtime.resolve import ResolvedTarget
+from runtime.run_plan import plan_batch
 
 SHAPES = {False: Sizes("124m-t512", 12, 12, 768, 512), True: Sizes("4x128-t128", 4, 4, 128, 128)}
 SEQUENCES = 2

@@ -13,10 +13,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench.card.checks import CardCheck, CheckedDevice, judge, not_run
 from bench.workers import BenchError, BenchWorker
-from gpt2.hardware import attention_kernels
-from gpt2.hardware.attention_kernels import TOLERANCE
-from gpt2.hardware.resolve import ResolvedTarget
 from gpt2.train.clocks import device_synchroniser
+from runtime import attention_kernels
+from runtime.attention_kernels import TOLERANCE
+from runtime.resolve import ResolvedTarget
 
 KERNELS = {
     "flash": SDPBackend.FLASH_ATTENTION,

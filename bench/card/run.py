@@ -25,14 +25,14 @@ from bench.card.gates import gate_checks
 from bench.card.kernels import kernel_checks
 from bench.card.speed import speed_checks
 from bench.card.studies import budget_checks, memory_checks, out_of_memory_checks, study_checks
-from gpt2.artifacts.provenance import environment_record, revision
-from gpt2.config.config import ANY_TARGET
-from gpt2.hardware.resolve import ResolvedTarget, resolve, target_record
-from gpt2.system.errors import UserError, one_line
-from gpt2.system.files import write_json, write_text
 from referee.pages.document import Block, Document, Note, Paragraph, Section, Table, render_terminal
 from referee.pages.html_page import render_html
 from referee.pages.markup import Code, Strong
+from runtime.errors import UserError, one_line
+from runtime.files import write_json, write_text
+from runtime.provenance import environment_record, revision
+from runtime.resolve import ResolvedTarget, resolve, target_record
+from runtime.settings import ANY_TARGET
 
 QUESTIONS: dict[str, Question] = {
     "kernels": kernel_checks,

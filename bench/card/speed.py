@@ -10,7 +10,7 @@ from bench.card.studies import UNDISTURBED, read_plan
 from bench.cases import BASELINE, PLAIN, SHAPES, Shape
 from bench.runner import open_workers
 from bench.workers import BenchError
-from gpt2.config.batch import largest_micro_batch
+from runtime.run_plan import largest_micro_batch
 
 LEARNED = "RALEARN"
 SMALL = Shape("2x64-t64", 2, 2, 64, 64, plain_micro=8)

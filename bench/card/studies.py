@@ -14,13 +14,12 @@ from bench.card.checks import CardCheck, CheckedDevice, NotRunError, judge
 from bench.card.disturbed_train import VARIABLE, Disturbance
 from bench.temporary_studies import configure_study
 from bench.workers import BenchWorker
-from gpt2.artifacts import run_record
-from gpt2.artifacts.metrics_log import read_steps
-from gpt2.artifacts.run_record import RunRecord
-from gpt2.config.batch import next_smaller
-from gpt2.config.dotconfig import read_symbols
-from gpt2.hardware import attention_kernels
 from gpt2.memory.measure import EXACT_HEAP
+from runtime import attention_kernels, run_record
+from runtime.dotconfig import read_symbols
+from runtime.metrics_log import read_steps
+from runtime.run_plan import next_smaller
+from runtime.run_record import RunRecord
 from study.executors.child_process import Session
 from study.memory.page import format_bytes
 from study.memory.peaks import measure_variant

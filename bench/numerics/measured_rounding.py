@@ -9,8 +9,8 @@ import argparse
 
 import torch
 
-from gpt2.system.errors import run_command
 from referee.numerics.rounding.within_rounding import BOUND, within_rounding
+from runtime.errors import run_command
 from tests.referee.numerics.rounding.correct_kernels import calls, received
 from tests.referee.numerics.rounding.wrong_kernels import WRONG_KERNELS
 

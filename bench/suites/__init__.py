@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 
 from bench.suite import Suite
-from gpt2.system.errors import UserError
+from runtime.errors import UserError
 
 NAMES = (
     "speed",

@@ -24,15 +24,14 @@ from bench.runner import case_worker, open_workers
 from bench.suite import Suite, SuiteResult, SuiteSession
 from bench.tables import INTERVAL, Columns, ResultTable, format_spread, mebibytes, spread
 from bench.temporary_studies import configure_study
-from gpt2.config.config import ANY_TARGET
-from gpt2.config.vocabulary import GPT2
 from gpt2.data import tokenizer
 from gpt2.eval import hellaswag, validation
-from gpt2.hardware import attention_kernels
 from gpt2.model.init import initialise
 from gpt2.train.clocks import device_synchroniser
 from gpt2.train.peak_memory import PeakMeter
 from gpt2.train.step import autocast, build_model
+from runtime import attention_kernels
+from runtime.settings import ANY_TARGET, GPT2
 
 CASES = ("B", "RALEARN")
 STUDY = "gpt2-ra-ablation+h200"

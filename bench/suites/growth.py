@@ -9,7 +9,7 @@ from bench.cases import Shape
 from bench.runner import PEAKS, Stage, measure_stage
 from bench.suite import Suite, SuiteResult, SuiteSession
 from bench.tables import INTERVAL, Columns, ResultTable, format_ratio, format_spread, mebibytes
-from gpt2.system.errors import UserError
+from runtime.errors import UserError
 
 VARIANTS = ("B", "RAALL", "RALEARN")
 LENGTHS = (256, 512, 1024, 2048, 4096)

@@ -20,15 +20,14 @@ from bench.reference_gpt import PlainStep, take_weights
 from bench.suite import Suite, SuiteResult, SuiteSession
 from bench.tables import Columns, ResultTable
 from bench.workers import BenchWorker
-from gpt2.config.config import ANY_TARGET
-from gpt2.config.vocabulary import GPT2
 from gpt2.data import tokenizer
 from gpt2.data.sources import embedded_files
-from gpt2.hardware import attention_kernels
 from gpt2.model.init import initialise
-from gpt2.system.errors import UserError
 from gpt2.train.step import build_model
 from referee.verdict.statistics import CONFIDENCE, Interval, mean, mean_interval, noise_floor
+from runtime import attention_kernels
+from runtime.errors import UserError
+from runtime.settings import ANY_TARGET, GPT2
 from study.executors.child_process import KEEP_HEAP
 
 END = 10  # the last tenth of the steps is the end of a curve

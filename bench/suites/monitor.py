@@ -12,10 +12,10 @@ from pathlib import Path
 from torch import Tensor
 
 from bench.observed_step import ITERATIONS, ObservationMode, ObservedShape, ObservedSuite
-from gpt2.config.monitor import MonitorSettings
 from gpt2.numerics.monitoring import RunMonitor
 from gpt2.numerics.observer import StepObserver
 from gpt2.train.step import Stepper, StepResult
+from runtime.settings import MonitorSettings
 
 
 def monitored(

@@ -17,8 +17,8 @@ from bench.runner import LIMIT_SECONDS, case_worker
 from bench.suite import Suite, SuiteResult, SuiteSession
 from bench.tables import ResultTable
 from bench.workers import BenchError
-from gpt2.system.errors import UserError
 from gpt2.train.clocks import device_synchroniser
+from runtime.errors import UserError
 
 CASES = ("plain", "B", "RALEARN")
 SHOWN = 20  # operations in the table

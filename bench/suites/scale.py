@@ -10,9 +10,9 @@ import dataclasses
 from bench.processes import SHAPES, Process, TrainedShape, ratio_table, take_turns
 from bench.suite import Suite, SuiteResult, SuiteSession
 from bench.suites import executors
-from gpt2.hardware.torch_devices import list_in_child
-from gpt2.system.errors import UserError
-from gpt2.system.rank_launcher import free_port
+from runtime.errors import UserError
+from runtime.ranks import free_port
+from runtime.torch_devices import list_in_child
 
 BASELINE = "1 rank"
 

@@ -9,8 +9,8 @@ from bench.cases import BASELINE, BLOCK_STEPS, PLAIN, SHAPES, Shape, find_shapes
 from bench.runner import PEAKS, Stage, measure_stage
 from bench.suite import Suite, SuiteResult, SuiteSession
 from bench.tables import INTERVAL, Columns, ResultTable, format_ratio, format_spread
-from gpt2.config.vocabulary import GPT2
-from gpt2.system.errors import UserError
+from runtime.errors import UserError
+from runtime.settings import GPT2
 from study.memory.micro_batch import free_bytes
 
 PERSISTENT_ROUNDS = 3  # rounds with persistent workers for one round with new workers

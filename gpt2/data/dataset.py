@@ -24,8 +24,6 @@ from typing import Any
 
 import numpy as np
 
-from gpt2.artifacts import seal
-from gpt2.config.config import DataConfig
 from gpt2.data import tokenizer as tokenizers
 from gpt2.data.manifest import REBUILD, Manifest, read_manifest, written_files
 from gpt2.data.shards import SHORTEST_TOKENS, ShardWriter, batches, encode_batches, split_tail
@@ -36,10 +34,12 @@ from gpt2.data.sources import (
     source_identity,
     validation_permille,
 )
-from gpt2.hardware.cpu import allowed_cpus
-from gpt2.system.files import open_append, quarantine, remove_files
-from gpt2.system.progress import LiveLine, Report, duration
 from referee.pages.markup import counted
+from runtime import seal
+from runtime.cpu import allowed_cpus
+from runtime.files import open_append, quarantine, remove_files
+from runtime.output import LiveLine, Report, duration
+from runtime.settings import DataConfig
 
 __all__ = [
     "Corpus",

@@ -17,13 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
-from gpt2.config.config import Config, DataConfig
-from gpt2.config.eval_sets import WIKITEXT, EvalSet
 from gpt2.data import tokenizer, wikitext
 from gpt2.data.sources import DataError, HubSource, eval_files, open_hub, read_documents
-from gpt2.system.errors import one_line
-from gpt2.system.files import write_bytes
 from referee.pages.markup import counted
+from runtime.errors import one_line
+from runtime.files import write_bytes
+from runtime.settings import WIKITEXT, Config, DataConfig, EvalSet
 
 SYMBOL = "CONFIG_EVAL_SETS"
 HUB = HubSource("EleutherAI/wikitext_document_level", "wikitext-2-raw-v1", "page")

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from gpt2.artifacts.typed_json import Count, Text, read_file
 from gpt2.data.sources import DataError
-from gpt2.system.read_files import DamagedFileError
+from runtime.files import DamagedFileError
+from runtime.typed_json import Count, Text, read_file
 
 FILE = re.compile(r"(train|validation)-\d+\.bin|manifest\.json")
 REBUILD = "fix: make data (it checks the corpus and rebuilds it)"

@@ -17,8 +17,8 @@ import numpy as np
 from gpt2.data import tokenizer
 from gpt2.data.manifest import Shard, Split
 from gpt2.data.sources import DataError
-from gpt2.system.signals import end_with_parent
 from referee.numerics.text_files import whole_characters
+from runtime.signals import end_with_parent
 
 SHARD_TOKENS = 100_000_000  # 200 MB a shard
 BATCH_CHARACTERS = 1_000_000  # of text in one worker task

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from gpt2.config.config import DataConfig
-from gpt2.config.eval_sets import EvalSet
-from gpt2.system.errors import UserError
 from referee.numerics.text_files import clean, is_empty, json_lines, read_text, text_parts
+from runtime.errors import UserError
+from runtime.settings import DataConfig, EvalSet
 
 SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
 READING = 2  # the rule of referee.numerics.text_files; another number prepares local files again

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from gpt2.config.vocabulary import BYTES, GPT2
-from gpt2.system.errors import UserError
 from referee.numerics.text_files import whole_characters
+from runtime.errors import UserError
+from runtime.settings import BYTES, GPT2
 
 if TYPE_CHECKING:
     import tiktoken

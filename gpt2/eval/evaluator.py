@@ -9,15 +9,15 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from gpt2.artifacts.run_record import bits_per_byte
-from gpt2.config.config import EvaluationConfig
 from gpt2.data.eval_texts import EvalText
 from gpt2.data.tokenizer import Tokenizer
 from gpt2.eval import hellaswag, rolling, validation
 from gpt2.eval.validation import perplexity_of
 from gpt2.model.transformer import GPT2, learned_scalars
-from gpt2.system.resource_errors import out_of_memory
-from gpt2.system.signals import Stop
+from runtime.errors import out_of_memory
+from runtime.run_record import bits_per_byte
+from runtime.settings import EvaluationConfig
+from runtime.signals import Stop
 
 Scored = TypeVar("Scored")
 ALTERNATION = "alternation_probability"

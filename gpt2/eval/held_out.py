@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpt2.artifacts.eval_sets import EvaluatedText
-from gpt2.config.config import Config
 from gpt2.data.eval_texts import EvalText, read_text
 from gpt2.eval import rolling
 from gpt2.eval.evaluator import Evaluator
-from gpt2.hardware.resolve import ResolvedTarget
-from gpt2.system import ranks
-from gpt2.system.errors import UserError
+from runtime import ranks
+from runtime.errors import UserError
+from runtime.eval_set_records import EvaluatedText
+from runtime.resolve import ResolvedTarget
+from runtime.settings import Config
 
 
 def evaluate_sets(

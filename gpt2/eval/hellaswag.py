@@ -26,8 +26,8 @@ from typing import Any
 from gpt2.data.tokenizer import Tokenizer
 from gpt2.eval.token_rows import row_losses
 from gpt2.model.transformer import GPT2
-from gpt2.system.errors import UserError
 from referee.numerics.text_files import json_lines
+from runtime.errors import UserError
 
 ENDINGS = 4
 LINE_LIMIT = 2**16  # bytes of an item

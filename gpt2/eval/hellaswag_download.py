@@ -9,10 +9,10 @@ from collections.abc import Callable
 from http.client import HTTPException
 from pathlib import Path
 
-from gpt2.config.config import EvaluationConfig
 from gpt2.eval.hellaswag import HellaSwagError
-from gpt2.system.errors import one_line
-from gpt2.system.files import write_bytes
+from runtime.errors import one_line
+from runtime.files import write_bytes
+from runtime.settings import EvaluationConfig
 
 URL = "https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl"
 SHA256 = "0aa3b88843990f3f10a97b9575c94d7b71fb2205240ba04ae4884d9e9c992588"

@@ -23,11 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from gpt2.artifacts.eval_sets import EvalSetEntry
-from gpt2.artifacts.run_record import bits_per_byte
 from gpt2.data.eval_texts import EvalText
 from gpt2.eval.token_rows import row_losses
 from gpt2.model.transformer import GPT2
+from runtime.eval_set_records import EvalSetEntry
+from runtime.run_record import bits_per_byte
 
 MOST_NATS = 230.0  # of a word: its exponential is below the largest number in a record, 1e100
 Window = tuple[np.ndarray, int]  # context and targets, at most T+1 tokens; the number of targets, at its end

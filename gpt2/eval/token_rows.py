@@ -12,8 +12,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from gpt2.eval.validation import evaluating
 from gpt2.model.transformer import GPT2
-from gpt2.system import ranks
 from referee.numerics.describe import to_float64
+from runtime import ranks
 
 Row = tuple[Sequence[int] | np.ndarray, int]  # tokens, and how many of them, at the end, are scored
 

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from gpt2.model.transformer import GPT2
-from gpt2.system import ranks
 from referee.numerics.describe import to_float64
+from runtime import ranks
 
 EVALUATION_TOKENS = {"cpu": 4096, "card": 65536}  # per evaluation batch
 

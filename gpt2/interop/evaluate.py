@@ -7,16 +7,16 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-from gpt2.config.config import Config
 from gpt2.data import dataset, tokenizer
 from gpt2.eval import hellaswag_download
 from gpt2.eval.evaluator import Evaluator
 from gpt2.eval.held_out import evaluate_sets
 from gpt2.eval.hellaswag import load_items
-from gpt2.hardware import attention_kernels
 from gpt2.interop.pretrained import PretrainedError, load_pretrained, read_shape
-from gpt2.system.signals import Stop
 from gpt2.train.step import autocast
+from runtime import attention_kernels
+from runtime.settings import Config
+from runtime.signals import Stop
 
 
 def evaluate_pretrained(folder: Path, config: Config) -> list[str]:

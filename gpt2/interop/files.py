@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpt2.config.config import ModelConfig
-from gpt2.config.vocabulary import GPT2
 from gpt2.data.tokenizer import END_OF_TEXT, VOCABULARY_FILE, Tokenizer, printable_bytes, ranks
+from runtime.settings import GPT2, ModelConfig
 
 NORM_EPSILON = 1e-5  # torch's default for nn.LayerNorm, and GPT-2's
 

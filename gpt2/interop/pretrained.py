@@ -9,12 +9,11 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpt2.config.config import ModelConfig
-from gpt2.config.vocabulary import TOKENIZERS, Vocabulary
 from gpt2.data import tokenizer
 from gpt2.interop.files import NORM_EPSILON, tokenizer_files
-from gpt2.system.errors import UserError, first_sentences
-from gpt2.system.read_files import DamagedFileError, read_json
+from runtime.errors import UserError, first_sentences
+from runtime.files import DamagedFileError, read_json
+from runtime.settings import TOKENIZERS, ModelConfig, Vocabulary
 
 if TYPE_CHECKING:
     from gpt2.model.transformer import GPT2

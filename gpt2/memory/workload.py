@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from gpt2.config.batch import BatchPlan
-from gpt2.config.config import ModelConfig, OptimizerConfig
 from gpt2.eval.validation import evaluating, evaluation_tokens
 from gpt2.model.transformer import ModelParts
 from gpt2.train.step import Phases, Stepper
+from runtime.run_plan import BatchPlan
+from runtime.settings import ModelConfig, OptimizerConfig
 
 MICRO_BATCHES = 2  # per step: the second adds to existing gradients, and further ones repeat it
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from gpt2.model import cpu_linear
 from gpt2.model.loss import IGNORED
-from gpt2.system.errors import UserError
 from referee.errors import NumericsError
 from referee.numerics.search.fix_words import UPDATES, Applied, fix
 from referee.numerics.search.small_operations import cross_entropy
+from runtime.errors import UserError
 
 LOSS = "loss"  # name of the loss in a pattern
 SMALL_LOSS = (f"small:{LOSS}", "small:cross_entropy")

@@ -23,19 +23,18 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from gpt2.artifacts import checkpoint
-from gpt2.artifacts.metrics_log import read_steps
-from gpt2.artifacts.run_record import ANOMALY
-from gpt2.config.monitor import MonitorSettings
 from gpt2.numerics.observer import StepObserver
-from gpt2.system import ranks
-from gpt2.system.resource_errors import out_of_memory
 from referee.errors import NumericsError
 from referee.numerics.diagnose.spikes import RECENT, WINDOW
 from referee.numerics.monitor.monitor_settings import TRIGGERED, Fired, MonitorConfig, Triggers, read_triggers
 from referee.numerics.monitor.step_monitor import StepMonitor
 from referee.numerics.monitor.tables import TableWriter
 from referee.numerics.monitor.targets import ControlFile, ModelNames, MonitorTarget
+from runtime import checkpoint, ranks
+from runtime.errors import out_of_memory
+from runtime.metrics_log import read_steps
+from runtime.run_record import ANOMALY
+from runtime.settings import MonitorSettings
 
 FOLDER, CAUGHT = "monitor", "caught"
 MOST_KEPT = 2  # checkpoints of anomalies

@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpt2.artifacts import provenance, run_record
-from gpt2.artifacts.provenance import revision
 from gpt2.data import tokenizer
-from gpt2.hardware import resolve
 from gpt2.model.init import standard_shapes, weights_digest
+from runtime import provenance, resolve, run_record
+from runtime.provenance import revision
 
 if TYPE_CHECKING:
-    from gpt2.config.config import Config
-    from gpt2.train.run_plan import RunPlan
     from gpt2.train.step import Stepper
+    from runtime.run_plan import RunPlan
+    from runtime.settings import Config
 
 
 # Raised by hand where a change of the code makes a configuration compute other numbers; `python -m

@@ -14,11 +14,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from gpt2.artifacts.run_record import Fault
 from gpt2.model.loss import linear_cross_entropy
-from gpt2.system import ranks
-from gpt2.system.source_lines import source_line
 from gpt2.train.step import NotFiniteError, Stepper
+from runtime import ranks
+from runtime.run_record import Fault
+from runtime.source_lines import source_line
 
 MAX_RETRIES = 3  # of one run's faults
 

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpt2.artifacts.checkpoint import CheckpointError, LoadedCheckpoint
-from gpt2.artifacts.run_record import Clock, Evaluation, LearnedPoint, RunRecord, ScalarPoint, Spike
-from gpt2.artifacts.typed_json import Count, InvalidJsonError, JsonObject, parse
-from gpt2.system.errors import UserError
+from runtime.checkpoint import CheckpointError, LoadedCheckpoint
+from runtime.errors import UserError
+from runtime.run_record import Clock, Evaluation, LearnedPoint, RunRecord, ScalarPoint, Spike
+from runtime.typed_json import Count, InvalidJsonError, JsonObject, parse
 
 # Settings of torch's optimizer, which differ between versions of torch. `load_state_dict` completes them.
 GROUP_SETTING = re.compile(r"optimizer\.param_groups\.[0-9]+\.(?!params|lr_multiplier)")

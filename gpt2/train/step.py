@@ -16,15 +16,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gpt2.config.batch import BatchPlan
-from gpt2.config.config import ModelConfig, OptimizerConfig
+from gpt2 import gradients
 from gpt2.model.init import derive_seed, initialise, keyed_parts
 from gpt2.model.loss import chunk_loss, linear_cross_entropy
 from gpt2.model.transformer import GPT2, ModelParts
 from gpt2.numerics.observer import StepObserver
-from gpt2.system import ranks
-from gpt2.system.errors import UserError
-from gpt2.train import gradients
 from gpt2.train.optimizer import (
     Progress,
     decay_start,
@@ -33,6 +29,10 @@ from gpt2.train.optimizer import (
     set_learning_rate,
     warmup_iterations,
 )
+from runtime import ranks
+from runtime.errors import UserError
+from runtime.run_plan import BatchPlan
+from runtime.settings import ModelConfig, OptimizerConfig
 
 Loss = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 

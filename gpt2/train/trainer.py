@@ -17,33 +17,32 @@ from typing import Any
 
 import torch
 
-from gpt2.artifacts import checkpoint, eval_sets
-from gpt2.artifacts.metrics_log import MetricsLog, truncate_metrics
-from gpt2.artifacts.run_record import Admission
-from gpt2.artifacts.seal import write_sealed
-from gpt2.artifacts.typed_json import to_plain
-from gpt2.config.config import Config
 from gpt2.data import dataset, tokenizer
 from gpt2.data.prefetch import BatchPrefetcher
 from gpt2.eval.choice import choice_items
 from gpt2.eval.evaluator import Evaluator, hellaswag_choices, hellaswag_entry
 from gpt2.eval.held_out import evaluate_sets
 from gpt2.eval.hellaswag import load_items
-from gpt2.hardware import attention_kernels, resolve
 from gpt2.model.transformer import GPT2, ModelParts, restore_step
 from gpt2.numerics.fixes import RunFixes
 from gpt2.numerics.monitoring import start_monitor
-from gpt2.system import ranks
-from gpt2.system.failures import describe_failure
-from gpt2.system.signals import Interrupted, Stop
 from gpt2.train.clocks import Clocks, device_synchroniser, unevenness
 from gpt2.train.fingerprint import initial_record
 from gpt2.train.loss_spikes import SpikeDetector
 from gpt2.train.nan_debug import FaultLog
 from gpt2.train.peak_memory import PeakMeter, memory_entry
 from gpt2.train.resume import check_fits, clocks_before, refuse_another_run
-from gpt2.train.run_plan import WARM_UP_STEPS, RunPlan, Start
 from gpt2.train.step import NotFiniteError, Stepper, StepResult
+from runtime import attention_kernels, checkpoint, ranks, resolve
+from runtime import eval_set_records as eval_sets
+from runtime.metrics_log import MetricsLog, truncate_metrics
+from runtime.ranks import describe_failure
+from runtime.run_plan import WARM_UP_STEPS, RunPlan, Start
+from runtime.run_record import Admission
+from runtime.seal import write_sealed
+from runtime.settings import Config
+from runtime.signals import Interrupted, Stop
+from runtime.typed_json import to_plain
 
 OBSERVED_STEP = WARM_UP_STEPS - 1  # step of each process in which the profiler observes the attention kernel
 OBSERVED_DEVICES = ["card"]  # the CPU has one kernel, and the profiler's memory would count as the run's

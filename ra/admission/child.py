@@ -16,8 +16,6 @@ from typing import Any, TextIO
 import torch
 
 import ra.custom
-from gpt2.artifacts.typed_json import parse
-from gpt2.config.config import ModelConfig
 from gpt2.memory.prediction import predict
 from gpt2.memory.workload import StepWorkload
 from gpt2.model.transformer import ModelParts
@@ -30,6 +28,8 @@ from ra.arms import BASELINE, parse_arm
 from ra.counts import count, matched_width
 from ra.settings import AlternationSettings
 from ra.variants import Variant, variant
+from runtime.settings import ModelConfig
+from runtime.typed_json import parse
 
 LOADING = "load"
 

@@ -11,9 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gpt2.config.batch import plan_batch
 from gpt2.model.transformer import learned_scalars
-from gpt2.system.source_lines import source_line
 from gpt2.train.step import Stepper
 from ra.admission.causality import MODES
 from ra.admission.probe import (
@@ -28,6 +26,8 @@ from ra.admission.probe import (
     seed_generators,
 )
 from ra.admission.violation import Violation, describe, error_line, violation
+from runtime.run_plan import plan_batch
+from runtime.source_lines import source_line
 
 SHAPE, INPLACE, FINITE, STEP = "shape", "inplace", "finite", "step"
 SCALES = (1e-4, 1e-2, 30.0, 1e4)  # of the inputs; the scores are their squares
@@ -213,7 +213,7 @@ def step(probe: Probe) -> Iterator[Violation]:
     """Two training steps at the small shape, as a study makes them: micro-batches, AdamW, parameter groups.
 
     In float32 without dropout only the fused kernel of a CPU is allowed, as in training there
-    (gpt2.hardware.attention_kernels).
+    (runtime.attention_kernels).
     """
     shape = replace(probe.shape, block_size=probe.ordinary, vocabulary=VOCABULARY, padded_vocabulary=64)
     ids_ET = torch.arange(4 * (probe.ordinary + 1)).view(4, -1) * 7 % VOCABULARY

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from gpt2.config.config import ModelConfig, OptimizerConfig
 from gpt2.model.init import initialise, keyed_normal, keyed_parts
 from gpt2.model.transformer import GPT2, LearnedPosition, ModelParts
 from ra.arms import parse_arm
@@ -30,6 +29,7 @@ from ra.global_state import GlobalState
 from ra.names import VariantError
 from ra.settings import AlternationSettings
 from ra.variants import variant
+from runtime.settings import ModelConfig, OptimizerConfig
 
 M = TypeVar("M", bound=nn.Module)
 VOCABULARY = 61

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpt2.artifacts.typed_json import JsonObject, parse
-from gpt2.config.config import ModelConfig
 from ra import names
 from ra.admission.results import FAILED, PASSED, PROCESS, Examination, Outcome
 from ra.admission.violation import Violation
 from ra.settings import AlternationSettings
+from runtime.settings import ModelConfig
+from runtime.typed_json import JsonObject, parse
 
 LIMIT_SECONDS = 300.0  # of one variant; an examination takes seconds on an idle machine
 NO_RESULT = "it gave no result within the time limit"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpt2.artifacts.typed_json import JsonObject, Missing
 from ra.admission.violation import Violation
+from runtime.typed_json import JsonObject, Missing
 
 CHECKS = {
     "inplace": "the input is unchanged after a call",

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from gpt2.artifacts.run_record import Admission, ModelFault
 from gpt2.model.transformer import GPT2
 from ra.admission.batches import BATCH
 from ra.admission.causality import CAUSAL, MODES
@@ -24,6 +23,7 @@ from ra.admission.repeatability import MODE, stochastic
 from ra.admission.results import OUTSIDE
 from ra.admission.violation import describe
 from ra.global_state import GlobalState
+from runtime.run_record import Admission, ModelFault
 
 
 @torch.no_grad()

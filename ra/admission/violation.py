@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpt2.artifacts.typed_json import JsonObject, Missing
-from gpt2.system.source_lines import short_path, source_line
 from ra import names
+from runtime.source_lines import short_path, source_line
+from runtime.typed_json import JsonObject, Missing
 
 OURS = ("ra.attention", "ra.published.", "ra.admission.")
 

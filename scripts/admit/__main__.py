@@ -10,17 +10,16 @@ import time
 from pathlib import Path
 
 from configuration.arguments import command_arguments
-from gpt2.config.config import Config
-from gpt2.config.dotconfig import read_symbols
-from gpt2.hardware import resolve
-from gpt2.system import files
-from gpt2.system.errors import UserError, run_command
 from ra.admission.process import examine_variants
 from ra.arms import overview, parse_arm
 from ra.names import refuse_misnamed_files
 from ra.settings import AlternationSettings
 from referee.pages.document import render_terminal
 from referee.pages.html_page import render_html
+from runtime import files, resolve
+from runtime.dotconfig import read_symbols
+from runtime.errors import UserError, run_command
+from runtime.settings import Config
 from study.admission.page import admission_document
 from study.runner.settings import StudySettings
 

@@ -12,11 +12,11 @@ import math
 from pathlib import Path
 from typing import Any
 
-from gpt2.artifacts import run_record
-from gpt2.artifacts.provenance import source_digests
-from gpt2.system.errors import UserError, run_command
 from referee.errors import NumericsError
 from referee.numerics.search.commands import SYMPTOMS, search
+from runtime import run_record
+from runtime.errors import UserError, run_command
+from runtime.provenance import source_digests
 from scripts.diagnose.runs import RunSide, read_with
 from scripts.record.__main__ import show_differences
 from scripts.record.arguments import result_folder, run_arguments

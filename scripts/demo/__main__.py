@@ -11,9 +11,9 @@ from pathlib import Path
 from configuration import rules
 from configuration.arguments import refuse_assignments
 from configuration.commands import configure, read_layers
-from gpt2.config.config import Config
-from gpt2.hardware.detect import detected_target_name
-from gpt2.system.errors import run_command
+from runtime.detect import detected_target_name
+from runtime.errors import run_command
+from runtime.settings import Config
 from study.analysis.verdict import BETTER, CANNOT_TELL, EQUIVALENT, WORSE
 from study.report.build import build_report
 from study.report.summary import numbers

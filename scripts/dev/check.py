@@ -7,8 +7,8 @@ import subprocess
 import sys
 import tempfile
 
-from gpt2.hardware.cpu import memory_bytes
-from gpt2.system.errors import run_command
+from runtime.cpu import memory_bytes
+from runtime.errors import run_command
 
 PROCESS_BYTES = 2 * 2**30  # peak memory of a test process
 MOST_PROCESSES = 8

@@ -21,10 +21,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from configuration.arguments import refuse_unknown_variables
-from gpt2.config.dotconfig import split_words
 from gpt2.data.manifest import read_manifest, written_files
-from gpt2.system.errors import UserError, run_command
-from gpt2.system.read_files import DamagedFileError, open_regular, read_json
+from runtime.dotconfig import split_words
+from runtime.errors import UserError, run_command
+from runtime.files import DamagedFileError, open_regular, read_json
 
 CACHES = (".pytest_cache", ".mypy_cache", ".ruff_cache")  # each marked by the file CACHEDIR.TAG
 SOURCES = (
@@ -36,6 +36,7 @@ SOURCES = (
     "referee",
     "aqn",
     "ra",
+    "runtime",
     "scripts",
     "study",
     "tests",

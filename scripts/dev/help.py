@@ -7,8 +7,8 @@ from pathlib import Path
 
 from configuration.arguments import refuse_unknown_variables
 from configuration.commands import listing
-from gpt2.system.errors import run_command
 from ra.arms import overview
+from runtime.errors import run_command
 
 NOTES = (
     "A run's NAME is its variant and seed: B0 is variant B with seed 0. A dot separates them after a digit (SHP2.0)",

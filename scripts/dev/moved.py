@@ -18,7 +18,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 
-from gpt2.system.errors import UserError, run_command
+from runtime.errors import UserError, run_command
 
 IMPORTS = (ast.Import, ast.ImportFrom)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

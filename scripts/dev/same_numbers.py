@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from gpt2.data import dataset
-from gpt2.system.errors import UserError, run_command
-from gpt2.system.read_files import read_json
+from runtime.errors import UserError, run_command
+from runtime.files import read_json
 
 DEFCONFIG = "defconfig-gpt2-ra-ablation-smoke+cpu"
 BATCH, BLOCK, VALIDATION = 4, 32, 512  # sequences, tokens of a sequence, validation tokens

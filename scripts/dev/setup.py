@@ -24,7 +24,7 @@ import sys
 from pathlib import Path
 
 from configuration.arguments import refuse_unknown_variables
-from gpt2.system.errors import UserError, run_command
+from runtime.errors import UserError, run_command
 
 ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv"
@@ -77,7 +77,7 @@ def configured_extras() -> list[str]:
 
 def configured_card() -> str:
     """Return "cuda" or "rocm" where .config trains on such a card, on this machine or on others; else ""."""
-    from gpt2.hardware.gpu_specs import TARGETS
+    from runtime.gpu_specs import TARGETS
 
     lines = config_text().splitlines() if sys.platform == "linux" else []
     elsewhere = "CONFIG_EXECUTOR_SLURM=y" in lines or "CONFIG_EXECUTOR_RAY=y" in lines
@@ -155,7 +155,7 @@ def make_venv() -> None:
 
 def torch_kind(card: str) -> str:
     """Return the kind of device that torch must drive: the card of .config, else what this machine has."""
-    from gpt2.hardware.detect import detect_hardware
+    from runtime.detect import detect_hardware
 
     return card or (detect_hardware().kind if sys.platform == "linux" else "other")
 

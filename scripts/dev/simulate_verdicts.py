@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt2.system.errors import run_command
 from referee.pages.document import Table, markdown_table
 from referee.verdict.looks import FIRST_SHARE, nominal_levels
 from referee.verdict.statistics import t_quantile
+from runtime.errors import run_command
 from study.analysis.equivalence import SQUARE, variance_check
 from study.analysis.verdict import LEVEL, MARGIN
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from gpt2.system.errors import run_command
-from gpt2.system.files import write_text
 from referee.pages.markup import escape_html
 from referee.verdict.looks import FIRST_SHARE, nominal_levels
 from referee.verdict.power import exaggeration, mde
 from referee.verdict.statistics import perplexity_percent, t_quantile, t_tail
+from runtime.errors import run_command
+from runtime.files import write_text
 from scripts.dev.simulate_verdicts import SIGMA, any_look, differences, judge_all
 from study.analysis.equivalence import SQUARE
 

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from configuration.arguments import command_arguments
-from gpt2.system.errors import UserError, run_command
 from referee.numerics.diagnose.diagnosis import report
 from referee.numerics.diagnose.pair import pair_curves
 from referee.numerics.diagnose.symptoms import NOT_REPRODUCIBLE, Diagnosis, diagnose, step_to_record
@@ -21,6 +20,7 @@ from referee.numerics.monitor.tables import rank_folders
 from referee.numerics.rows import TableRow
 from referee.numerics.setup.checklist_rows import FATAL, SUSPECT, ChecklistRow, worst_first
 from referee.numerics.trend.trend import record_command
+from runtime.errors import UserError, run_command
 from scripts.diagnose.runs import (
     RunSide,
     read_runs,

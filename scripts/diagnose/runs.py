@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from gpt2.artifacts import run_record
-from gpt2.artifacts.run_record import RunRecord
-from gpt2.system.errors import UserError
 from referee.numerics.diagnose.pair import EPSILON
 from referee.numerics.diagnose.symptoms import Score
 from referee.numerics.setup.checklist_rows import EQUAL, ChecklistRow
 from referee.verdict.loss_files import LossCurve, read_curve, same_file
+from runtime import run_record
+from runtime.errors import UserError
+from runtime.run_record import RunRecord
 from scripts.record.arguments import result_folder
 from study.compare import checklist_rows
 from study.compare.checklist import checklist

@@ -15,12 +15,12 @@ from pathlib import Path
 
 from aqn.platforms import GRAMMAR, local_platforms, machine_name
 from configuration.arguments import command_arguments
-from gpt2.config.config import load_config
-from gpt2.hardware.detect import detected_target_name
-from gpt2.hardware.resolve import export_environment
 from gpt2.interop.pretrained import is_pretrained
-from gpt2.system.errors import UserError, run_command
 from referee.pages.document import render_terminal
+from runtime.detect import detected_target_name
+from runtime.errors import UserError, run_command
+from runtime.resolve import export_environment
+from runtime.settings import load_config
 
 
 def main() -> None:

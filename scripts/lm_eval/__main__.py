@@ -12,10 +12,10 @@ import argparse
 from pathlib import Path
 
 from configuration.arguments import command_arguments
-from gpt2.hardware.resolve import export_environment
-from gpt2.system.errors import UserError, run_command
-from gpt2.system.progress import LiveLine
 from referee.pages.document import render_terminal
+from runtime.errors import UserError, run_command
+from runtime.output import LiveLine
+from runtime.resolve import export_environment
 
 USUAL = "hellaswag lambada_openai piqa arc_easy winogrande"
 

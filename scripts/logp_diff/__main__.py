@@ -9,9 +9,9 @@ import argparse
 from pathlib import Path
 
 from configuration.arguments import command_arguments
-from gpt2.hardware.resolve import export_environment
-from gpt2.system.errors import UserError, run_command
 from referee.errors import NumericsError
+from runtime.errors import UserError, run_command
+from runtime.resolve import export_environment
 
 PROMPTS, TOKENS = 4, 32  # from the validation text, and sampled after each
 

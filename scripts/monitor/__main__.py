@@ -9,15 +9,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from gpt2.artifacts import run_record
-from gpt2.config.dotconfig import read_symbols, split_words
-from gpt2.config.monitor import MonitorSettings
-from gpt2.system.errors import UserError, run_command
 from referee.numerics.monitor.invariants import invariants
 from referee.numerics.monitor.monitor_settings import read_triggers
 from referee.numerics.monitor.tables import rank_folders, read_table, table_files
 from referee.numerics.monitor.targets import change_control, read_control
 from referee.numerics.rows import text_table
+from runtime import run_record
+from runtime.dotconfig import read_symbols, split_words
+from runtime.errors import UserError, run_command
+from runtime.settings import MonitorSettings
 from scripts.record.arguments import run_arguments
 
 USAGE = "make monitor RUN=results/STUDY/runs/NAME"

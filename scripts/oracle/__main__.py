@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from gpt2.artifacts import run_record
-from gpt2.hardware.resolve import export_environment
-from gpt2.system.errors import run_command
+from runtime import run_record
+from runtime.errors import run_command
+from runtime.resolve import export_environment
 from scripts.record.__main__ import record_run
 from scripts.record.arguments import result_folder, run_arguments
 from scripts.record.run_replay import enter_environment, open_run

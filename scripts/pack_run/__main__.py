@@ -11,10 +11,10 @@ import argparse
 from pathlib import Path
 
 from configuration.arguments import command_arguments
-from gpt2.artifacts import run_record
-from gpt2.system.errors import UserError, run_command
 from referee.numerics.setup.checklist_rows import Tables, write_checklist
 from referee.numerics.setup.script_settings import add_setting
+from runtime import run_record
+from runtime.errors import UserError, run_command
 from study.compare.load import read_settings
 
 USAGE = "fix: make pack-run RUN=results/STUDY/runs/NAME [OUT=a.zip]"

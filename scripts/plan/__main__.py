@@ -9,9 +9,9 @@ import argparse
 import math
 
 from configuration.arguments import command_arguments
-from gpt2.config.dotconfig import NUMBER
-from gpt2.system.errors import UserError, run_command
 from referee.pages.document import render_terminal
+from runtime.dotconfig import NUMBER
+from runtime.errors import UserError, run_command
 from scripts.study import first_line, load
 
 

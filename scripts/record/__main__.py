@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpt2.artifacts import run_record
-from gpt2.system.errors import run_command
 from referee.numerics.record.record_command import RECORDED, record_step, settings
 from referee.numerics.record.record_settings import LEVELS
+from runtime import run_record
+from runtime.errors import run_command
 from scripts.record.arguments import result_folder, run_arguments
 from scripts.record.run_replay import enter_environment, open_run
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from configuration.arguments import command_arguments
-from gpt2.system.errors import UserError
+from runtime.errors import UserError
 
 
 def run_arguments(

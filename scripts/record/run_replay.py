@@ -8,17 +8,17 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpt2.artifacts import run_record
-from gpt2.hardware.resolve import export_environment
-from gpt2.system.errors import UserError
 from ra.names import VariantError, custom_variants
+from runtime import run_record
+from runtime.errors import UserError
+from runtime.resolve import export_environment
 from study.executors.child_process import process_settings
 
 if TYPE_CHECKING:
-    from gpt2.config.config import Config
-    from gpt2.config.dotconfig import Symbols
     from gpt2.model.transformer import ModelParts
     from gpt2.numerics_replay import RunReplay
+    from runtime.dotconfig import Symbols
+    from runtime.settings import Config
 
 RESTARTED = "RA_RESTARTED"  # set in the process that was restarted
 

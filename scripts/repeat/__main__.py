@@ -14,9 +14,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpt2.artifacts import run_record
-from gpt2.system.errors import UserError, run_command
-from gpt2.system.progress import LiveLine
+from runtime import run_record
+from runtime.errors import UserError, run_command
+from runtime.output import LiveLine
 from scripts.record.arguments import result_folder, run_arguments
 from scripts.record.run_replay import enter_environment, open_run
 

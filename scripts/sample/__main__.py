@@ -11,11 +11,11 @@ import math
 from pathlib import Path
 
 from configuration.arguments import command_arguments
-from gpt2.hardware.resolve import export_environment
-from gpt2.system import files
-from gpt2.system.errors import UserError, run_command
 from referee.pages.document import render_terminal
 from referee.pages.html_page import render_html
+from runtime import files
+from runtime.errors import UserError, run_command
+from runtime.resolve import export_environment
 from study.sampling.data import SamplingSettings, as_json
 from study.sampling.page import samples_document
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from configuration.arguments import command_arguments
-from gpt2.config.dotconfig import read_symbols
-from gpt2.system.errors import run_command
+from runtime.dotconfig import read_symbols
+from runtime.errors import run_command
 from scripts.report import study_directory
 from scripts.status.table import status_text
 from study.records.runs import read_expected

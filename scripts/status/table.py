@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpt2.artifacts import run_record
-from gpt2.config.config import Config
-from gpt2.config.dotconfig import read_symbols
-from gpt2.system.progress import duration
 from referee.verdict.statistics import mean
+from runtime import run_record
+from runtime.dotconfig import read_symbols
+from runtime.output import duration
+from runtime.settings import Config
 from study.executors.claims import (
     BEAT_SECONDS,
     STALE_SECONDS,

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from aqn.platforms import machine_name, parse_platform
 from configuration.arguments import command_arguments
-from gpt2.config.dotconfig import read_symbols
-from gpt2.hardware.resolve import export_environment
-from gpt2.system.errors import UserError, run_command
-from gpt2.system.files import write_json, write_text
 from referee.pages.document import render_markdown, render_terminal
 from referee.pages.html_page import render_html
+from runtime.dotconfig import read_symbols
+from runtime.errors import UserError, run_command
+from runtime.files import write_json, write_text
+from runtime.resolve import export_environment
 from study.runner.settings import StudySettings
 
 CONFIG = Path(".config")

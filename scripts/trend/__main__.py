@@ -9,8 +9,8 @@ import argparse
 from pathlib import Path
 
 from configuration.arguments import command_arguments
-from gpt2.system.errors import UserError, run_command
 from referee.numerics.trend.trend import show
+from runtime.errors import UserError, run_command
 from scripts.diagnose.__main__ import default_folder, record_step, refuse_results
 
 USAGE = 'fix: make trend RUNS="results/a/runs/B0 [results/b/runs/B0]"'

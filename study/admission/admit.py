@@ -12,16 +12,16 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gpt2.artifacts.typed_json import InvalidJsonError, read_file
-from gpt2.config.config import Config
-from gpt2.system import files
-from gpt2.system.errors import UserError
-from gpt2.system.read_files import DamagedFileError
 from ra import names
 from ra.admission.process import examine_variants
 from ra.admission.results import Examination
 from ra.arms import parse_arm
 from ra.settings import AlternationSettings
+from runtime import files
+from runtime.errors import UserError
+from runtime.files import DamagedFileError
+from runtime.settings import Config
+from runtime.typed_json import InvalidJsonError, read_file
 
 ROOT = Path(__file__).parents[2]
 

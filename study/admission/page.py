@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpt2.system.resource_errors import gib
 from ra.admission.results import CHECKS, FAILED, Cost, Costs, Examination, Outcome
 from ra.admission.violation import Violation
 from referee.pages.document import (
@@ -20,6 +19,7 @@ from referee.pages.document import (
     Table,
 )
 from referee.pages.markup import Code, Strong, Text
+from runtime.errors import gib
 
 
 def admission_document(found: Examination, study: str) -> Document:

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt2.artifacts.typed_json import read_file
-from gpt2.system.read_files import DamagedFileError
 from referee.verdict.statistics import holm, sign_test
+from runtime.files import DamagedFileError
+from runtime.typed_json import read_file
 from study.records.hellaswag_scores import EndingsTask, ItemScores, common_items, entry, scored_items
 from study.records.runs import BASELINE, Run
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from gpt2.artifacts.seal import read_sealed, write_sealed
-from gpt2.artifacts.typed_json import InvalidJsonError, JsonObject, Range, parse
-from gpt2.system.errors import UserError
+from runtime.errors import UserError
+from runtime.seal import read_sealed, write_sealed
+from runtime.typed_json import InvalidJsonError, JsonObject, Range, parse
 from study.records import plan_file
 from study.records.runs import Run, read_runs
 from study.sweep.tuning import judged_at_best

@@ -17,12 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpt2.artifacts import checkpoint, run_record
-from gpt2.config.config import Config
-from gpt2.config.dotconfig import read_symbols
 from gpt2.data import dataset, tokenizer
 from gpt2.model.transformer import GPT2, learned_scalars, restore_step
-from gpt2.system.errors import UserError
 from gpt2.train.resume import check_fits
 from gpt2.train.step import build_model
 from ra import attention_maps, names
@@ -32,6 +28,10 @@ from ra.names import LEARNED, reciprocal_layers
 from ra.settings import AlternationSettings
 from ra.variants import variant
 from referee.numerics.text_files import text_parts
+from runtime import checkpoint, run_record
+from runtime.dotconfig import read_symbols
+from runtime.errors import UserError
+from runtime.settings import Config
 from study.attention.data import (
     STATISTICS,
     AttentionMap,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpt2.artifacts.seal import write_sealed
-from gpt2.system import files
 from referee.pages.html_page import render_html
+from runtime import files
+from runtime.seal import write_sealed
 from study.attention import inspect
 from study.attention.data import InputText, RunAttention, as_json, early_late_means
 from study.attention.page import attention_document

@@ -14,9 +14,9 @@ from itertools import combinations
 
 import numpy as np
 
-from gpt2.artifacts.metrics_log import Steps, read_steps
 from ra.names import is_control_arm
 from referee.verdict.statistics import mean
+from runtime.metrics_log import Steps, read_steps
 from study.compare.load import LoadedStudy
 from study.records.curves import thinned
 

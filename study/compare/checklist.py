@@ -10,8 +10,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from gpt2.artifacts.provenance import FORMAT, SATURATION, VARIABLES
-from gpt2.artifacts.run_record import Environment
 from ra.names import LEARNED
 from referee.numerics.setup.checklist_rows import (
     EQUAL,
@@ -23,6 +21,8 @@ from referee.numerics.setup.checklist_rows import (
     compare_tables,
     compare_values,
 )
+from runtime.provenance import FORMAT, SATURATION, VARIABLES
+from runtime.run_record import Environment
 from study.compare import checklist_rows
 from study.compare.checklist_rows import EntryRule
 from study.records.runs import Run

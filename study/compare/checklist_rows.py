@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from gpt2.artifacts.run_record import Environment
 from ra.arms import split_rate
 from referee.numerics.setup.checklist_rows import FATAL, HARMLESS, NOT_RECORDED
+from runtime.run_record import Environment
 from study.records.hellaswag_scores import TASKS, EndingsTask, scored_items
 from study.records.integrity import FinishedRecord
 

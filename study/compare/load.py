@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpt2.config.dotconfig import ConfigError, parse_lines, read_text
-from gpt2.system.errors import UserError
+from runtime.dotconfig import ConfigError, parse_lines, read_text
+from runtime.errors import UserError
 from study.records.runs import Run
 from study.report import build
 from study.report.build import Report

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpt2.system import files
-from gpt2.system.errors import UserError
-from gpt2.system.resource_errors import disk_full
 from referee.pages.document import render_markdown
 from referee.pages.html_page import render_html
+from runtime import files
+from runtime.errors import UserError, disk_full
 from study.compare.build import StudyComparison, as_json
 from study.compare.sections import comparison_document
 

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpt2.artifacts.eval_sets import EvalSetEntry
 from ra.names import is_control_arm
 from referee.verdict.statistics import Interval, mean, mean_interval
+from runtime.eval_set_records import EvalSetEntry
 from study.analysis.equivalence import Losses, control_losses
 from study.records.runs import Run, variant_order
 

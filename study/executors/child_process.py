@@ -13,8 +13,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from gpt2.system import files, ranks
-from gpt2.system.read_files import DamagedFileError, parse_json
+from runtime import files, ranks
+from runtime.files import DamagedFileError, parse_json
 
 EXIT_FINISHED, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 3
 EXIT_OUT_OF_MEMORY, EXIT_NOT_FINITE, EXIT_DISK_FULL = 4, 5, 6

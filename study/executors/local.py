@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpt2.artifacts.experiment_loggers import ExperimentLoggers
 from study.executors.child_process import PATIENCE_SECONDS, Child, Event, Session, Slot
 from study.executors.executor import RESULTS, Ended, Message, Started, Task, TaskProgress
+from study.trackers import ExperimentLoggers
 
 
 @dataclass

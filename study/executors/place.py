@@ -19,15 +19,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from gpt2.artifacts.experiment_loggers import ExperimentLoggers
-from gpt2.config.config import Config
-from gpt2.config.dotconfig import read_symbols
-from gpt2.hardware.resolve import export_environment
-from gpt2.system.signals import end_with_parent
+from runtime.dotconfig import read_symbols
+from runtime.resolve import export_environment
+from runtime.settings import Config
+from runtime.signals import end_with_parent
 from study.executors.child_process import EXIT_INTERRUPTED, PLACE, Session, Slot, StopAsked
 from study.executors.executor import Ended, Task, run_tasks
 from study.executors.local import LocalExecutor
 from study.executors.run_files import EXIT_FILE, write_exit
+from study.trackers import ExperimentLoggers
 
 
 def task_to_json(task: Task) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpt2.system.errors import UserError
+from runtime.errors import UserError
 from study.executors.child_process import EXIT_INTERRUPTED, StopAsked
 from study.executors.claims import newest, read_holder
 from study.executors.executor import Ended, Message, Started, Task

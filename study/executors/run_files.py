@@ -7,8 +7,8 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gpt2.artifacts.typed_json import to_plain
-from gpt2.system import files
+from runtime import files
+from runtime.typed_json import to_plain
 from study.executors.child_process import Event
 from study.executors.executor import Ended, Message, Started, Task, TaskProgress
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from gpt2.config.batch import micro_batches
-from gpt2.hardware.cpu import SYS, cpu_threads, read_text
-from gpt2.hardware.resolve import ResolvedTarget
-from gpt2.hardware.torch_devices import TorchDevices, list_in_child
-from gpt2.system.errors import UserError
+from runtime.cpu import SYS, cpu_threads, read_text
+from runtime.errors import UserError
+from runtime.resolve import ResolvedTarget
+from runtime.run_plan import micro_batches
+from runtime.torch_devices import TorchDevices, list_in_child
 from study.executors.child_process import Slot
 
 VARIABLES = {

@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpt2.system import files
-from gpt2.system.errors import UserError
+from runtime import files
+from runtime.errors import UserError
 from study.executors.executor import Ended, Message, Started, Task
 from study.executors.place import task_to_json
 from study.executors.run_files import EXIT_FILE, FollowedTask

@@ -16,12 +16,12 @@ from pathlib import Path
 from gpt2.data import tokenizer
 from gpt2.interop.files import model_config, tokenizer_files
 from gpt2.interop.weights import to_transformers
-from gpt2.system import files
-from gpt2.system.errors import UserError
 from ra.arms import parse_arm
 from ra.control import swap_query_and_key
 from ra.exported import CONFIG, CUSTOM, WEIGHTS
 from ra.names import reciprocal_layers
+from runtime import files
+from runtime.errors import UserError
 from study.attention.inspect import TrainedRun, load_run
 
 

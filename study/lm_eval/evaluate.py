@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from gpt2.model.init import state_digest
-from gpt2.system.errors import UserError
+from runtime.errors import UserError
 from study.attention.inspect import finished_record, require_last_weights
 from study.lm_eval import records
 from study.lm_eval.model import NAME, RunModel

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpt2.system.errors import UserError, one_line
 from referee.numerics.text_files import json_lines, read_json, text_parts
+from runtime.errors import UserError, one_line
 
 TEMPLATES = ("doc_to_text", "doc_to_target", "doc_to_choice")
 CONDITIONAL = ("{%", "is defined", "default", " if ", " or ")  # an item of such a template may lack a field

@@ -28,18 +28,16 @@ from torch import Tensor
 
 from aqn.apply import Autocast, on_platform
 from aqn.platforms import parse_platform
-from gpt2.artifacts import run_record
 from gpt2.data import tokenizer
 from gpt2.data.tokenizer import Tokenizer
 from gpt2.eval.token_rows import batches, pad_rows
 from gpt2.eval.validation import evaluating, evaluation_tokens
-from gpt2.hardware import attention_kernels
 from gpt2.model.loss import CHUNK_ROWS, IGNORED
 from gpt2.model.sampling import Cache, CacheError, Drawing, sample
 from gpt2.model.transformer import GPT2
-from gpt2.system.errors import UserError
-from gpt2.system.resource_errors import out_of_memory
 from referee.numerics.describe import to_float64
+from runtime import attention_kernels, run_record
+from runtime.errors import UserError, out_of_memory
 from study.attention.inspect import load_run
 
 NAME = "ablation-run"

@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpt2.artifacts.run_record import RunRecord
-from gpt2.artifacts.seal import read_sealed, write_sealed
-from gpt2.artifacts.typed_json import Count, InvalidJsonError, JsonObject, Missing, Share, Text, parse
-from gpt2.system.read_files import DamagedFileError
 from referee.verdict.statistics import mean
+from runtime.files import DamagedFileError
+from runtime.run_record import RunRecord
+from runtime.seal import read_sealed, write_sealed
+from runtime.typed_json import Count, InvalidJsonError, JsonObject, Missing, Share, Text, parse
 
 FILE = "lm_eval.json"
 ACCURACY, PERPLEXITY = "mean", "perplexity"  # how a value follows from its items

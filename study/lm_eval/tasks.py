@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2.data.sources import probe_hub
-from gpt2.system.errors import UserError, first_sentences
+from runtime.errors import UserError, first_sentences
 from study.lm_eval.local_files import check_files, missing_field
 
 KINDS = {

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpt2.config.batch import BatchPlan, largest_micro_batch, next_smaller, plan_batch, plan_for
-from gpt2.config.config import MICRO_TOKENS, Config
-from gpt2.hardware.gpu_specs import GIB
-from gpt2.hardware.resolve import ResolvedTarget
 from gpt2.memory.prediction import Prediction, predict
 from gpt2.memory.workload import StepWorkload
-from gpt2.system.errors import UserError
+from runtime.errors import UserError
+from runtime.gpu_specs import GIB
+from runtime.resolve import ResolvedTarget
+from runtime.run_plan import BatchPlan, largest_micro_batch, next_smaller, plan_batch, plan_for
+from runtime.settings import MICRO_TOKENS, Config
 
 if TYPE_CHECKING:
     from ra.variants import Variant

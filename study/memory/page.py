@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpt2.config.batch import BatchPlan
-from gpt2.hardware.gpu_specs import GIB
-from gpt2.hardware.resolve import ResolvedTarget
 from gpt2.memory.allocation_tracker import Timeline
 from gpt2.memory.prediction import Prediction
 from referee.pages.document import Block, BulletList, Document, Figure, Paragraph, Section, Table
 from referee.pages.markup import escape_html
 from referee.pages.plots import Plain, axis, figure, trace
+from runtime.gpu_specs import GIB
+from runtime.resolve import ResolvedTarget
+from runtime.run_plan import BatchPlan
 
 PHASES = ("forward", "backward", "optimizer", "evaluation")
 MODULES = 12  # rows of the module table

@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gpt2.config.config import Config, TargetConfig
-from gpt2.config.dotconfig import Symbols
-from gpt2.hardware import attention_kernels, resolve
-from gpt2.hardware.gpu_specs import TargetError
 from gpt2.memory.measure import EXACT_HEAP, measure
-from gpt2.system.files import write_json, write_text
 from ra.settings import AlternationSettings
 from ra.variants import Variant, variant
 from referee.pages.document import Document, render_terminal
 from referee.pages.html_page import render_html
+from runtime import attention_kernels, resolve
+from runtime.dotconfig import Symbols
+from runtime.files import write_json, write_text
+from runtime.gpu_specs import TargetError
+from runtime.settings import Config, TargetConfig
 from study.memory.micro_batch import MARGIN, Predictions
 from study.memory.page import MemoryRow, as_json, heading, memory_document
 

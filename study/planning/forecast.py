@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpt2.config.config import CORE_WORK, Config
-from gpt2.config.dotconfig import Symbols
-from gpt2.config.eval_sets import EvalSet
 from gpt2.data.eval_texts import HUB_FILE, read_text
-from gpt2.hardware.cpu import cpu_threads
-from gpt2.hardware.detect import detect_hardware
-from gpt2.hardware.gpu_specs import TargetError
-from gpt2.hardware.resolve import ResolvedTarget, resolve
-from gpt2.system.errors import UserError
 from ra.arms import split_rate
 from ra.settings import AlternationSettings
 from ra.variants import variant
+from runtime.cpu import cpu_threads
+from runtime.detect import detect_hardware
+from runtime.dotconfig import Symbols
+from runtime.errors import UserError
+from runtime.gpu_specs import TargetError
+from runtime.resolve import ResolvedTarget, resolve
+from runtime.settings import CORE_WORK, Config, EvalSet
 from study.analysis.verdict import VERDICT_SEEDS
 from study.executors.slots import runs_that_fit
 from study.memory.micro_batch import MemoryPlanError, Predictions

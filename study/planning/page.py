@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gpt2.hardware.gpu_specs import GIB
-from gpt2.system.resource_errors import free_bytes, gib
 from referee.pages.document import Block, BulletList, Document, Paragraph, Section, Table
 from referee.verdict.statistics import perplexity_percent
+from runtime.errors import free_bytes, gib
+from runtime.gpu_specs import GIB
 from study.analysis.designs import MOST_CONTROLS, StudyDesign
 from study.analysis.verdict import VERDICT_SEEDS
 from study.planning.forecast import Forecast

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import harmonic_mean
 
-from gpt2.system.read_files import read_json
 from ra.names import is_control_arm
 from referee.verdict.looks import nominal_levels
+from runtime.files import read_json
 from study.analysis.designs import Noise, StudyDesign, cheapest_design, detectable_difference
 from study.planning.past import PastStudy, newest_noise
 from study.runner.settings import StudySettings

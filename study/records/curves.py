@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpt2.artifacts.metrics_log import read_steps
 from referee.verdict.statistics import mean
+from runtime.metrics_log import read_steps
 from study.records.runs import Run, losses
 
 LINES = 40_000  # of metrics.jsonl parsed a report, spread evenly over the runs

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpt2.config.dotconfig import ConfigError, parse_lines, read_text
 from ra.names import is_control_arm
+from runtime.dotconfig import ConfigError, parse_lines, read_text
 from study.records.plan_file import Plan, Primary
 from study.records.present import read_records
 from study.records.runs import Run

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpt2.artifacts.run_record import RecordedTarget
-from gpt2.config.config import Config
-from gpt2.config.dotconfig import read_symbols
 from gpt2.data import tokenizer
-from gpt2.system.errors import UserError
-from gpt2.system.read_files import DamagedFileError
+from runtime.dotconfig import read_symbols
+from runtime.errors import UserError
+from runtime.files import DamagedFileError
+from runtime.run_record import RecordedTarget
+from runtime.settings import Config
 from study.records.plan_file import Plan
 from study.records.runs import Run
 

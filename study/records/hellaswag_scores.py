@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
-from gpt2.artifacts.run_record import HellaSwagEntry, RunRecord
-from gpt2.artifacts.typed_json import JsonObject, Missing, Range, Text
+from runtime.run_record import HellaSwagEntry, RunRecord
+from runtime.typed_json import JsonObject, Missing, Range, Text
 
 CHANCE = 0.25  # four endings
 Choice = Annotated[int, Range(0, 3)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpt2.artifacts import seal
-from gpt2.artifacts.run_record import (
+from runtime import seal
+from runtime.run_record import (
     Batch,
     Environment,
     Fingerprint,

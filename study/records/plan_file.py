@@ -10,9 +10,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from gpt2.artifacts.run_record import RecordedTarget
-from gpt2.artifacts.seal import read_sealed, write_sealed
-from gpt2.artifacts.typed_json import (
+from ra.arms import split_rate
+from runtime.errors import UserError
+from runtime.files import DamagedFileError
+from runtime.run_plan import BatchPlan
+from runtime.run_record import RecordedTarget
+from runtime.seal import read_sealed, write_sealed
+from runtime.settings import Config
+from runtime.typed_json import (
     Amount,
     Count,
     InvalidJsonError,
@@ -23,11 +28,6 @@ from gpt2.artifacts.typed_json import (
     Text,
     parse,
 )
-from gpt2.config.batch import BatchPlan
-from gpt2.config.config import Config
-from gpt2.system.errors import UserError
-from gpt2.system.read_files import DamagedFileError
-from ra.arms import split_rate
 
 FILE = "plan.json"
 REBUILD = "fix: run `make`, which rebuilds it from the records of the runs"

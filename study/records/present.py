@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpt2.artifacts import run_record
-from gpt2.artifacts.run_record import RunRecord
+from runtime import run_record
+from runtime.run_record import RunRecord
 
 
 def read_record(run_dir: Path) -> RunRecord | None:

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, cast
 
-from gpt2.artifacts import run_record
-from gpt2.artifacts.run_record import RunRecord
-from gpt2.artifacts.typed_json import Count, JsonObject, Missing, Range, Text, read_file
-from gpt2.system.read_files import DamagedFileError
 from ra.names import PATTERNS
+from runtime import run_record
+from runtime.files import DamagedFileError
+from runtime.run_record import RunRecord
+from runtime.typed_json import Count, JsonObject, Missing, Range, Text, read_file
 from study.records.hellaswag_scores import TASKS, scored_items
 from study.records.integrity import REMEDY, FinishedRecord, disagreements
 

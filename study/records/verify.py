@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpt2.artifacts import checkpoint, eval_sets, run_record
-from gpt2.artifacts.seal import read_sealed
-from gpt2.system.errors import UserError
+from runtime import checkpoint, run_record
+from runtime import eval_set_records as eval_sets
+from runtime.errors import UserError
+from runtime.seal import read_sealed
 from study.records import plan_file
 from study.records.integrity import disagreements
 from study.records.runs import run_folders

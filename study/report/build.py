@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpt2.artifacts.run_record import bits_per_byte
-from gpt2.artifacts.seal import read_sealed
 from gpt2.data import tokenizer
-from gpt2.system.read_files import DamagedFileError
 from gpt2.train.clocks import UNEVEN_TIMES
 from ra.names import is_control_arm
 from referee.verdict.statistics import Interval, NoiseFloor, mean, mean_interval, noise_floor
+from runtime.files import DamagedFileError
+from runtime.run_record import bits_per_byte
+from runtime.seal import read_sealed
 from study.analysis.equivalence import (
     Losses,
     VarianceCheck,

@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from gpt2.artifacts.run_record import RunRecord
 from gpt2.train.clocks import UNEVEN_TIMES
 from referee.pages.document import (
     FILTER,
@@ -27,6 +26,7 @@ from referee.pages.document import (
 )
 from referee.pages.markup import Link, Strong, Text
 from referee.verdict.statistics import percent, perplexity
+from runtime.run_record import RunRecord
 from study.arm_colors import legend
 from study.attention.data import InputText, read_study
 from study.attention.page import report_section

@@ -6,14 +6,13 @@ import hashlib
 import re
 from pathlib import Path
 
-from gpt2.system.errors import UserError
-from gpt2.system.files import write_json, write_text
-from gpt2.system.read_files import DamagedFileError, read_json
 from referee.pages.document import render_markdown
 from referee.pages.document import render_terminal as render_document
 from referee.pages.html_page import render_html
 from referee.pages.latex import render_latex
 from referee.pages.markup import Inline, Text, pieces
+from runtime.errors import UserError
+from runtime.files import DamagedFileError, read_json, write_json, write_text
 from study.attention import data
 from study.lm_eval.page import downstream_json
 from study.report.build import Report, as_json, build_report

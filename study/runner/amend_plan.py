@@ -9,10 +9,10 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from gpt2.artifacts.run_record import Schedule
-from gpt2.config.batch import BatchPlan
-from gpt2.config.config import OptimizerConfig
 from gpt2.train.optimizer import warmup_iterations
+from runtime.run_plan import BatchPlan
+from runtime.run_record import Schedule
+from runtime.settings import OptimizerConfig
 from study.records import plan_file
 from study.records.design import planned_seeds, primary_arm, recorded_settings
 from study.records.plan_file import Plan, PlanRow, Primary

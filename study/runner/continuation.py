@@ -11,12 +11,12 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpt2.artifacts import checkpoint, run_record
-from gpt2.config.dotconfig import read_text
-from gpt2.system.errors import UserError
 from ra import names
 from ra.arms import parse_arm
 from referee.pages.markup import to_plain
+from runtime import checkpoint, run_record
+from runtime.dotconfig import read_text
+from runtime.errors import UserError
 from study.records import plan_file
 from study.records.integrity import disagreements
 from study.records.plan_file import Continued, Plan

@@ -14,13 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpt2.artifacts import run_record
-from gpt2.config.config import Config
-from gpt2.system import files
-from gpt2.system.errors import UserError
-from gpt2.system.ranks import EXIT_RANK_LOST
-from gpt2.system.read_files import DamagedFileError, read_text
-from gpt2.system.resource_errors import explain_full_disk
+from runtime import files, run_record
+from runtime.errors import UserError, explain_full_disk
+from runtime.files import DamagedFileError, read_text
+from runtime.ranks import EXIT_RANK_LOST
+from runtime.settings import Config
 from study.executors.child_process import (
     EXIT_CLAIMED,
     EXIT_DISK_FULL,

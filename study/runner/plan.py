@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from gpt2.config.config import BudgetConfig, OptimizerConfig
-from gpt2.system.errors import UserError
 from gpt2.train.optimizer import warmup_iterations
-from gpt2.train.run_plan import WARM_UP_STEPS
+from runtime.errors import UserError
+from runtime.run_plan import WARM_UP_STEPS
+from runtime.settings import BudgetConfig, OptimizerConfig
 from study.records.plan_file import PlanRow
 
 SAME_SPEED_RATIO = 1.02  # cost classes with step times within this ratio get one count at equal time

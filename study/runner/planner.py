@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpt2.artifacts.run_record import RecordedTarget
-from gpt2.config.batch import BatchPlan, next_smaller
-from gpt2.config.config import Config, OptimizerConfig
-from gpt2.hardware.resolve import ResolvedTarget, target_record
-from gpt2.system.errors import UserError
+from runtime.errors import UserError
+from runtime.resolve import ResolvedTarget, target_record
+from runtime.run_plan import BatchPlan, next_smaller
+from runtime.run_record import RecordedTarget
+from runtime.settings import Config, OptimizerConfig
 from study.memory.micro_batch import Predictions
 from study.records.plan_file import CostClass, Plan, PlanBudget
 from study.records.runs import BASELINE

@@ -9,14 +9,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpt2.artifacts import run_record
-from gpt2.config.config import Config, ModelConfig
-from gpt2.system import files
-from gpt2.system.errors import UserError
-from gpt2.system.read_files import DamagedFileError, read_bytes, read_text
-from gpt2.system.resource_errors import free_bytes, gib
 from ra import names
 from ra.arms import parse_arm
+from runtime import files, run_record
+from runtime.errors import UserError, free_bytes, gib
+from runtime.files import DamagedFileError, read_bytes, read_text
+from runtime.settings import Config, ModelConfig
 from study.records import plan_file
 from study.records.design import planned_seeds, primary_arm
 from study.records.hellaswag_scores import Items, scored_items

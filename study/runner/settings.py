@@ -8,10 +8,10 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpt2.config.config import BudgetConfig, ModelConfig
-from gpt2.config.dotconfig import Symbols
 from ra.arms import refuse_equal_arms
 from ra.names import VariantError, is_control_arm, refuse_misnamed_files
+from runtime.dotconfig import Symbols
+from runtime.settings import BudgetConfig, ModelConfig
 from study.records.plan_file import LearningRates
 from study.sweep.rates import read_rates
 

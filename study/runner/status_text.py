@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpt2.artifacts import run_record
-from gpt2.config.config import EvaluationConfig
-from gpt2.system.progress import duration
 from referee.verdict.statistics import mean
+from runtime import run_record
+from runtime.output import duration
+from runtime.settings import EvaluationConfig
 from study.records.hellaswag_scores import TASKS, entry
 from study.records.plan_file import Plan
 from study.runner.terminal import short

@@ -13,18 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpt2.config.batch import BatchPlan
-from gpt2.system import ranks
-from gpt2.train.run_plan import WARM_UP_STEPS
 from referee.verdict.statistics import mean, mean_interval
+from runtime import ranks
+from runtime.run_plan import WARM_UP_STEPS, BatchPlan
 from study.records.plan_file import StepTimeRatio
 
 if TYPE_CHECKING:
-    from gpt2.config.config import Config
-    from gpt2.hardware.resolve import ResolvedTarget
-    from gpt2.system.signals import Stop
     from gpt2.train.clocks import StepTimer
     from ra.variants import Variant
+    from runtime.resolve import ResolvedTarget
+    from runtime.settings import Config
+    from runtime.signals import Stop
 
 ROUNDS = 3  # turns of a process per class, where classes do not fit in memory together
 BLOCKS = 10  # of consecutive turns: what an interval takes as independent

@@ -15,23 +15,19 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gpt2.artifacts import run_record
-from gpt2.artifacts.experiment_loggers import ExperimentLoggers
-from gpt2.artifacts.typed_json import parse, to_plain
-from gpt2.config.batch import BatchPlan
-from gpt2.config.config import Config
-from gpt2.config.dotconfig import Symbols
 from gpt2.data import dataset
 from gpt2.data.eval_texts import check_texts
 from gpt2.eval import hellaswag, hellaswag_download
-from gpt2.hardware import resolve
-from gpt2.hardware.cpu import cpu_threads
-from gpt2.hardware.detect import detected_target_name
-from gpt2.system import files
-from gpt2.system.errors import UserError
-from gpt2.system.progress import LiveLine, duration
-from gpt2.system.resource_errors import disk_full
 from ra.settings import AlternationSettings
+from runtime import files, resolve, run_record
+from runtime.cpu import cpu_threads
+from runtime.detect import detected_target_name
+from runtime.dotconfig import Symbols
+from runtime.errors import UserError, disk_full
+from runtime.output import LiveLine, duration
+from runtime.run_plan import BatchPlan
+from runtime.settings import Config
+from runtime.typed_json import parse, to_plain
 from study.admission import admit
 from study.attention.data import uninspected_runs
 from study.executors.child_process import (
@@ -79,6 +75,7 @@ from study.runner.status_text import (
 from study.runner.step_timing import DoesNotFitError, Timing
 from study.runner.terminal import Estimate, Terminal
 from study.sweep.run_list import RunList
+from study.trackers import ExperimentLoggers
 from study.tracking.verdict_run import track_verdict
 
 

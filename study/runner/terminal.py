@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass
 from typing import TextIO
 
-from gpt2.system.progress import INDENT as GAP
-from gpt2.system.progress import LiveLine, duration
+from runtime.output import INDENT as GAP
+from runtime.output import LiveLine, duration
 from study.executors.child_process import Event
 
 PLAIN_SECONDS = 15.0

@@ -12,26 +12,17 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from gpt2.artifacts import run_record
-from gpt2.artifacts.metrics_log import print_event
-from gpt2.artifacts.typed_json import parse, read_file, to_plain
-from gpt2.config.batch import plan_batch, plan_for
-from gpt2.config.config import Config, TargetConfig
-from gpt2.config.dotconfig import read_symbols
-from gpt2.hardware import attention_kernels
-from gpt2.hardware.resolve import ResolvedTarget, resolve
-from gpt2.system import ranks
-from gpt2.system.errors import UserError
-from gpt2.system.rank_launcher import end_like, launch
-from gpt2.system.resource_errors import (
-    disk_full,
-    explain_full_disk,
-    explain_missing_compiler,
-    out_of_memory,
-)
-from gpt2.system.signals import Interrupted, Stop
-from gpt2.train.run_plan import RunPlan, Start
 from ra.settings import AlternationSettings
+from runtime import attention_kernels, ranks, run_record
+from runtime.dotconfig import read_symbols
+from runtime.errors import UserError, disk_full, explain_full_disk, explain_missing_compiler, out_of_memory
+from runtime.metrics_log import print_event
+from runtime.ranks import end_like, launch
+from runtime.resolve import ResolvedTarget, resolve
+from runtime.run_plan import RunPlan, Start, plan_batch, plan_for
+from runtime.settings import Config, TargetConfig
+from runtime.signals import Interrupted, Stop
+from runtime.typed_json import parse, read_file, to_plain
 from study.executors import claims
 from study.executors.child_process import (
     EXIT_CLAIMED,

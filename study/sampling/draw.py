@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gpt2.data import tokenizer
 from gpt2.model.sampling import Cache, CacheError, Drawing, Sample, sample
-from gpt2.system.errors import UserError
 from referee.numerics.text_files import clean
+from runtime.errors import UserError
 from study.attention.inspect import TrainedRun, load_run
 from study.sampling.data import RunSamples, SampledText, SamplingSettings
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from gpt2.config.config import OPTIMIZER_NUMBERS
-from gpt2.config.dotconfig import Symbols, number_in
-from gpt2.system.errors import UserError
 from ra.arms import split_rate, with_rate
 from ra.names import is_control_arm
+from runtime.dotconfig import Symbols, number_in
+from runtime.errors import UserError
+from runtime.settings import OPTIMIZER_NUMBERS
 from study.records.plan_file import LearningRates
 
 SYMBOL = "LEARNING_RATES"

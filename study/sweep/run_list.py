@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpt2.artifacts import run_record
-from gpt2.system import files
 from ra.arms import split_rate
+from runtime import files, run_record
 from study.records import plan_file
 from study.records.plan_file import LearningRates, Plan
 from study.records.present import read_record

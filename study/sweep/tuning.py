@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpt2.artifacts import run_record
-from gpt2.system.errors import UserError
 from ra.arms import split_rate
 from ra.names import is_control_arm
+from runtime import run_record
+from runtime.errors import UserError
 from study.records.plan_file import LearningRates, Plan
 from study.records.runs import DIVERGED, Run, read_runs
 from study.sweep.rates import FIRST_TUNING_SEED, choose, control_rate, tuning_runs

@@ -10,11 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gpt2.artifacts.experiment_loggers import FINISH_SECONDS, ExperimentLoggers, beside, settings
-from gpt2.artifacts.tracker_clients import Opening, Value, connect
-from gpt2.config.config import TrackingConfig
-from gpt2.system.read_files import DamagedFileError, read_json
 from referee.verdict.statistics import perplexity_percent
+from runtime.files import DamagedFileError, read_json
+from runtime.settings import TrackingConfig
+from study.trackers import FINISH_SECONDS, ExperimentLoggers, Opening, Value, beside, connect, settings
 
 MODULE = "study.tracking.verdict_run"
 NAME = "verdict"

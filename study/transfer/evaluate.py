@@ -21,13 +21,13 @@ from aqn.platforms import Platform, name_of_device, parse_platform
 from gpt2.data import dataset, tokenizer
 from gpt2.eval.evaluator import Evaluator
 from gpt2.eval.hellaswag import load_items
-from gpt2.hardware import attention_kernels
-from gpt2.hardware.gpu_specs import TargetError
-from gpt2.hardware.resolve import ResolvedTarget
 from gpt2.model.init import state_digest
-from gpt2.system.errors import UserError
-from gpt2.system.files import write_bytes
-from gpt2.system.signals import Stop
+from runtime import attention_kernels
+from runtime.errors import UserError
+from runtime.files import write_bytes
+from runtime.gpu_specs import TargetError
+from runtime.resolve import ResolvedTarget
+from runtime.signals import Stop
 from study.attention.inspect import TrainedRun, finished_record, load_run, require_last_weights
 from study.transfer.items import ItemSource, compact, find_items
 from study.transfer.records import (

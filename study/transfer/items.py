@@ -6,12 +6,12 @@ import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpt2.artifacts.run_record import RunRecord
-from gpt2.artifacts.typed_json import read_file
-from gpt2.config.config import Config
 from gpt2.eval import hellaswag, hellaswag_download
-from gpt2.system.errors import UserError
-from gpt2.system.read_files import DamagedFileError
+from runtime.errors import UserError
+from runtime.files import DamagedFileError
+from runtime.run_record import RunRecord
+from runtime.settings import Config
+from runtime.typed_json import read_file
 from study.records.hellaswag_scores import ItemsFile
 from study.transfer.records import ItemResults
 

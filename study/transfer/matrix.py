@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpt2.system.errors import UserError
 from referee.verdict.statistics import mean
+from runtime.errors import UserError
 from study.analysis.verdict import MARGIN
 from study.records import plan_file
 from study.records.runs import SHARED, Run, diverged_seeds, losses, read_runs

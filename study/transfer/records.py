@@ -7,21 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from gpt2.artifacts.run_record import RunRecord
-from gpt2.artifacts.seal import read_sealed, write_sealed
-from gpt2.artifacts.typed_json import (
-    Amount,
-    Count,
-    InvalidJsonError,
-    JsonObject,
-    Missing,
-    Range,
-    Share,
-    Text,
-    parse,
-)
-from gpt2.system.read_files import DamagedFileError
 from referee.verdict.statistics import Interval, mean, paired_t, standard_deviation
+from runtime.files import DamagedFileError
+from runtime.run_record import RunRecord
+from runtime.seal import read_sealed, write_sealed
+from runtime.typed_json import Amount, Count, InvalidJsonError, JsonObject, Missing, Range, Share, Text, parse
 
 FOLDER = "platforms"
 HOMES = {"float32": "fp32", "bfloat16": "bf16"}  # format of training -> its platform

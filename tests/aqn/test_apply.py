@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from aqn.apply import on_platform
 from aqn.foreign import ForeignArithmetic
 from aqn.platforms import KINDS, PlatformError, parse_platform
-from gpt2.config.config import ModelConfig
 from gpt2.model import cpu_linear
 from gpt2.model.init import initialise
 from gpt2.model.transformer import GPT2
 from gpt2.train.step import build_model
 from ra.settings import AlternationSettings
 from ra.variants import variant
+from runtime.settings import ModelConfig
 
 SIZES = ModelConfig("test", 2, 2, 64, 32, 0.0, 97, 128)
 

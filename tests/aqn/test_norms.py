@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from aqn.norms import NoisyLayerNorm, NoisyRMSNorm, add_noise
 from aqn.schedule import NoiseError, NoiseSchedule
-from gpt2.artifacts import run_record
 from gpt2.train.trainer import TrainingRun
+from runtime import run_record
 from tests import small_runs
 from tests.small_runs import StopAfter, same
 

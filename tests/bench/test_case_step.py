@@ -12,11 +12,11 @@ from bench import case_step, reference_gpt
 from bench.case_step import SMALLEST, make_stepper, timed_step
 from bench.cases import PLAIN, Shape
 from bench.reference_gpt import PlainGPT, PlainStep
-from gpt2.config.config import ANY_TARGET, TargetConfig
-from gpt2.hardware import resolve
-from gpt2.hardware.attention_kernels import prepare_device
 from gpt2.model.transformer import GPT2
 from gpt2.train.step import Stepper
+from runtime import resolve
+from runtime.attention_kernels import prepare_device
+from runtime.settings import ANY_TARGET, TargetConfig
 
 SHAPE = Shape("small", 2, 2, 16, 8, ())
 FORWARD = {PLAIN: (PlainGPT, "forward"), "B": (GPT2, "hidden")}

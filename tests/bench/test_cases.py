@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bench.case_step import model_and_parts
 from bench.cases import SHAPES, Sizes, select_cases
-from gpt2.system.errors import UserError
+from runtime.errors import UserError
 
 CASES = [case for shape in SHAPES["card"] for case in shape.cases]
 

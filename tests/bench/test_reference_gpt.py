@@ -5,8 +5,8 @@ import torch
 
 from bench.cases import Sizes
 from bench.reference_gpt import PlainGPT, take_weights
-from gpt2.config.config import ModelConfig
 from gpt2.train.step import build_model
+from runtime.settings import ModelConfig
 
 
 def test_the_plain_model_is_the_same_function_as_ours() -> None:

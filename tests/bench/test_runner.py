@@ -10,8 +10,8 @@ from bench import runner, suite
 from bench.cases import Shape
 from bench.runner import Stage, measure_stage, open_workers
 from bench.suite import SuiteSession
-from gpt2.config.config import ANY_TARGET
-from gpt2.hardware import resolve
+from runtime import resolve
+from runtime.settings import ANY_TARGET
 from tests.bench.sessions import SHAPE, measured, replace_workers
 
 SPREAD = ("median", "low", "high", "least", "most")

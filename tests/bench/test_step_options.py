@@ -11,10 +11,10 @@ from bench import case_step
 from bench.case_step import make_stepper
 from bench.cases import Sizes
 from bench.step_options import OPTIONS
-from gpt2.config.config import ModelConfig, TargetConfig
-from gpt2.hardware.resolve import ResolvedTarget, resolve
 from gpt2.model import loss
 from gpt2.train.step import Stepper
+from runtime.resolve import ResolvedTarget, resolve
+from runtime.settings import ModelConfig, TargetConfig
 
 COMPILE = torch.compile
 SIZES = Sizes("small", 2, 2, 32, 16)

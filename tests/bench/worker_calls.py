@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 
-from gpt2.system.errors import UserError
+from runtime.errors import UserError
 
 
 def environment(*names: str) -> dict[str, str | None]:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from configuration import commands, rules
 from configuration.arguments import make_variables
-from gpt2.config.dotconfig import read_symbols
-from gpt2.system.errors import UserError
+from runtime.dotconfig import read_symbols
+from runtime.errors import UserError
 from tests.kconfig_commands import BASES, FRAGMENTS, STUDY, defconfig, refusal, run
 
 pytestmark = pytest.mark.usefixtures("elsewhere")

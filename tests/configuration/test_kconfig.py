@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from configuration import commands, rules
-from gpt2.config.config import load_config
-from gpt2.config.dotconfig import ConfigError, read_symbols
+from runtime.dotconfig import ConfigError, read_symbols
+from runtime.settings import load_config
 from study.analysis.speed import SETTLED
 from tests.kconfig_commands import BASES, FRAGMENTS, STUDY, defconfig, own_defconfigs, refusal, run
 

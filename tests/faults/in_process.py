@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from gpt2.artifacts import checkpoint
 from gpt2.eval import evaluator
-from gpt2.system.signals import Stop
 from gpt2.train import nan_debug, step
+from runtime import checkpoint
+from runtime.signals import Stop
 from study.executors.child_process import Event
 from study.executors.executor import Ended, Message, Started, Task
 from study.runner import worker

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gpt2.system import files
+from runtime import files
 from tests.busy_machine import other_work
 from tests.faults.harness import Bench, CannotDoError, fault, outcome
 from tests.faults.workplace import ROOT, STUDY, Workplace, injected, wait_for
@@ -59,7 +59,7 @@ def kill_beside_a_tracker(bench: Bench) -> str:
     place = bench.workplace(WANDB="y", WANDB_MODE="online")
     process = place.start(**beside(injected(None, slower=2.0), "hang for good"))
     try:
-        wait_for(lambda: sum("gpt2.artifacts.experiment_loggers" in words for words in place.orphans()) == 2)
+        wait_for(lambda: sum("study.trackers" in words for words in place.orphans()) == 2)
         process.kill()
         place.kill("scripts.train")
         process.wait()

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from gpt2.artifacts import run_record
+from runtime import run_record
 from tests.checkout import link_project
 from tests.shared_folder import data_folder
 from tests.small_runs import write_texts
@@ -182,9 +182,7 @@ class Workplace:
     def orphans(self) -> list[str]:
         """Return the training and tracking processes that still run in this folder."""
         return [
-            words
-            for _, words in self._processes()
-            if "scripts.train" in words or "gpt2.artifacts.experiment_loggers" in words
+            words for _, words in self._processes() if "scripts.train" in words or "study.trackers" in words
         ]
 
     def kill(self, named: str) -> None:

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gpt2.artifacts import run_record
-from gpt2.system import files
+from runtime import files, run_record
 from study.records.plan_file import LearningRates, Primary
 from study.report.build import as_json, build_report
 from study.sweep.rates import judged_runs, tuning_runs

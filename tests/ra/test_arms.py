@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2.artifacts.run_record import run_name
-from gpt2.config.config import OPTIMIZER_NUMBERS
 from ra import names
 from ra.arms import KEYS, RECIPE, parse_arm, refuse_equal_arms
 from ra.names import PATTERNS, VariantError, is_control_arm, published_variants
+from runtime.run_record import run_name
+from runtime.settings import OPTIMIZER_NUMBERS
 
 FILES = published_variants()
 ATTENTIONS = [*PATTERNS, *FILES, "RA:0-1,3"]

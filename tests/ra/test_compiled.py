@@ -11,13 +11,13 @@ from functorch.compile import make_boxed_func, min_cut_rematerialization_partiti
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 
-from gpt2.config.config import ModelConfig
 from gpt2.model.init import initialise
 from gpt2.model.transformer import GPT2
 from gpt2.train.step import build_model
 from ra.names import LEARNED, published_variants
 from ra.settings import AlternationSettings
 from ra.variants import variant
+from runtime.settings import ModelConfig
 
 MODEL = ModelConfig("test", 2, 2, 32, 16, 0.0, vocabulary=101, padded_vocabulary=128)
 B = 4

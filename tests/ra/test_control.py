@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from gpt2.config.batch import plan_batch
-from gpt2.config.config import ModelConfig, OptimizerConfig
 from gpt2.train.step import Stepper
 from ra import control
 from ra.control import Control, losses
+from runtime.run_plan import plan_batch
+from runtime.settings import ModelConfig, OptimizerConfig
 from scripts.control import TOLERANCE
 
 MODEL = ModelConfig("test", 4, 4, 32, 32, 0.0, vocabulary=97, padded_vocabulary=128)

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt2.config.config import ModelConfig
 from gpt2.model.init import initialise
 from gpt2.model.transformer import GPT2
 from ra import names
@@ -15,6 +14,7 @@ from ra.admission.examine import examine
 from ra.admission.probe import Probe
 from ra.settings import AlternationSettings
 from ra.variants import Variant, variant
+from runtime.settings import ModelConfig
 from tests.pins.admission import hold_to_pin
 
 PAGE = (Path(__file__).parents[2] / "docs/variants.md").read_text(encoding="utf-8")

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2.system.errors import UserError
 from ra import names
 from ra.names import PATTERNS, VariantError, is_control_arm, reciprocal_layers, refuse_misnamed_files
+from runtime.errors import UserError
 
 LAYERS = st.integers(1, 60)
 

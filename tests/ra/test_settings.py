@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2.config.dotconfig import ConfigError, Symbols, parse_lines
 from ra.settings import AlternationSettings
+from runtime.dotconfig import ConfigError, Symbols, parse_lines
 
 
 def settings(init: str = "0.5", multiplier: str = "100", mix: str = "OUTPUT") -> AlternationSettings:

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt2.config.config import ModelConfig
 from gpt2.model.init import initialise, weights_digest
 from gpt2.model.transformer import GPT2
 from gpt2.train.step import build_model
@@ -21,6 +20,7 @@ from ra.counts import count, matched_width
 from ra.names import VariantError
 from ra.settings import AlternationSettings
 from ra.variants import Variant, variant
+from runtime.settings import ModelConfig
 from tests import small_runs
 
 MODEL = ModelConfig("test", 2, 2, 16, 16, 0.0, 97, 128)

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from gpt2.config.config import TrackingConfig
 from referee.pages.document import render_terminal
 from referee.verdict.looks import FIRST_SHARE
 from rl import records
@@ -19,6 +18,7 @@ from rl.page import grpo_document
 from rl.records import AccuracyEvaluation, GrpoRecord
 from rl.report import GrpoReport, build_report
 from rl.settings import GrpoSettings, run_name
+from runtime.settings import TrackingConfig
 from study.analysis.verdict import judge
 
 PROBLEMS = 1000

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from configuration import commands
-from gpt2.config.dotconfig import ConfigError, read_symbols
 from rl.settings import GrpoSettings, noise_of, run_name
+from runtime.dotconfig import ConfigError, read_symbols
 
 
 def settings(*assignments: str) -> GrpoSettings:

@@ -9,7 +9,7 @@ import pytest
 
 from bench.suite import Suite
 from bench.suites import NAMES, load_suite
-from gpt2.system.errors import UserError
+from runtime.errors import UserError
 from scripts import bench as script
 
 ROOT = Path(__file__).parents[2]

@@ -11,9 +11,9 @@ import pytest
 from bench import case_step
 from bench.cases import SHAPES
 from configuration import commands
-from gpt2.config.dotconfig import read_symbols
-from gpt2.hardware import attention_kernels, resolve
-from gpt2.hardware.gpu_specs import AOTRITON, TargetError
+from runtime import attention_kernels, resolve
+from runtime.dotconfig import read_symbols
+from runtime.gpu_specs import AOTRITON, TargetError
 from scripts import control, memory
 from study.memory import peaks
 from tests.checkout import link_project

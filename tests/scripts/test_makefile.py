@@ -22,7 +22,7 @@ from configuration.arguments import (
     split_paths,
     variables_by_target,
 )
-from gpt2.system.errors import UserError
+from runtime.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text()

@@ -12,11 +12,11 @@ import pytest
 
 from configuration import commands
 from configuration.targets import symbols_for_target
-from gpt2.config.config import Config
-from gpt2.config.dotconfig import read_symbols
 from gpt2.memory.allocation_tracker import Allocation, Timeline
 from gpt2.memory.prediction import Prediction
-from gpt2.system.errors import UserError
+from runtime.dotconfig import read_symbols
+from runtime.errors import UserError
+from runtime.settings import Config
 from scripts import memory
 from study.memory.page import PHASES, MemoryRow, format_bytes, measured_table
 from tests.checkout import link_project

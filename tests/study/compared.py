@@ -9,16 +9,15 @@ from typing import Any
 import jsonschema
 import numpy as np
 
-from gpt2.artifacts import run_record
-from gpt2.system import files
 from referee.pages.document import render_markdown, render_terminal
 from referee.pages.html_page import render_html
+from runtime import files, run_record
 from study.compare.build import StudyComparison
 from study.compare.sections import comparison_document
 from tests.study.sample_records import with_derived
 
 ROOT = Path(__file__).parents[2]
-SCHEMA = json.loads((ROOT / "gpt2" / "artifacts" / "run.schema.json").read_text())
+SCHEMA = json.loads((ROOT / "runtime" / "run.schema.json").read_text())
 VARIANTS = ("B", "RAEARLY", "RALATE", "RAALL", "RALEARN")
 CONFIG = {
     "STUDY_NAME": '"one"', "VARIANTS": '"B RAEARLY RALATE RAALL RALEARN"', "SEEDS": "2",

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from configuration import commands
-from gpt2.config.config import Config, load_config
+from runtime.settings import Config, load_config
 from tests.checkout import link_project
 from tests.study.compared import a_study
 from tests.study.small_study import Place, configuration

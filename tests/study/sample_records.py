@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from gpt2.artifacts import run_record
-from gpt2.artifacts.metrics_log import append_metrics
-from gpt2.system import files
+from runtime import files, run_record
+from runtime.metrics_log import append_metrics
 
 VARIANTS = ("B", "RAEARLY", "RALATE", "RAALL", "RALEARN")
 STEPS = 300

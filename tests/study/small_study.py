@@ -3,15 +3,14 @@
 import dataclasses
 from pathlib import Path
 
-from gpt2.config.batch import plan_batch
-from gpt2.config.config import Config
-from gpt2.hardware.resolve import resolve
-from gpt2.system import files
-from gpt2.system.signals import Stop
-from gpt2.train.run_plan import RunPlan
 from gpt2.train.trainer import TrainingRun
 from ra.settings import AlternationSettings
 from ra.variants import variant
+from runtime import files
+from runtime.resolve import resolve
+from runtime.run_plan import RunPlan, plan_batch
+from runtime.settings import Config
+from runtime.signals import Stop
 from study.records import plan_file
 from study.records.plan_file import Plan, PlanBudget, PlanRow
 from study.runner.settings import StudySettings

@@ -10,8 +10,8 @@ import torch
 from bench.card import gates, kernels
 from bench.card.checks import CheckedDevice
 from bench.workers import BenchError
-from gpt2.hardware.gpu_specs import TARGETS
-from gpt2.hardware.resolve import ResolvedTarget
+from runtime.gpu_specs import TARGETS
+from runtime.resolve import ResolvedTarget
 
 H200 = ResolvedTarget(
     TARGETS["h200"], "cuda:0", "NVIDIA H200", 150_000_000_000, "bfloat16", "cudnn", None, "2.13.0", None

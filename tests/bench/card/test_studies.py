@@ -7,8 +7,8 @@ import pytest
 from bench.card import studies
 from bench.card.checks import CheckedDevice, NotRunError
 from bench.card.disturbed_train import VARIABLE, Disturbance
-from gpt2.config.config import ANY_TARGET
-from gpt2.hardware.resolve import resolve
+from runtime.resolve import resolve
+from runtime.settings import ANY_TARGET
 from tests.shared_folder import data_folder
 
 SMALL = {

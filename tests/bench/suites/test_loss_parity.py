@@ -65,7 +65,7 @@ def test_ours_and_the_plain_step_have_equal_losses_from_the_same_weights_and_bat
     one_thread: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With two micro-batches a step, clipping and weight decay: the losses part only as rounding grows."""
-    monkeypatch.setattr("gpt2.hardware.attention_kernels.cpu_threads", lambda _: 1)
+    monkeypatch.setattr("runtime.attention_kernels.cpu_threads", lambda _: 1)
     monkeypatch.setattr(loss_parity, "embedded_tokens", lambda: torch.arange(1000) % 97)
     ours, plain = train_both(TINY, 0)
     assert len(ours) == TINY.steps

@@ -66,10 +66,10 @@ def install(fault: Fault, slower: float) -> None:
     sys.path.insert(0, os.getcwd())
     import torch
 
-    from gpt2.artifacts import checkpoint
     from gpt2.data import dataset
     from gpt2.eval import evaluator
     from gpt2.train import nan_debug, step
+    from runtime import checkpoint
 
     plain_step, plain_loss, plain_flush = step.Stepper.step, step.linear_cross_entropy, checkpoint._flush
     plain_perplexity, plain_hellaswag = evaluator.validation.perplexity, evaluator.hellaswag.score

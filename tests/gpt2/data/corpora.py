@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from gpt2.config.config import DataConfig
 from gpt2.data import dataset
 from gpt2.data.dataset import Corpus
+from runtime.settings import DataConfig
 
 
 def source(

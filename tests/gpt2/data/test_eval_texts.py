@@ -9,12 +9,11 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from gpt2.config.config import DataConfig
-from gpt2.config.eval_sets import EvalSet
 from gpt2.data import eval_texts, sources, wikitext
 from gpt2.data.eval_texts import read_text
 from gpt2.data.sources import DataError
-from gpt2.system.errors import UserError
+from runtime.errors import UserError
+from runtime.settings import DataConfig, EvalSet
 from tests.published import published
 
 RAW = (

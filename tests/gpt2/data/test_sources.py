@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpt2.data import shards, sources
 from gpt2.data.dataset import DataError, prepare
-from gpt2.system.errors import UserError
+from runtime.errors import UserError
 from tests.gpt2.data.corpora import ignore, prepared, source
 
 

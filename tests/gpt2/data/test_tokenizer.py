@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2.config.vocabulary import TOKENIZERS
 from gpt2.data import shards, tokenizer
 from gpt2.data.tokenizer import ALL, decode
+from runtime.settings import TOKENIZERS
 from tests.published import published
 
 ANY = st.one_of(

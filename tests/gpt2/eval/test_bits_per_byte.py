@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from gpt2.artifacts import run_record
-from gpt2.artifacts.run_record import bits_per_byte
-from gpt2.config.vocabulary import TOKENIZERS
 from gpt2.data import dataset, tokenizer
+from runtime import run_record
+from runtime.run_record import bits_per_byte
+from runtime.settings import TOKENIZERS
 from tests import small_runs
 
 

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2.config.config import EvaluationConfig
 from gpt2.eval import hellaswag, hellaswag_download
 from gpt2.eval.hellaswag import HellaSwagError
-from gpt2.system.errors import UserError
+from runtime.errors import UserError
+from runtime.settings import EvaluationConfig
 from tests.hellaswag_items import FIXTURE, real_items
 
 

@@ -12,12 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from configuration import commands, rules
-from gpt2.config.config import Config, load_config
-from gpt2.config.vocabulary import BYTES
 from gpt2.data import dataset, tokenizer
 from gpt2.interop.files import tokenizer_files
 from gpt2.interop.pretrained import WEIGHTS, PretrainedError, is_pretrained, load_pretrained, read_shape
-from gpt2.system.errors import UserError
+from runtime.errors import UserError
+from runtime.settings import BYTES, Config, load_config
 from scripts.evaluate import __main__ as evaluate
 from tests.hellaswag_items import FIXTURE
 from tests.shared_folder import data_folder

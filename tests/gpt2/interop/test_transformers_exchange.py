@@ -8,13 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt2.config.config import ModelConfig
-from gpt2.config.vocabulary import BYTES, GPT2
 from gpt2.data import tokenizer
 from gpt2.interop.files import model_config, tokenizer_files
 from gpt2.interop.weights import WeightsError, from_transformers, to_transformers
 from gpt2.model.init import initialise
 from gpt2.train.step import build_model
+from runtime.settings import BYTES, GPT2, ModelConfig
 
 transformers = pytest.importorskip("transformers")
 CONFIG = ModelConfig("test", 2, 4, 32, 24, 0.0, BYTES.size, BYTES.padded)

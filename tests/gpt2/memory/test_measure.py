@@ -4,10 +4,10 @@ import mmap
 
 import torch
 
-from gpt2.config.config import ModelConfig, OptimizerConfig
 from gpt2.memory.measure import AllocatorListener, allocated_bytes, measure
 from gpt2.memory.workload import StepWorkload
 from gpt2.train.peak_memory import PeakMeter
+from runtime.settings import ModelConfig, OptimizerConfig
 
 MIB = 2**20
 WORK = StepWorkload(

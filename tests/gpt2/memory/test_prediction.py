@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from gpt2.config.config import ModelConfig, OptimizerConfig
 from gpt2.eval.validation import EVALUATION_TOKENS
 from gpt2.memory.allocation_tracker import KINDS, AllocationTracker
 from gpt2.memory.measure import measure
 from gpt2.memory.prediction import predict, track
 from gpt2.memory.workload import StepWorkload
 from gpt2.model import recompute
+from runtime.settings import ModelConfig, OptimizerConfig
 
 OPTIMIZER = OptimizerConfig(6e-4, 0.1, 0.02, 0.1, 0.9, 0.95, 1e-8, 1.0)
 MODEL = ModelConfig("test", 2, 2, 32, 16, 0.0, vocabulary=300, padded_vocabulary=384)

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpt2.config.batch import plan_batch
-from gpt2.config.config import ModelConfig, OptimizerConfig
 from gpt2.memory.allocation_tracker import AllocationTracker
 from gpt2.memory.measure import AllocatorListener
 from gpt2.model import cpu_linear
 from gpt2.model import loss as loss_module
 from gpt2.model.loss import chunk_loss, chunk_loss_sliced, linear_cross_entropy, token_losses
 from gpt2.train.step import Stepper, StepResult
+from runtime.run_plan import plan_batch
+from runtime.settings import ModelConfig, OptimizerConfig
 from tests.compilers import NO_COMPILER
 
 pytestmark = pytest.mark.slow

@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from gpt2.artifacts import checkpoint, run_record
-from gpt2.config.config import Config
-from gpt2.config.monitor import MonitorSettings
 from gpt2.numerics.monitoring import RunMonitor, keep_checkpoint
 from gpt2.train.step import NotFiniteError, Stepper
 from gpt2.train.trainer import TrainingRun
 from referee.numerics.monitor.monitor_settings import read_triggers
 from referee.numerics.monitor.tables import KINDS, STATISTICS, read_table, table_files
 from referee.numerics.monitor.targets import change_control
+from runtime import checkpoint, run_record
+from runtime.settings import Config, MonitorSettings
 from tests import small_runs
 from tests.small_runs import StopAfter, outcome, same, start
 

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from gpt2.artifacts import run_record
-from gpt2.config.config import Config
-from gpt2.config.dotconfig import ConfigError
 from gpt2.model.transformer import MLP
 from gpt2.numerics.fixes import RunFixes, check_fixes
-from gpt2.system.errors import UserError
 from gpt2.train.resume import RunError
+from runtime import run_record
+from runtime.dotconfig import ConfigError
+from runtime.errors import UserError
+from runtime.settings import Config
 from tests import small_runs
-from tests.gpt2.config import test_config
+from tests.runtime import test_config
 
 STEPS = 6
 

@@ -20,17 +20,15 @@ from typing import Any
 import torch
 import torch._dynamo  # the first optimizer loads it
 
-from gpt2.config.batch import plan_batch
-from gpt2.config.config import Config
-from gpt2.config.eval_sets import EvalSet
-from gpt2.config.monitor import MonitorSettings
-from gpt2.system import ranks
-from gpt2.system.rank_launcher import free_port
-from gpt2.system.signals import Stop
 from gpt2.train.step import Stepper
 from gpt2.train.trainer import TrainingRun
 from ra.admission.trained import examine_trained
 from ra.variants import variant
+from runtime import ranks
+from runtime.ranks import free_port
+from runtime.run_plan import plan_batch
+from runtime.settings import Config, EvalSet, MonitorSettings
+from runtime.signals import Stop
 from tests import small_runs
 
 ITERATIONS, EFFECTIVE, MICRO = 6, 16, 2

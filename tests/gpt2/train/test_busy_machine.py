@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpt2.artifacts import run_record
+from runtime import run_record
 from tests import small_runs
 from tests.busy_machine import other_work
 

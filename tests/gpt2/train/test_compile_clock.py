@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt2.config.config import Config
-from gpt2.system.signals import Stop
 from gpt2.train.trainer import WARM_UP_STEPS, TrainingRun
 from ra.settings import AlternationSettings
+from runtime.settings import Config
+from runtime.signals import Stop
 from tests import small_runs
 from tests.small_runs import StopAfter
 

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt2.artifacts import run_record
-from gpt2.hardware import attention_kernels
 from gpt2.model.init import weights_digest
 from referee.numerics.seed import process_environment
+from runtime import attention_kernels, run_record
 from tests import small_runs
 
 ROOT = Path(__file__).parents[3]

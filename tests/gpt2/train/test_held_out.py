@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.artifacts import eval_sets, run_record
-from gpt2.artifacts.seal import read_sealed
-from gpt2.artifacts.typed_json import parse
-from gpt2.config.config import Config
-from gpt2.config.eval_sets import EvalSet
+from runtime import eval_set_records as eval_sets
+from runtime import run_record
+from runtime.seal import read_sealed
+from runtime.settings import Config, EvalSet
+from runtime.typed_json import parse
 from tests import small_runs
 from tests.small_runs import StopAfter, outcome, same, start
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from gpt2.config.batch import plan_batch
-from gpt2.config.config import ModelConfig, OptimizerConfig
 from gpt2.model.transformer import CausalSelfAttention
 from gpt2.train.nan_debug import MAX_RETRIES, FaultLog, NotFinite, first_not_finite
 from gpt2.train.step import NotFiniteError, Stepper
+from runtime.run_plan import plan_batch
+from runtime.settings import ModelConfig, OptimizerConfig
 
 
 def stepper(dropout: float = 0.0) -> Stepper:

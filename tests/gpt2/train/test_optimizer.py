@@ -6,8 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from gpt2.config.batch import plan_batch
-from gpt2.config.config import ModelConfig, OptimizerConfig
 from gpt2.model.init import initialise
 from gpt2.model.transformer import GPT2, ModelParts
 from gpt2.train.optimizer import (
@@ -17,6 +15,8 @@ from gpt2.train.optimizer import (
     set_learning_rate,
 )
 from gpt2.train.step import Stepper
+from runtime.run_plan import plan_batch
+from runtime.settings import ModelConfig, OptimizerConfig
 
 
 class Gate(nn.Module):

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from gpt2.artifacts import eval_sets, run_record
-from gpt2.config.batch import BatchError, plan_batch, plan_for
 from referee.numerics.monitor.tables import KINDS, read_table
+from runtime import eval_set_records as eval_sets
+from runtime import run_record
+from runtime.run_plan import BatchError, plan_batch, plan_for
 from tests import small_runs
 from tests.gpt2.train import rank_runs
 from tests.small_runs import StopAfter, outcome, same

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from gpt2.artifacts import checkpoint
-from gpt2.artifacts.checkpoint import CheckpointError
 from gpt2.train.optimizer import parameter_groups
 from gpt2.train.resume import check_fits
+from runtime import checkpoint
+from runtime.checkpoint import CheckpointError
 
 MODEL = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4))
 OPTIMIZER = torch.optim.AdamW(parameter_groups(MODEL, weight_decay=0.1), fused=True)

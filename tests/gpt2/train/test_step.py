@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from gpt2.config.batch import micro_batches, plan_batch
-from gpt2.config.config import ModelConfig, OptimizerConfig
 from gpt2.train.step import Stepper
+from runtime.run_plan import micro_batches, plan_batch
+from runtime.settings import ModelConfig, OptimizerConfig
 
 MODEL = ModelConfig("test", 2, 2, 16, 16, 0.0, vocabulary=101, padded_vocabulary=128)
 

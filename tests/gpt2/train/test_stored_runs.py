@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt2.config.config import Config
-from gpt2.hardware.cpu import cpu_name
-from gpt2.system.files import write_json
 from gpt2.train.fingerprint import NUMBERS
+from runtime.cpu import cpu_name
+from runtime.files import write_json
+from runtime.settings import Config
 from tests import small_runs
 
 FILE = Path(__file__).parents[2] / "fixtures" / "stored_runs.json"

@@ -10,19 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpt2.artifacts import checkpoint, metrics_log, run_record
-from gpt2.artifacts.metrics_log import truncate_metrics
-from gpt2.config.config import Config
-from gpt2.hardware import attention_kernels
 from gpt2.model.transformer import CausalSelfAttention
-from gpt2.system.signals import Stop
 from gpt2.train import fingerprint, trainer
 from gpt2.train.clocks import unevenness
 from gpt2.train.fingerprint import schedule_digest
 from gpt2.train.resume import RunError
-from gpt2.train.run_plan import WARM_UP_STEPS
 from gpt2.train.step import NotFiniteError
 from gpt2.train.trainer import TrainingRun
+from runtime import attention_kernels, checkpoint, metrics_log, run_record
+from runtime.metrics_log import truncate_metrics
+from runtime.run_plan import WARM_UP_STEPS
+from runtime.settings import Config
+from runtime.signals import Stop
 from tests import small_runs
 from tests.small_runs import StopAfter, outcome, same, start
 

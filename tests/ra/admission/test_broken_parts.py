@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from gpt2.config.config import ModelConfig
 from ra import names
 from ra.admission.examine import examine
 from ra.admission.probe import Probe
 from ra.settings import AlternationSettings
+from runtime.settings import ModelConfig
 from tests.pins.admission import hold_to_pin
 from tests.ra.admission.broken_parts import BROKEN_PARTS
 from tests.ra.admission.first_checks import checks_to

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpt2.config.config import ModelConfig
 from ra.admission.causality import future_leak
 from ra.admission.examine import CHECKS, examine
 from ra.admission.probe import Probe, inputs, row_rounding
 from ra.admission.results import OUTSIDE
 from ra.names import LEARNED, PATTERNS, published_variants
 from ra.settings import AlternationSettings
+from runtime.settings import ModelConfig
 from tests.pins.admission import hold_to_pin
 
 STUDY = ModelConfig("test", 3, 2, 32, 160, 0.0)

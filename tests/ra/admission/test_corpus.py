@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.config.config import ModelConfig
 from ra import names
 from ra.admission.examine import examine
 from ra.admission.probe import Probe
 from ra.admission.process import examine_variants
 from ra.settings import AlternationSettings
+from runtime.settings import ModelConfig
 from tests.pins.admission import hold_to_pin
 from tests.ra.admission import broken, correct
 from tests.ra.admission.conditional import CONDITIONAL, UNUSUAL

@@ -8,12 +8,12 @@ import pytest
 
 import gpt2.train.trainer  # noqa: F401  (the functions that judge)
 import ra.custom
-from gpt2.config.config import ModelConfig
 from ra import names
 from ra.admission import examine
 from ra.admission.probe import Probe
 from ra.admission.process import examine_variants
 from ra.settings import AlternationSettings
+from runtime.settings import ModelConfig
 
 STUDY = ModelConfig("test", 2, 2, 16, 16, 0.0)
 ALTERNATION = AlternationSettings("output", 0.5, 100.0)

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.config.config import ModelConfig
 from ra import names
 from ra.admission.process import examine_variants
 from ra.settings import AlternationSettings
+from runtime.settings import ModelConfig
 from tests.pins.admission import hold_to_pin
 
 STUDY = ModelConfig("test", 2, 2, 16, 16, 0.0)

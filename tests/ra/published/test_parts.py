@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpt2.config.config import ModelConfig
 from gpt2.model.init import initialise
 from gpt2.model.sampling import Cache, logits
 from gpt2.model.transformer import GPT2
@@ -22,6 +21,7 @@ from ra.published.rotary import RotaryPosition
 from ra.published.swiglu import SwiGLU
 from ra.settings import AlternationSettings
 from ra.variants import variant
+from runtime.settings import ModelConfig
 
 MODEL = ModelConfig("test", 3, 2, 16, 24, 0.0, vocabulary=101, padded_vocabulary=128)
 ALTERNATION = AlternationSettings("output", 0.3, 100.0)

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gpt2.config.config import ModelConfig
 from gpt2.memory.allocation_tracker import AllocationTracker
 from gpt2.model.init import initialise
 from gpt2.model.transformer import GPT2, CausalSelfAttention
@@ -15,6 +14,7 @@ from gpt2.train.step import build_model
 from ra.names import published_variants
 from ra.settings import AlternationSettings
 from ra.variants import variant
+from runtime.settings import ModelConfig
 
 MODEL = ModelConfig("test", 3, 2, 16, 24, 0.0, vocabulary=101, padded_vocabulary=128)
 C, H, W = MODEL.width, MODEL.heads, MODEL.block_size // 4

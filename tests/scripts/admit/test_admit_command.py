@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from configuration import commands
-from gpt2.system.errors import UserError
 from ra import names
+from runtime.errors import UserError
 from scripts.admit import __main__ as command
 from tests.checkout import link_project
 

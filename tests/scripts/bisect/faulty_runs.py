@@ -9,19 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt2.artifacts import run_record
-from gpt2.config.batch import plan_batch
-from gpt2.config.config import Config
-from gpt2.config.dotconfig import read_symbols
-from gpt2.hardware import attention_kernels
-from gpt2.system import ranks
-from gpt2.system.signals import Stop
-from gpt2.train.run_plan import RunPlan
 from gpt2.train.step import NotFiniteError
 from gpt2.train.trainer import TrainingRun
 from ra import names
 from ra.settings import AlternationSettings
 from ra.variants import variant
+from runtime import attention_kernels, ranks, run_record
+from runtime.dotconfig import read_symbols
+from runtime.run_plan import RunPlan, plan_batch
+from runtime.settings import Config
+from runtime.signals import Stop
 from tests import small_runs
 from tests.checkout import link_project
 from tests.kconfig_commands import run as configure

@@ -18,10 +18,10 @@ import pytest
 import torch
 import torch._dynamo  # the first optimizer loads it
 
-from gpt2.system import ranks
-from gpt2.system.rank_launcher import free_port
-from gpt2.train import gradients
+from gpt2 import gradients
 from ra import names
+from runtime import ranks
+from runtime.ranks import free_port
 from tests.scripts.bisect.faulty_runs import train_configured
 
 

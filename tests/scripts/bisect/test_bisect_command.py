@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gpt2.artifacts import run_record
-from gpt2.system.errors import UserError
+from runtime import run_record
+from runtime.errors import UserError
 from scripts.bisect import __main__ as command
 from tests import small_runs
 from tests.scripts.bisect.faulty_runs import HALF, SPIKE, train, workplace

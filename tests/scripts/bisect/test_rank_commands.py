@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from gpt2.artifacts import run_record
 from referee.numerics import NumericsError
 from referee.numerics.repeat.repeat_step import repeat_step
+from runtime import run_record
 from scripts.bisect import __main__ as bisect_command
 from scripts.monitor import __main__ as monitor_command
 from scripts.record import __main__ as record_command

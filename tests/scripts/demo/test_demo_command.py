@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from configuration import commands
-from gpt2.config.dotconfig import parse_lines
 from ra.names import is_control_arm
+from runtime.dotconfig import parse_lines
 from scripts.demo import __main__ as demo
 from study.report import summary
 from study.runner.study import Study

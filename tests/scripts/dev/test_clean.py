@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from configuration.rules import HEADER
 from gpt2.data.manifest import Manifest, Shard, Split
-from gpt2.system.errors import UserError
+from runtime.errors import UserError
 from scripts.dev import clean
 
 KEY = "0123456789ab"

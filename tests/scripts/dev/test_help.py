@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from configuration.commands import DEFCONFIGS
-from gpt2.artifacts.run_record import run_name
 from ra.arms import parse_arm
 from ra.names import PATTERNS, published_variants
+from runtime.run_record import run_name
 from scripts.dev import help as makehelp
 
 ROOT = Path(__file__).parents[3]

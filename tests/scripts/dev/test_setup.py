@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.hardware import detect
-from gpt2.system.errors import UserError
+from runtime import detect
+from runtime.errors import UserError
 from scripts.dev import setup
 
 ROOT = Path(__file__).parents[3]

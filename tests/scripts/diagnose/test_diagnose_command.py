@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from torch.nn import functional as F
 
-from gpt2.artifacts.run_record import HellaSwagEntry
-from gpt2.system.errors import UserError
+from runtime.errors import UserError
+from runtime.run_record import HellaSwagEntry
 from scripts.diagnose import __main__ as command
 from scripts.diagnose.runs import read_runs, run_scores
 from scripts.record import __main__ as recording

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.artifacts import checkpoint, run_record
+from runtime import checkpoint, run_record
 from study.attention.inspect import load_run
 from study.transfer.records import gap, read
 from tests.faults.in_process import train

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt2.system.errors import UserError
 from ra import names
 from ra.exported import WEIGHTS, load_run
+from runtime.errors import UserError
 from scripts.export import __main__ as export
 from study.attention import inspect
 from tests.study.attention.test_inspect import a_run, config_file

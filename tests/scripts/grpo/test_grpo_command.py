@@ -17,11 +17,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from configuration import commands
-from gpt2.config.dotconfig import read_symbols
-from gpt2.system.errors import UserError
-from gpt2.system.signals import Stop
 from rl import records, study
 from rl.settings import GrpoSettings
+from runtime.dotconfig import read_symbols
+from runtime.errors import UserError
+from runtime.signals import Stop
 from scripts.grpo.__main__ import main
 from tests.checkout import link_project
 from tests.rl.tiny import write_model, write_problems

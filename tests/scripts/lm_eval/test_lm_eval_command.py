@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpt2.artifacts import checkpoint, run_record
 from gpt2.eval import hellaswag
+from runtime import checkpoint, run_record
 from study.attention.inspect import load_run
 from study.lm_eval import records
 from study.lm_eval.model import RunModel

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpt2.model import sampling
-from gpt2.system.errors import UserError
+from runtime.errors import UserError
 from scripts.logp_diff import __main__ as logp_diff
 from study.attention import inspect
 from study.attention.inspect import load_run

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from gpt2.artifacts import run_record
-from gpt2.config.dotconfig import ConfigError
-from gpt2.config.monitor import MonitorSettings
-from gpt2.system.errors import UserError
 from referee.numerics.monitor.targets import read_control
+from runtime import run_record
+from runtime.dotconfig import ConfigError
+from runtime.errors import UserError
+from runtime.settings import MonitorSettings
 from scripts.monitor import __main__ as command
 from tests import small_runs
 from tests.checkout import link_project

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from gpt2.system.errors import UserError
 from referee.numerics import Recorder, RecorderConfig
+from runtime.errors import UserError
 from scripts.oracle import __main__ as command
 from tests.checkout import link_project
 

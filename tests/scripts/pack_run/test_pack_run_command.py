@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from gpt2.system import files
-from gpt2.system.errors import UserError
 from referee.numerics.setup.checklist_rows import EQUAL, FATAL, HARMLESS, NOT_RECORDED
 from referee.numerics.setup.compared_checklists import compare_checklists
+from runtime import files
+from runtime.errors import UserError
 from scripts.pack_run import __main__ as pack_run
 from tests.study import compared
 from tests.study.attention.test_inspect import a_run, config_file

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.system.errors import UserError
+from runtime.errors import UserError
 from scripts.plan.__main__ import main, spread
 from tests.kconfig_commands import defconfig
 

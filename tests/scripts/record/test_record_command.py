@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from gpt2.artifacts import run_record
-from gpt2.system.errors import UserError
-from gpt2.system.signals import Stop
 from gpt2.train.step import NotFiniteError
 from ra import names
+from runtime import run_record
+from runtime.errors import UserError
+from runtime.signals import Stop
 from scripts.oracle import __main__ as oracle_command
 from scripts.record import __main__ as command
 from scripts.record import run_replay

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gpt2.model import transformer
-from gpt2.system.errors import UserError
+from runtime.errors import UserError
 from scripts.repeat import __main__ as command
 from tests.scripts.bisect.faulty_runs import train, workplace
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.system.errors import UserError
+from runtime.errors import UserError
 from scripts.sample import __main__ as sample
 from tests.study.attention.test_inspect import a_run, config_file
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.config.batch import BatchPlan
-from gpt2.config.config import load_config
-from gpt2.system import files
-from gpt2.system.progress import duration
+from runtime import files
+from runtime.output import duration
+from runtime.run_plan import BatchPlan
+from runtime.settings import load_config
 from scripts.status import __main__ as command
 from scripts.status.table import WATCH_SECONDS, living, status_text
 from study.executors.claims import Claim, claimed

@@ -16,9 +16,9 @@ from scipy import stats
 
 from aqn.apply import on_platform
 from aqn.platforms import Platform, parse_platform
-from gpt2.artifacts import run_record
-from gpt2.hardware.attention_kernels import prepare_device
-from gpt2.system.errors import UserError
+from runtime import run_record
+from runtime.attention_kernels import prepare_device
+from runtime.errors import UserError
 from scripts.transfer.__main__ import main
 from study.transfer import evaluate, items
 from study.transfer.matrix import build_transfer, counted_runs

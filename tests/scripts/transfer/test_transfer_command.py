@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.artifacts import run_record
+from runtime import run_record
 from tests.faults.in_process import train
 from tests.faults.workplace import Workplace, write_stories
 

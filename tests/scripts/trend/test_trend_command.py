@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpt2.system.errors import UserError
+from runtime.errors import UserError
 from scripts.trend import __main__ as command
 from tests.referee.numerics.trend.monitor_files import names, noisy, write_losses, write_monitor
 

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.artifacts import run_record
-from gpt2.artifacts.run_record import Admission, ModelFault
-from gpt2.system.errors import UserError
 from ra import names
 from ra.admission import process
 from ra.admission.results import CHECKS, Examination, Outcome
 from ra.admission.violation import Violation
 from ra.settings import AlternationSettings
+from runtime import run_record
+from runtime.errors import UserError
+from runtime.run_record import Admission, ModelFault
 from study.admission import admit
 from study.records.runs import read_runs
 from study.report.build import build_report

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gpt2.artifacts import run_record
-from gpt2.system import files
+from runtime import files, run_record
 from study.report import build
 from tests.study.sample_records import ENVIRONMENT
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gpt2.system import files
 from referee.verdict import power
 from referee.verdict.statistics import NoiseFloor, spread_interval
+from runtime import files
 from study.analysis.sensitivity import sensitivities
 from study.analysis.verdict import judge
 from study.report import build

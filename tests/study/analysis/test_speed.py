@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpt2.artifacts import run_record
-from gpt2.system import files
+from runtime import files, run_record
 from study.analysis.speed import slopes
 from study.records.runs import Run
 from study.report import build, sentences

@@ -11,19 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from gpt2.artifacts import checkpoint, run_record
-from gpt2.config.config import Config
-from gpt2.config.dotconfig import read_symbols
 from gpt2.model.init import initialise
 from gpt2.model.transformer import GPT2
-from gpt2.system import files
-from gpt2.system.errors import UserError
 from gpt2.train.step import build_model
 from ra import attention_maps
 from ra.control import swap_query_and_key
 from ra.settings import AlternationSettings
 from ra.variants import variant
 from referee.pages.html_page import render_html
+from runtime import checkpoint, files, run_record
+from runtime.dotconfig import read_symbols
+from runtime.errors import UserError
+from runtime.settings import Config
 from study.attention import inspect
 from study.attention.data import (
     FILE,

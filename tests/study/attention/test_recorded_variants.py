@@ -7,15 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt2.artifacts import checkpoint, run_record
-from gpt2.config.config import Config
-from gpt2.config.dotconfig import read_symbols
 from gpt2.model.init import initialise
-from gpt2.system import files
 from gpt2.train.step import build_model
 from ra import names
 from ra.settings import AlternationSettings
 from ra.variants import variant
+from runtime import checkpoint, files, run_record
+from runtime.dotconfig import read_symbols
+from runtime.settings import Config
 from study.attention import inspect
 from tests.study.attention.test_inspect import config_file
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt2.artifacts.metrics_log import read_steps
+from runtime.metrics_log import read_steps
 from study.compare import alignment, build
 from study.compare.sections import alignment_table
 from study.compare.sentences import error

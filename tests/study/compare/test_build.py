@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gpt2.system import files
-from gpt2.system.errors import UserError
+from runtime import files
+from runtime.errors import UserError
 from study.compare import build
 from study.compare.load import labels
 from tests.study.compared import (

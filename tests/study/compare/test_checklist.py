@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from configuration.rules import load_kconfig
-from gpt2.config.config import Config
 from gpt2.train.fingerprint import schedule_digest
+from runtime.settings import Config
 from study.compare import build
 from study.compare.checklist_rows import (
     CHANGES_TRAINING,
@@ -18,7 +18,7 @@ from study.compare.checklist_rows import (
     WITHOUT_EFFECT,
 )
 from study.compare.load import CHOICES, folded
-from tests.gpt2.config import test_config
+from tests.runtime import test_config
 from tests.study.compared import Settings, a_study, recorded, setting
 
 HASH = "optimizer and budget (hash)"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gpt2.artifacts import run_record
+from runtime import run_record
 from study.analysis.verdict import BETTER, judge
 from study.compare import build
 from study.compare import ranking as compare_ranking

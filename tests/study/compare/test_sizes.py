@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.artifacts.run_record import run_name
+from runtime.run_record import run_name
 from study.analysis.trend import CANNOT_TELL, HOLDS, SHRINKS
 from study.compare.build import as_json, build_comparison
 from study.compare.size_sections import effects_figure

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from gpt2.artifacts.eval_sets import EvalSetEntry
 from referee.pages.document import render_markdown
+from runtime.eval_set_records import EvalSetEntry
 from study.compare.build import build_comparison
 from study.compare.sections import comparison_document
 from study.eval_sets.results import eval_set_tables

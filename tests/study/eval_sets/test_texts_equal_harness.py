@@ -12,13 +12,12 @@ from lm_eval.api.instance import Instance
 from lm_eval.tasks.wikitext.preprocess_wikitext import process_results, wikitext_detokenizer
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from gpt2.config.config import DataConfig
-from gpt2.config.eval_sets import EvalSet
 from gpt2.data import tokenizer, wikitext
 from gpt2.data.eval_texts import read_text
 from gpt2.eval import rolling
 from gpt2.model.init import initialise
 from gpt2.model.transformer import GPT2
+from runtime.settings import DataConfig, EvalSet
 from study.lm_eval.model import ScoredModel
 
 RAW = (

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpt2.system.errors import UserError
+from runtime.errors import UserError
 from study.executors.child_process import (
     KEEP_HEAP,
     SPIN_COUNT,

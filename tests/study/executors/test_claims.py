@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.artifacts import checkpoint
+from runtime import checkpoint
 from study.executors import claims
 from study.executors.child_process import EXIT_SUPERSEDED
 from study.executors.claims import Claim, ClaimedError, ClaimObserver, claimed, is_locked, newest, read_holder

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from gpt2.config.batch import plan_batch
-from gpt2.config.config import Config, load_config
-from gpt2.config.dotconfig import read_symbols
-from gpt2.hardware.resolve import resolve
-from gpt2.system.signals import Stop
 from gpt2.train.trainer import TrainingRun
 from ra.variants import variant
+from runtime.dotconfig import read_symbols
+from runtime.resolve import resolve
+from runtime.run_plan import plan_batch
+from runtime.settings import Config, load_config
+from runtime.signals import Stop
 from scripts.status.table import status_text
 from study.executors.child_process import EXIT_FINISHED
 from study.executors.executor import Message

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpt2.system.errors import UserError
+from runtime.errors import UserError
 from study.executors import ray_tasks
 from study.executors.child_process import EXIT_INTERRUPTED, Event
 from study.executors.claims import claimed

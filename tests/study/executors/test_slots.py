@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.config.config import Config
-from gpt2.hardware.resolve import ResolvedTarget, resolve
-from gpt2.hardware.torch_devices import TorchDevice, TorchDevices
+from runtime.resolve import ResolvedTarget, resolve
+from runtime.settings import Config
+from runtime.torch_devices import TorchDevice, TorchDevices
 from study.executors import slots
 from study.executors.child_process import Slot
 from study.executors.slots import (

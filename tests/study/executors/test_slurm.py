@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.artifacts.run_record import RecordedTarget
-from gpt2.artifacts.typed_json import to_plain
-from gpt2.config.batch import BatchPlan
-from gpt2.config.dotconfig import read_symbols
-from gpt2.hardware.resolve import resolve, target_record
-from gpt2.system import files
-from gpt2.system.errors import UserError
+from runtime import files
+from runtime.dotconfig import read_symbols
+from runtime.errors import UserError
+from runtime.resolve import resolve, target_record
+from runtime.run_plan import BatchPlan
+from runtime.run_record import RecordedTarget
+from runtime.typed_json import to_plain
 from study.executors import slurm
 from study.executors.child_process import EXIT_INTERRUPTED, Event
 from study.executors.executor import Ended, Message, Started, Task, TaskProgress

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from gpt2.artifacts import run_record
 from referee.pages.document import render_markdown, render_terminal
+from runtime import run_record
 from study.compare.build import build_comparison
 from study.compare.sections import comparison_document
 from study.lm_eval import records

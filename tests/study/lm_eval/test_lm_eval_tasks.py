@@ -10,7 +10,7 @@ import pyarrow as arrow
 import pytest
 from pyarrow import parquet
 
-from gpt2.system.errors import UserError
+from runtime.errors import UserError
 from study.lm_eval.local_files import needed_fields
 from study.lm_eval.tasks import definition_digest, items_digest, load_tasks
 from tests.study.lm_eval.conftest import NAMES

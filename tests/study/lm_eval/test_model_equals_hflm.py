@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from gpt2.data import tokenizer
 from gpt2.model.init import initialise
 from gpt2.model.transformer import GPT2, ModelParts
-from gpt2.system.errors import UserError
+from runtime.errors import UserError
 from study.export.export import export_run
 from study.lm_eval.model import NAME, RunModel, ScoredModel
 from tests.study.attention.test_inspect import a_run, config_file

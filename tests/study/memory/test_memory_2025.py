@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from configuration.targets import symbols_for_target
-from gpt2.config.config import Config
-from gpt2.hardware import resolve
 from gpt2.memory.prediction import predict
 from gpt2.model.transformer import ModelParts
 from ra.settings import AlternationSettings
 from ra.variants import variant
+from runtime import resolve
+from runtime.settings import Config
 from study.memory.micro_batch import Predictions
 from tests.ra.naive import NaiveAttention, naive_loss
 

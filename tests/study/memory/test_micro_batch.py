@@ -5,10 +5,7 @@ from typing import Any
 
 import pytest
 
-from gpt2.config.batch import micro_batches
-from gpt2.config.config import Config, ModelConfig
 from gpt2.eval.validation import EVALUATION_TOKENS
-from gpt2.hardware.resolve import TARGETS, ResolvedTarget
 from gpt2.memory.measure import measure
 from gpt2.memory.prediction import Prediction, predict
 from gpt2.memory.workload import StepWorkload
@@ -17,6 +14,9 @@ from gpt2.model.transformer import ModelParts
 from ra.names import published_variants
 from ra.settings import AlternationSettings
 from ra.variants import Variant, variant
+from runtime.resolve import TARGETS, ResolvedTarget
+from runtime.run_plan import micro_batches
+from runtime.settings import Config, ModelConfig
 from study.memory.micro_batch import MARGIN, MemoryPlanError, Predictions, require_free
 
 MIB = 2**20

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from configuration.targets import symbols_for_target
-from gpt2.config.config import Config
-from gpt2.hardware import resolve
 from ra.settings import AlternationSettings
 from ra.variants import variant
+from runtime import resolve
+from runtime.settings import Config
 from study.memory.micro_batch import Predictions
 from study.memory.page import PHASES
 

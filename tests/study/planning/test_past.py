@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.system import files
+from runtime import files
 from study.planning.past import find_past_studies, newest_noise
 from study.report.build import build_report
 from tests.study.sample_records import STEPS, UPDATE, VARIANTS, a_study, edit

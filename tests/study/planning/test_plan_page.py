@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from gpt2.config.config import CORE_WORK, load_config
-from gpt2.config.dotconfig import Symbols, read_symbols
 from referee.pages.document import render_terminal
 from referee.verdict.looks import nominal_levels
 from referee.verdict.power import mde
+from runtime.dotconfig import Symbols, read_symbols
+from runtime.settings import CORE_WORK, load_config
 from study.analysis.designs import Noise, detectable_difference
 from study.planning.forecast import forecast, planned_runs
 from study.planning.page import plan_document, times

@@ -11,18 +11,17 @@ import jsonschema
 import pytest
 import torch
 
-from gpt2.artifacts import checkpoint, run_record
-from gpt2.artifacts.metrics_log import read_steps
-from gpt2.artifacts.typed_json import read_file, to_plain
-from gpt2.config.config import Config
-from gpt2.config.dotconfig import read_symbols
 from gpt2.data.manifest import Manifest, Shard, Split, read_manifest
 from gpt2.eval import hellaswag
-from gpt2.system import files
-from gpt2.system.errors import UserError
-from gpt2.system.read_files import NUMBER_LIMIT
 from gpt2.train.resume import Meta
 from referee.pages.document import render_markdown, render_terminal
+from runtime import checkpoint, files, run_record
+from runtime.dotconfig import read_symbols
+from runtime.errors import UserError
+from runtime.files import NUMBER_LIMIT
+from runtime.metrics_log import read_steps
+from runtime.settings import Config
+from runtime.typed_json import read_file, to_plain
 from study.attention import data
 from study.records import plan_file
 from study.records.hellaswag_scores import ItemScores, ItemsFile

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpt2.artifacts import run_record
-from gpt2.system import files
+from runtime import files, run_record
 from study.analysis.verdict import BETTER, EXPLORATORY, INTERIM, PRIMARY
 from study.records.design import recorded_settings
 from study.records.plan_file import Plan, Primary, from_json, read

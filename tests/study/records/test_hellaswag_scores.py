@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gpt2.artifacts import run_record
-from gpt2.system.errors import UserError
+from runtime import run_record
+from runtime.errors import UserError
 from study.records.hellaswag_scores import Items, common_items
 from study.report import build
 from study.runner.preconditions import refuse_other_items

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.artifacts import run_record
-from gpt2.artifacts.run_record import SIDE_FILES, RecordError
-from gpt2.system import files
-from gpt2.system.errors import UserError
+from runtime import files, run_record
+from runtime.errors import UserError
+from runtime.run_record import SIDE_FILES, RecordError
 from scripts import verify as command
 from study.attention.inspect import load_run
 from study.compare import build as compare

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.artifacts.run_record import RecordedTarget
-from gpt2.artifacts.typed_json import parse
-from gpt2.config.batch import BatchPlan
+from runtime.run_plan import BatchPlan
+from runtime.run_record import RecordedTarget
+from runtime.typed_json import parse
 from study.records import plan_file
 from study.records.plan_file import (
     CostClass,

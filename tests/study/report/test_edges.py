@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpt2.artifacts import run_record
-from gpt2.system import files
 from referee.pages.markup import to_markdown
+from runtime import files, run_record
 from study.records import runs
 from study.report import build, sentences, summary, write
 from tests.study.report import rendered

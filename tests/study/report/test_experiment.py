@@ -10,7 +10,7 @@ from study.report.build import as_json, build_report
 from study.report.document import report_document
 from study.report.sentences import CAPPED, capped
 from study.report.write import latex_caption
-from tests.gpt2.config.test_config import VALUES
+from tests.runtime.test_config import VALUES
 from tests.study.report import rendered
 from tests.study.sample_records import a_study
 

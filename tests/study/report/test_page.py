@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gpt2.artifacts import run_record
-from gpt2.system import files
 from referee.pages import components
+from runtime import files, run_record
 from study.arm_colors import legend
 from study.records import curves, runs
 from study.report import build, figures, figures_final

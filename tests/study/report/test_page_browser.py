@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpt2.system import files
+from runtime import files
 from study.report import write
 from tests.study.browser import BROWSER, empty, faultless, look, percent
 from tests.study.sample_records import UPDATE, VARIANTS, a_study, edit

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from gpt2.system.errors import UserError
 from referee.pages.document import Table
 from referee.pages.latex import render_latex
 from referee.pages.markup import Code, Strong
+from runtime.errors import UserError
 from scripts import report as command
 from study.report.write import LATEX_FILE, write_latex, write_report
 from tests.study.browser import printed

@@ -4,7 +4,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from gpt2.system import files
+from runtime import files
 from study.attention import data
 from study.report import build, write
 from tests.study.report import rendered

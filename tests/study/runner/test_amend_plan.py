@@ -7,14 +7,12 @@ from typing import Any
 
 import pytest
 
-from gpt2.artifacts import run_record
-from gpt2.config.batch import BatchPlan
-from gpt2.config.config import Config
-from gpt2.system import files
 from gpt2.train.optimizer import warmup_iterations
-from gpt2.train.run_plan import WARM_UP_STEPS
 from ra.settings import AlternationSettings
 from ra.variants import variant
+from runtime import files, run_record
+from runtime.run_plan import WARM_UP_STEPS, BatchPlan
+from runtime.settings import Config
 from study.memory.micro_batch import MemoryPlanError, Predictions
 from study.records import plan_file
 from study.records.plan_file import Plan

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.artifacts import run_record
 from gpt2.train.trainer import TrainingRun
 from ra.names import published_variants
 from ra.variants import variant
 from referee.pages.document import render_markdown
+from runtime import run_record
 from study.records.curves import scalars
 from study.records.plan_file import LearningRates
 from study.records.runs import read_runs

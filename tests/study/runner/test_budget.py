@@ -15,19 +15,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpt2.artifacts import checkpoint, metrics_log, run_record
-from gpt2.config.batch import BatchPlan
-from gpt2.config.config import Config
 from gpt2.eval import validation
-from gpt2.hardware.resolve import resolve
-from gpt2.system.signals import Stop
 from gpt2.train import trainer
 from gpt2.train.clocks import Clocks, ClockTimer
-from gpt2.train.run_plan import WARM_UP_STEPS, RunPlan
 from gpt2.train.step import Stepper, StepResult
 from gpt2.train.trainer import TrainingRun
 from ra.settings import AlternationSettings
 from ra.variants import variant
+from runtime import checkpoint, metrics_log, run_record
+from runtime.resolve import resolve
+from runtime.run_plan import WARM_UP_STEPS, BatchPlan, RunPlan
+from runtime.settings import Config
+from runtime.signals import Stop
 from study.records.plan_file import Plan
 from study.runner import planner
 from study.runner.settings import StudySettings

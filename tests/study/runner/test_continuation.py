@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from gpt2.artifacts import checkpoint, run_record
-from gpt2.config.batch import plan_batch
-from gpt2.hardware.resolve import resolve
-from gpt2.system.errors import UserError
-from gpt2.system.signals import Stop
-from gpt2.train.run_plan import RunPlan, Start
 from gpt2.train.trainer import TrainingRun
 from ra.variants import variant
+from runtime import checkpoint, run_record
+from runtime.errors import UserError
+from runtime.resolve import resolve
+from runtime.run_plan import RunPlan, Start, plan_batch
+from runtime.signals import Stop
 from study.records import plan_file
 from study.runner.continuation import check_starts
 from tests import small_runs

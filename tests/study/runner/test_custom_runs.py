@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gpt2.artifacts import run_record
 from gpt2.memory.prediction import predict
 from gpt2.memory.workload import StepWorkload
 from gpt2.model.init import initialise, keyed_normal, shared_names, weights_digest
 from gpt2.model.transformer import CausalSelfAttention, ModelParts, UnsetLinear
-from gpt2.system.signals import Stop
 from gpt2.train.step import build_model
 from gpt2.train.trainer import TrainingRun
+from runtime import run_record
+from runtime.signals import Stop
 from study.records.runs import read_runs
 from tests import small_runs
 from tests.small_runs import StopAfter, same

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.system.errors import UserError
 from ra import names
+from runtime.errors import UserError
 from study.runner.preconditions import snapshot_sources
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt2.artifacts import run_record
-from gpt2.system.rank_launcher import free_port
-from gpt2.system.signals import Interrupted, Stop
 from gpt2.train.step import StepResult
+from runtime import run_record
+from runtime.ranks import free_port
+from runtime.signals import Interrupted, Stop
 from study.runner.study import Study
 from tests import small_runs
 from tests.faults.workplace import Workplace, wait_for

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gpt2.config.config import ANY_TARGET
-from gpt2.hardware import attention_kernels, resolve, torch_devices
-from gpt2.hardware.gpu_specs import GIB, TargetError
-from gpt2.hardware.torch_devices import TorchDevice, TorchDevices
+from runtime import attention_kernels, resolve, torch_devices
+from runtime.gpu_specs import GIB, TargetError
+from runtime.settings import ANY_TARGET
+from runtime.torch_devices import TorchDevice, TorchDevices
 
 H200 = TorchDevices(
     "cuda", "2.13.0+cu130", (TorchDevice(0, "NVIDIA H200", 140 * GIB, False, (9, 0)),), "CUDA 13.0"

@@ -8,15 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2.artifacts import run_record
-from gpt2.config.batch import BatchPlan
-from gpt2.config.config import BudgetConfig, Config
-from gpt2.hardware.resolve import TARGETS, ResolvedTarget
-from gpt2.system import files
-from gpt2.system.errors import UserError
-from gpt2.train.run_plan import WARM_UP_STEPS
 from ra.settings import AlternationSettings
 from ra.variants import variant
+from runtime import files, run_record
+from runtime.errors import UserError
+from runtime.resolve import TARGETS, ResolvedTarget
+from runtime.run_plan import WARM_UP_STEPS, BatchPlan
+from runtime.settings import BudgetConfig, Config
 from study.memory.micro_batch import MemoryPlanError
 from study.records import plan_file
 from study.records.plan_file import Plan

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from configuration.rules import load_kconfig
-from gpt2.system import files
-from gpt2.system.errors import UserError
+from runtime import files
+from runtime.errors import UserError
 from scripts import study as command
 from study.compare.checklist_rows import CHANGES_TRAINING, HASHED
 from study.runner.preconditions import (

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from gpt2.artifacts import run_record
-from gpt2.config.batch import BatchPlan
-from gpt2.config.config import Config
-from gpt2.config.dotconfig import read_symbols
-from gpt2.system import files
-from gpt2.system.ranks import EXIT_RANK_LOST
+from runtime import files, run_record
+from runtime.dotconfig import read_symbols
+from runtime.ranks import EXIT_RANK_LOST
+from runtime.run_plan import BatchPlan
+from runtime.settings import Config
 from study.executors import claims
 from study.executors.child_process import EXIT_CLAIMED, EXIT_OUT_OF_MEMORY
 from study.executors.executor import Ended, Message, Started, Task

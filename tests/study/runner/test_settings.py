@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2.config.dotconfig import ConfigError, Symbols, parse_lines, quote
+from runtime.dotconfig import ConfigError, Symbols, parse_lines, quote
 from study.runner.settings import StudySettings
 
 VALUES = {

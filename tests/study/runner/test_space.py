@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from bench.temporary_studies import configure_study
-from gpt2.artifacts import checkpoint
-from gpt2.config.batch import plan_batch
-from gpt2.config.config import ModelConfig, OptimizerConfig
-from gpt2.system.errors import UserError
 from gpt2.train.step import Stepper, build_model
+from runtime import checkpoint
+from runtime.errors import UserError
+from runtime.run_plan import plan_batch
+from runtime.settings import ModelConfig, OptimizerConfig
 from study.runner import preconditions
 
 MODEL = ModelConfig("test", 2, 2, 64, 32, 0.0)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gpt2.config.config import EvaluationConfig
-from gpt2.system import files
+from runtime import files
+from runtime.settings import EvaluationConfig
 from study.records import plan_file
 from study.runner.status_text import START_SECONDS, expected_seconds, final_share, outcome
 from tests.study.sample_records import a_plan, a_record

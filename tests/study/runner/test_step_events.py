@@ -5,14 +5,13 @@ from typing import Any
 
 import pytest
 
-from gpt2.config.batch import plan_batch
-from gpt2.hardware.resolve import resolve
-from gpt2.system.signals import Stop
 from gpt2.train.clocks import EventTimer
-from gpt2.train.run_plan import WARM_UP_STEPS
 from gpt2.train.step import Stepper
 from ra.settings import AlternationSettings
 from ra.variants import variant
+from runtime.resolve import resolve
+from runtime.run_plan import WARM_UP_STEPS, plan_batch
+from runtime.signals import Stop
 from study.runner.step_timing import LEAST_TURNS, STEADY_TURNS, measure_steps
 from tests import small_runs
 from tests.device_queue import Queue

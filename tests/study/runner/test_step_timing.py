@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2.config.batch import BatchPlan
+from runtime.run_plan import BatchPlan
 from study.runner.step_timing import (
     BLOCKS,
     STEADY_TURNS,

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from gpt2.system.progress import LiveLine
+from runtime.output import LiveLine
 from study.executors.child_process import Event
 from study.runner import terminal
 from study.runner.terminal import Estimate, Terminal

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2.config.dotconfig import ConfigError, Symbols, parse_lines
-from gpt2.system.errors import UserError
 from ra.arms import parse_arm, split_rate, with_rate
 from ra.names import is_control_arm
+from runtime.dotconfig import ConfigError, Symbols, parse_lines
+from runtime.errors import UserError
 from study.records.plan_file import LearningRates
 from study.sweep.rates import (
     FIRST_TUNING_SEED,

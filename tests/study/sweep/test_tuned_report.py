@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from gpt2.artifacts import run_record
-from gpt2.artifacts.seal import write_sealed
-from gpt2.system import files
-from gpt2.system.errors import UserError
 from ra.arms import with_rate
+from runtime import files, run_record
+from runtime.errors import UserError
+from runtime.seal import write_sealed
 from study.compare.checklist import checklist
 from study.compare.load import read_studies
 from study.records import plan_file

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.artifacts import run_record
+from runtime import run_record
 from study.runner.study import Study
 from study.tracking.verdict_run import verdict_values
 from tests.fake_trackers import install, observed

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.config.config import TrackingConfig
-from gpt2.system import files
 from referee.verdict.statistics import perplexity_percent
+from runtime import files
+from runtime.settings import TrackingConfig
 from study.report.build import as_json, build_report
 from study.tracking.verdict_run import track_verdict, verdict_values
 from tests.fake_trackers import install, observed

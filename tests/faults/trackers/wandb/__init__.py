@@ -23,7 +23,7 @@ def init(**options: Any) -> None:
                 sys.executable,
                 "-c",
                 "import time; time.sleep(900)",
-                "helper of gpt2.artifacts.experiment_loggers",
+                "helper of study.trackers",
             ]
         )
         time.sleep(900)

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2.system.errors import UserError
 from referee.errors import NumericsError
 from referee.numerics.runs import stress_devices
 from referee.numerics.runs.stress_devices import (
@@ -23,6 +22,7 @@ from referee.numerics.runs.stress_devices import (
     parse_fault,
 )
 from referee.numerics.runs.stress_devices import stress_devices as run_command
+from runtime.errors import UserError
 from scripts import stress as make_stress
 
 

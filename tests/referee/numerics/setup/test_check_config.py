@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from gpt2.artifacts import provenance
 from referee.numerics import ConfigChecker, NumericsError
 from referee.numerics.setup.checklist_rows import (
     EQUAL,
@@ -23,6 +22,7 @@ from referee.numerics.setup.checklist_rows import (
 from referee.numerics.setup.compared_checklists import HOW, compare_checklists, comparison_document
 from referee.numerics.setup.script_settings import variable_meaning
 from referee.pages.document import render_terminal
+from runtime import provenance
 from tests.referee.numerics.setup.packed import pack, small_model
 
 

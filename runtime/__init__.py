@@ -1,0 +1,1 @@
+"""What every worker and the driver share: settings, plans, records, files, signals, ranks and devices."""

@@ -1,0 +1,200 @@
+"""Write files atomically: a file is replaced completely or stays unchanged. Standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import json
+import math
+import os
+import re
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TextIO
+
+from runtime.errors import UserError
+
+
+def finite(value: Any) -> Any:
+    """Return plain data with NaN and infinities replaced by None, because JSON has neither."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return value
+
+
+def open_append(path: Path) -> TextIO:
+    """Open a text file to append to it. What is not a regular file, such as a FIFO, is moved away first."""
+    if path.exists() and not path.is_file():
+        quarantine(path)
+    return path.open("a", encoding="utf-8")
+
+
+def quarantine(path: Path) -> Path:
+    """Move a damaged file into the folder damaged/ beside it, under a free name. Returns the new path."""
+    folder = path.parent / "damaged"
+    folder.mkdir(exist_ok=True)
+    return path.rename(unused(folder / path.name))
+
+
+def unused(path: Path) -> Path:
+    """Return the first of path, path.2, path.3, ... that does not exist."""
+    names = (path.name if number == 1 else f"{path.name}.{number}" for number in itertools.count(1))
+    return next(path.with_name(name) for name in names if not os.path.lexists(path.with_name(name)))
+
+
+def remove_files(folder: Path, names: Iterable[str]) -> None:
+    """Delete the files of these names and the folder, which stays where it holds another file. A link is unlinked."""
+    if folder.is_symlink():
+        folder.unlink()
+        return
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # not empty
+        folder.rmdir()
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace the file atomically: write a temporary file, flush it to the disk, rename it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        error.filename = os.fspath(path)  # not the temporary file; an error of write() has no name
+        raise
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace the file atomically by `text` in UTF-8."""
+    write_bytes(path, text.encode())
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace the file atomically by `value` as JSON."""
+    write_text(path, json.dumps(finite(value), indent=1, allow_nan=False) + "\n")
+
+
+SIZE_LIMIT = 256 * 2**20  # bytes of a file, unless the caller gives another limit
+DEPTH_LIMIT = 32  # arrays and objects inside each other
+NUMBER_LIMIT = 1e100  # sums and squares of such numbers do not overflow
+INTEGER_LIMIT = 2**63
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+class DamagedFileError(UserError):
+    """A file cannot be read or its content is not valid."""
+
+
+def open_regular(path: Path) -> io.BufferedReader:
+    """Open a regular file for reading. A FIFO, which would block, a device or a folder raises DamagedFileError."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise DamagedFileError(f"{path} cannot be read: {getattr(error, 'strerror', error)}") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise DamagedFileError(f"{path} cannot be read: not a regular file")
+    return open(descriptor, "rb")
+
+
+def read_bytes(path: Path, limit: int = SIZE_LIMIT) -> bytes:
+    """Return the content of a regular file of at most `limit` bytes."""
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > limit:
+            raise DamagedFileError(f"{path} cannot be read: larger than {limit:,} bytes")
+        try:
+            return file.read()
+        except OSError as error:
+            raise DamagedFileError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def read_text(path: Path, limit: int = SIZE_LIMIT) -> str:
+    """Return the content of a file in UTF-8. Line ends are as in Python's text files."""
+    text = _decode(read_bytes(path, limit), path)
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_json(path: Path, limit: int = SIZE_LIMIT) -> Any:
+    """Return the JSON value in a file."""
+    return parse_json(read_bytes(path, limit), path)
+
+
+def parse_json(content: bytes | str, where: Path | str) -> Any:
+    """Return the JSON value in `content`. where: the file, or the file and line, for the message.
+
+    Numbers are finite and below NUMBER_LIMIT and INTEGER_LIMIT. Strings are valid Unicode. Keys are unique.
+    """
+    text = _decode(content, where) if isinstance(content, bytes) else content
+    try:
+        value = _DECODER.decode(text)
+        if text.count("[") + text.count("{") > DEPTH_LIMIT:
+            _check_depth(value)
+        if SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate raises ValueError
+    except RecursionError as error:
+        raise DamagedFileError(
+            f"{where} cannot be read: nested more than {DEPTH_LIMIT} levels deep"
+        ) from error
+    except ValueError as error:
+        raise DamagedFileError(f"{where} cannot be read: not valid JSON: {error}") from error
+    return value
+
+
+def _decode(content: bytes, where: Path | str) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DamagedFileError(f"{where} cannot be read: not UTF-8 text at byte {error.start}") from error
+
+
+def _check_depth(value: Any) -> None:
+    """Raise RecursionError for a value nested deeper than DEPTH_LIMIT. Linear in the number of values."""
+    level = [value]
+    for _ in range(DEPTH_LIMIT + 1):
+        lists = [
+            item.values() if isinstance(item, dict) else item
+            for item in level
+            if isinstance(item, (dict, list))
+        ]
+        level = [item for items in lists for item in items]
+        if not level:
+            return
+    raise RecursionError
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key is present twice")
+    return found
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if not abs(value) <= NUMBER_LIMIT:  # NaN too
+        raise ValueError(f"the number {text[:30]} is out of range")
+    return value
+
+
+def _integer(text: str) -> int:
+    if len(text) > 20 or abs(int(text)) >= INTEGER_LIMIT:
+        raise ValueError(f"the number {text[:30]} is out of range")
+    return int(text)
+
+
+_DECODER = json.JSONDecoder(
+    parse_float=_float, parse_int=_integer, parse_constant=_float, object_pairs_hook=_unique
+)

@@ -1,0 +1,343 @@
+"""Test the strict reader of .config and its dataclasses."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.dotconfig import ConfigError, Symbols, parse_lines
+from runtime.errors import UserError
+from runtime.settings import MODELS, Config, DataConfig
+
+VALUES = {
+    "DETECTED": '"cpu"',
+    "SCALE_CPU": "y",
+    "TARGET_AUTO": "y",
+    "DTYPE_AUTO": "y",
+    "COMPILE": "n",
+    "CPU_THREADS": "0",
+    "GPT2_MODEL_MINI": "y",
+    "GPT2_BLOCK_SIZE": "128",
+    "GPT2_DROPOUT": '"0.0"',
+    "GPT2_MAX_TIME": "40",
+    "GPT2_MAX_TOKENS": "0",
+    "GPT2_MAX_ITERS": "0",
+    "EFFECTIVE_BATCH": "16",
+    "MICRO_BATCH": "0",
+    "LEARNING_RATE": '"1e-3"',
+    "MIN_LEARNING_RATE_RATIO": '"0.1"',
+    "SCHEDULE_COSINE": "y",
+    "WARMUP_FRACTION": '"0.05"',
+    "WEIGHT_DECAY": '"0.1"',
+    "ADAM_BETA1": '"0.9"',
+    "ADAM_BETA2": '"0.95"',
+    "ADAM_EPSILON": '"1e-8"',
+    "GRAD_CLIP": '"1.0"',
+    "DATASET_EMBEDDED": "y",
+    "DATASET_FILES": '""',
+    "DATASET_MAX_TOKENS": "0",
+    "DATA_DIR": '"data"',
+    "DATA_WORKERS": "0",
+    "EVAL_TOKENS": "65536",
+    "EVAL_INTERVAL_TOKENS": "131072",
+    "HELLASWAG": "y",
+    "HELLASWAG_FILE": '"items.jsonl"',
+    "HELLASWAG_LIMIT": "200",
+    "CHECKPOINT_SECONDS": "30",
+    "WANDB": "n",
+    "TENSORBOARD": "n",
+    "TOKENIZER_GPT2": "y",
+    "DETERMINISTIC": "n",
+    "RANKS": "1",
+    "RANKS_TIMEOUT": "600",
+    "MONITOR": "n",
+    "GPT2_HARD_LIMIT": "0",
+    "EVAL_SETS": '""',
+    "NUMERICS_FIX": '""',
+}
+
+
+def symbols(**changes: str | None) -> Symbols:
+    """Parse VALUES with changes; None removes a symbol."""
+    values = {name: value for name, value in (VALUES | changes).items() if value is not None}
+    return Symbols(
+        "c", parse_lines("".join(f"CONFIG_{name}={value}\n" for name, value in values.items()), "c")
+    )
+
+
+def refusal(**changes: str | None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        Config.from_symbols(symbols(**changes))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_config_fills_every_field():
+    config = Config.from_symbols(symbols())
+    assert (config.model.size, config.model.layers, config.model.heads, config.model.width) == (
+        "mini",
+        4,
+        4,
+        128,
+    )
+    assert (config.model.vocabulary, config.model.padded_vocabulary) == (50257, 50304)
+    assert (config.batch.effective, config.batch.micro) == (16, 0)
+    assert config.budget.max_time_seconds == 40
+    assert dataclasses.astuple(config.optimizer)[:8] == (1e-3, 0.1, 0.05, 0.1, 0.9, 0.95, 1e-8, 1.0)
+    assert config.data == DataConfig("embedded", (), 0, Path("data"), 0)
+    assert config.evaluation.hellaswag_file == Path("items.jsonl")
+    assert dataclasses.astuple(config.target) == (
+        "auto",
+        "auto",
+        False,
+        0,
+        "cpu",
+        True,
+        False,
+        1,
+        600,
+    )
+    assert dataclasses.astuple(config.tracking) == (False, "off", "", False)
+    assert config.checkpoint_seconds == 30
+
+
+def test_small_steps_have_one_thread_unless_threads_or_ranks_are_set():
+    """The number is that of the settings on every machine: losses depend on it."""
+
+    def threads(**changes):
+        return Config.from_symbols(symbols(**changes)).target.cpu_threads
+
+    small = {"EFFECTIVE_BATCH": "4"}
+    assert threads(**small) == 1
+    assert threads(**small, CPU_THREADS="2") == 2
+    assert threads(**small, RANKS="2") == 0
+    assert threads(EFFECTIVE_BATCH="512", MICRO_BATCH="4") == 1
+    assert threads(EFFECTIVE_BATCH="512") == 0  # micro-batches of 4096 tokens
+    assert threads(EFFECTIVE_BATCH="4", GPT2_MODEL_MINI="n", GPT2_MODEL_124M="y") == 0
+
+
+def test_a_config_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Config.from_symbols(symbols()).model.width = 3
+
+
+def test_config_errors_are_user_errors_and_value_errors():
+    assert issubclass(ConfigError, UserError)
+    assert issubclass(ConfigError, ValueError)
+
+
+def test_every_size_has_heads_that_divide_its_width_and_the_padding_is_a_multiple_of_128():
+    for _, layers, heads, width in MODELS.values():
+        assert layers > 0
+        assert width % heads == 0
+    model = Config.from_symbols(symbols()).model
+    assert model.padded_vocabulary % 128 == 0
+    assert 0 <= model.padded_vocabulary - model.vocabulary < 128
+
+
+@pytest.mark.parametrize("missing", sorted(set(VALUES) - {"SCALE_CPU", "RANKS_TIMEOUT"}))
+def test_a_missing_symbol_is_named(missing):
+    message = refusal(**{missing: None})
+    assert missing in message
+    assert "make olddefconfig" in message
+
+
+def test_the_tokenizer_sets_the_vocabulary():
+    config = Config.from_symbols(symbols(TOKENIZER_GPT2="n", TOKENIZER_BYTES="y"))
+    assert (config.model.vocabulary, config.model.padded_vocabulary) == (257, 384)
+    assert config.data.tokenizer == "bytes"
+
+
+def test_a_computed_symbol_that_is_n_may_be_missing():
+    assert Config.from_symbols(symbols(SCALE_CPU=None)).target.scale_cpu is False
+
+
+WSD = {"SCHEDULE_COSINE": "n", "SCHEDULE_WSD": "y", "DECAY_FRACTION": '"0.2"'}
+
+
+def test_only_wsd_has_a_decay():
+    assert Config.from_symbols(symbols()).optimizer.schedule == "cosine"
+    optimizer = Config.from_symbols(symbols(**WSD)).optimizer
+    assert (optimizer.schedule, optimizer.decay_fraction) == ("wsd", 0.2)
+    assert "make olddefconfig" in refusal(**WSD | {"DECAY_FRACTION": None})
+
+
+@pytest.mark.parametrize(
+    ("decay", "word"), [("0", "(0, 1]"), ("1.1", "(0, 1]"), ("0.96", "at most 1 together")]
+)
+def test_warm_up_and_decay_together_fit_the_budget(decay, word):
+    message = refusal(**WSD | {"DECAY_FRACTION": f'"{decay}"'})
+    assert "CONFIG_DECAY_FRACTION" in message
+    assert word in message
+
+
+FLOATS = {
+    "GPT2_DROPOUT": "[0, 1)",
+    "LEARNING_RATE": "(0, 1]",
+    "MIN_LEARNING_RATE_RATIO": "[0, 1]",
+    "WARMUP_FRACTION": "[0, 1)",
+    "WEIGHT_DECAY": "[0, 10]",
+    "ADAM_BETA1": "[0, 1)",
+    "ADAM_BETA2": "[0, 1)",
+    "ADAM_EPSILON": "(0, 1]",
+}
+
+
+@pytest.mark.parametrize("name", sorted(FLOATS))
+def test_a_float_out_of_bounds_is_refused_with_the_bounds(name):
+    interval = FLOATS[name]
+    low, high = interval[1:-1].split(", ")
+    outside = ["-0.001", f"{float(high) + 0.001}"]
+    for bound, sign in ((low, interval[0]), (high, interval[-1])):
+        if sign in "()":
+            outside.append(bound)
+        else:
+            Config.from_symbols(symbols(**{name: f'"{bound}"'}))
+    for value in outside:
+        message = refusal(**{name: f'"{value}"'})
+        assert f'CONFIG_{name}="{value}" is not a number in {interval}; fix: ' in message
+
+
+@pytest.mark.parametrize(
+    "text", ["nan", "inf", "-inf", "1e999", "1_0", " 1", "1,5", "0x1p3", "", "١", "1e", "e3"]
+)
+def test_floats_that_are_not_plain_decimals_are_refused(text):
+    message = refusal(GRAD_CLIP=f'"{text}"')
+    assert message.startswith("c:")
+    assert f'CONFIG_GRAD_CLIP="{text}"' in message
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("CPU_THREADS", v) for v in ("-1", "1.5", '"1"', "0x10", "01", "y", "9" * 30)]
+)
+def test_integers_in_another_form_are_refused(name, value):
+    assert f"c:6: CONFIG_{name}={value} is not a whole number" in refusal(**{name: value})
+
+
+def test_a_flag_is_y_or_n_unquoted():
+    for value in ("1", "yes", '"y"'):
+        assert "neither y nor n" in refusal(COMPILE=value)
+
+
+def test_a_choice_has_exactly_one_member():
+    assert "is y; fix: make olddefconfig" in refusal(TARGET_AUTO="n")
+    message = refusal(TARGET_CPU="y")
+    assert "CONFIG_TARGET_CPU=y and CONFIG_TARGET_AUTO=y exclude each other" in message
+    assert Config.from_symbols(symbols(TARGET_AUTO="n", TARGET_A100_40G="y")).target.name == "a100-40g"
+
+
+@given(st.integers(1, 5000), st.integers(0, 5000))
+def test_a_micro_batch_that_does_not_divide_the_effective_batch_is_refused_with_the_nearest_divisors(
+    effective, micro
+):
+    changes = {"EFFECTIVE_BATCH": str(effective), "MICRO_BATCH": str(micro)}
+    if micro == 0 or effective % micro == 0:
+        batch = Config.from_symbols(symbols(**changes)).batch
+        assert (batch.effective, batch.micro) == (effective, micro)
+        return
+    message = refusal(**changes)
+    near = [int(value) for value in message.split("fix: use ")[1].split(", or 0")[0].split(", ")]
+    assert all(effective % value == 0 for value in near)
+    best = min(abs(value - micro) for value in range(1, effective + 1) if effective % value == 0)
+    assert min(abs(value - micro) for value in near) == best
+
+
+@given(st.integers(1, 512), st.integers(1, 64), st.integers(2, 64))
+def test_a_micro_batch_above_the_share_of_a_rank_is_refused_with_the_ranks_that_work(share, micro, ranks):
+    """The micro-batch of an existing study does not change, its ranks may."""
+    effective = share * ranks
+    changes = {"EFFECTIVE_BATCH": str(effective), "MICRO_BATCH": str(micro)}
+    if share % micro == 0:
+        assert Config.from_symbols(symbols(RANKS=str(ranks), **changes)).batch.micro == micro
+        return
+    message = refusal(RANKS=str(ranks), **changes)
+    assert f"does not divide the {share} sequences of a rank" in message
+    if effective % micro:
+        assert "CONFIG_RANKS=" not in message
+        return
+    named = message.split("in an existing study use CONFIG_RANKS=")[1].split(", ")
+    for value in named:
+        assert Config.from_symbols(symbols(RANKS=value, **changes)).batch.micro == micro
+
+
+def test_a_run_without_any_limit_is_refused():
+    assert "give no budget" in refusal(GPT2_MAX_TIME="0")
+    for name in ("GPT2_MAX_TOKENS", "GPT2_MAX_ITERS"):
+        Config.from_symbols(symbols(**{"GPT2_MAX_TIME": "0", name: "7"}))
+
+
+def test_files_and_the_data_set_agree():
+    local = {"DATASET_EMBEDDED": "n", "DATASET_LOCAL": "y"}
+    data = Config.from_symbols(symbols(**local, DATASET_FILES='"a/*.txt  b.md"')).data
+    assert (data.dataset, data.files) == ("files", ("a/*.txt", "b.md"))
+    assert "which is empty" in refusal(**local)
+    assert "exclude each other" in refusal(DATASET_FILES='"a.txt"')
+    assert "takes file globs" in refusal(**local, DATASET_FILES='"y"')
+
+
+def test_validation_holds_at_least_one_sequence():
+    assert "CONFIG_GPT2_BLOCK_SIZE=128" in refusal(EVAL_TOKENS="127")
+
+
+def test_hellaswag_settings_are_read_only_with_hellaswag():
+    evaluation = Config.from_symbols(
+        symbols(HELLASWAG="n", HELLASWAG_FILE=None, HELLASWAG_LIMIT=None)
+    ).evaluation
+    assert (evaluation.hellaswag, evaluation.hellaswag_file) == (False, None)
+    assert Config.from_symbols(symbols(HELLASWAG_FILE='""')).evaluation.hellaswag_file is None
+
+
+def test_tracking_is_online_or_offline():
+    on = {"WANDB": "y", "WANDB_MODE": '"offline"', "WANDB_PROJECT": '"p"'}
+    assert dataclasses.astuple(Config.from_symbols(symbols(**on)).tracking) == (
+        True,
+        "offline",
+        "p",
+        False,
+    )
+    assert Config.from_symbols(symbols(**on, TENSORBOARD="y")).tracking.tensorboard
+    assert "fix: use online or offline" in refusal(**on | {"WANDB_MODE": '"maybe"'})
+    assert "WANDB_PROJECT" in refusal(**on | {"WANDB_PROJECT": '"a b"'})
+
+
+def test_the_hash_depends_on_the_values_alone():
+    text = "CONFIG_A=y\nCONFIG_B=3\n# CONFIG_C is not set\n"
+
+    def sha(text: str) -> str:
+        return Symbols("c", parse_lines(text, "c")).sha256
+
+    assert sha(text) == sha("# a comment\n\nCONFIG_B=3\nCONFIG_C=n\nCONFIG_A=y\n")
+    assert (
+        len({sha(text), sha(text.replace("3", "4")), sha(text.replace("3", '"3"')), sha("CONFIG_A=y\n")}) == 4
+    )
+
+
+def test_an_error_names_the_line_that_set_the_value():
+    source = symbols(LEARNING_RATE='"2"')
+    source.origins["LEARNING_RATE"] = "command line"
+    with pytest.raises(
+        ConfigError, match=r'^command line: CONFIG_LEARNING_RATE="2" is not a number in \(0, 1\]'
+    ):
+        Config.from_symbols(source)
+
+
+def test_reading_a_config_needs_neither_torch_nor_kconfiglib():
+    program = (
+        "import sys; sys.modules |= dict.fromkeys(['torch', 'kconfiglib', 'numpy'])\n"
+        "import runtime.settings, ra.names, ra.settings, study.runner.settings"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])
+
+
+def test_ranks_that_do_not_share_the_batch_evenly_are_refused():
+    assert "fix: use 1, 2, 4, 8" in refusal(RANKS="3", EFFECTIVE_BATCH="16")
+    message = refusal(RANKS="4", EFFECTIVE_BATCH="16", MICRO_BATCH="8")
+    assert "does not divide the 4 sequences of a rank" in message
+    found = Config.from_symbols(symbols(RANKS="4", EFFECTIVE_BATCH="16", MICRO_BATCH="2"))
+    assert (found.target.ranks, found.batch.micro) == (4, 2)

@@ -1,0 +1,125 @@
+"""The reader of files: what it returns, and the reason of every refusal."""
+
+import json
+import os
+import signal
+import socket
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from runtime.files import DEPTH_LIMIT, DamagedFileError, parse_json, read_json, read_text
+
+
+def deep(levels: int, opening: str = "[") -> str:
+    closing = {"[": "]", '{"a":': "}"}[opening]
+    return opening * levels + "0" + closing * levels
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0",
+        '{"a": [1, 2.5, -3e-7, null, true, "\\u00e9 \\ud83d\\ude00 [[["]}',
+        deep(DEPTH_LIMIT),
+        "9223372036854775807",
+    ],
+)
+def test_a_valid_file_is_read_as_the_standard_library_reads_it(tmp_path, text):
+    (tmp_path / "a.json").write_text(text)
+    assert read_json(tmp_path / "a.json") == json.loads(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "not valid JSON"),
+        ('{"a": 1', "not valid JSON"),
+        ('{"a": 1, "a": 2}', "a key is present twice"),
+        ("[NaN]", "the number NaN is out of range"),
+        ("[-Infinity]", "the number -Infinity is out of range"),
+        ("[1e308]", "the number 1e308 is out of range"),
+        ("[1e999]", "the number 1e999 is out of range"),
+        ("[9223372036854775808]", "the number 9223372036854775808 is out of range"),
+        ("[" + "9" * 401 + "]", "is out of range"),
+        ("9" * 5000, "is out of range"),
+        ('["\\ud800"]', "surrogates not allowed"),
+        ('{"\\udcff": 1}', "surrogates not allowed"),
+        (deep(DEPTH_LIMIT + 1), "nested more than 32 levels deep"),
+        (deep(DEPTH_LIMIT + 1, '{"a":'), "nested more than 32 levels deep"),
+        (deep(900), "nested more than 32 levels deep"),
+        (deep(100_000), "nested more than 32 levels deep"),
+        ("[" * 1_000_000, "nested more than 32 levels deep"),
+        ('{"a":' * 1_000_000, "nested more than 32 levels deep"),
+    ],
+)
+def test_invalid_json_is_refused_with_the_file_and_the_reason(tmp_path, text, reason):
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(DamagedFileError) as caught:
+        read_json(tmp_path / "a.json")
+    assert str(caught.value).startswith(f"{tmp_path / 'a.json'} ")
+    assert reason in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_missing_file_is_not_a_damaged_one(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        read_json(tmp_path / "a.json")
+
+
+def test_a_byte_outside_utf_8_is_named_with_its_place(tmp_path):
+    (tmp_path / "config").write_bytes(b"CONFIG_A=y\n\x80")
+    with pytest.raises(DamagedFileError, match="config cannot be read: not UTF-8 text at byte 11"):
+        read_text(tmp_path / "config")
+
+
+def test_a_file_above_the_limit_is_refused_and_not_read_in_full(tmp_path):
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(2**40)  # a sparse file
+    with pytest.raises(DamagedFileError, match="larger than 10 bytes"):
+        read_text(tmp_path / "large", 10)
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def link_to_zero(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def unix_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path.relative_to(Path.cwd())))
+
+
+@pytest.mark.parametrize("make", [fifo, link_to_zero, unix_socket, Path.mkdir])
+def test_only_regular_files_are_read_and_none_blocks(tmp_path, monkeypatch, make):
+    monkeypatch.chdir(tmp_path)
+    make(tmp_path / "run.json")
+    signal.alarm(60)  # a reader that blocks ends the test
+    try:
+        with pytest.raises(DamagedFileError, match=r"run\.json cannot be read: "):
+            read_text(tmp_path / "run.json")
+    finally:
+        signal.alarm(0)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a" * 300])
+def test_an_impossible_name_is_refused(tmp_path, name):
+    with pytest.raises(DamagedFileError, match="cannot be read"):
+        read_text(tmp_path / name)
+
+
+def test_text_that_is_parsed_is_named_by_its_caller():
+    with pytest.raises(DamagedFileError, match=r"^items:7 cannot be read: not valid JSON"):
+        parse_json(b"{", "items:7")
+
+
+def test_a_small_file_takes_little_memory_whatever_the_limit(tmp_path):
+    (tmp_path / "a.json").write_text("[" + "1, " * 1000 + "1]")
+    tracemalloc.start()
+    read_json(tmp_path / "a.json", limit=2**40)
+    assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    tracemalloc.stop()

@@ -1,0 +1,197 @@
+import copy
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime import files, run_record
+from runtime.run_record import Evaluation
+from runtime.typed_json import InvalidJsonError
+
+SCHEMA = json.loads((Path(run_record.__file__).with_name("run.schema.json")).read_text())
+
+
+def full() -> dict[str, Any]:
+    hashes = dict.fromkeys(SCHEMA["properties"]["fingerprint"]["properties"], "ab") | {"numbers": 1}
+    return run_record.blank("RALEARN0", "RALEARN", 0).to_json() | {
+        "status": "finished",
+        "fingerprint": hashes,
+        "target": {
+            "name": "cpu", "device": "a processor", "memory_bytes": 1, "dtype": "float32",
+            "attention_backend": "flash", "torch": "2.13.0", "driver": None,
+        },
+        "batch": {"effective": 512, "micro": 32, "accumulation": 16, "world_size": 1, "block_size": 1024},
+        "parameters": 124439808,
+        "progress": {"iterations": 10, "tokens": 1000, "train_seconds": 1.5},
+        "clock": {"train": 1.5, "compile": 1, "evaluate": 0.5, "checkpoint": 0.1, "data": 0.0},
+        "validation": {
+            "loss": 3.2, "perplexity": 24.5, "best_perplexity": 24.5, "tokens": 4096, "history": [[1000, 1.5, 3.2]],
+            "bytes": 4000, "bits_per_byte": 4.7,
+        },
+        "hellaswag": {"acc": 0.3, "acc_stderr": 0.01, "acc_norm": 0.31, "acc_norm_stderr": 0.01, "items": 10042,
+                      "items_sha256": "ab"},
+        "memory": {
+            "peak_allocated_bytes": 1, "peak_reserved_bytes": 2, "predicted_bytes": None,
+            "by_phase": {"forward": 1, "backward": 1, "optimizer": None},
+        },
+        "throughput": {"tokens_per_second": 100.0, "mfu": None},
+        "learned": {"alternation_probability": [0.5, 0.4], "history": [[1000, [0.5, 0.4]]]},
+        "scalars": [[1000, "lambda", [0.5, -1.5]], [1000, "beta", [None]]],
+        "schedule": {"iterations": 10, "cut": False},
+    }  # fmt: skip
+
+
+def reads(value: Any) -> bool:
+    """Whether the dataclasses read the value, in agreement with the published schema."""
+    try:
+        run_record.from_json(value)
+    except InvalidJsonError:
+        valid = False
+    else:
+        valid = True
+    assert valid == jsonschema.Draft202012Validator(SCHEMA).is_valid(value)
+    return valid
+
+
+def test_full_and_blank_records_follow_the_schema() -> None:
+    assert reads(full())
+    assert reads(run_record.blank("B0", "B", 0).to_json())
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(place for key, item in items for place in places(item, (*path, key)))]
+
+
+ODD = st.one_of(
+    st.none(), st.booleans(), st.integers(-3, 3), st.floats(-2, 2), st.text(max_size=3),
+    st.just([]), st.just({}), st.just({"absent": "no network"}), st.just("finished"), st.just([1, 2.0]),
+    st.lists(st.one_of(st.integers(-1, 2), st.none(), st.lists(st.floats(-1, 2), max_size=2)), max_size=4),
+)  # fmt: skip
+
+
+@settings(max_examples=500, deadline=None)
+@given(place=st.sampled_from(places(full())[1:]), odd=ODD, remove=st.booleans(), extra=st.booleans())
+def test_the_dataclasses_and_the_schema_accept_the_same_changed_records(
+    place: tuple[Any, ...], odd: Any, remove: bool, extra: bool
+) -> None:
+    value = copy.deepcopy(full())
+    holder: Any = value
+    for key in place[:-1]:
+        holder = holder[key]
+    if remove and isinstance(holder, dict):
+        del holder[place[-1]]
+    else:
+        holder[place[-1]] = odd
+    if extra and isinstance(holder, dict):
+        holder["unheard_of"] = odd
+    reads(value)
+
+
+def test_a_written_record_is_read_unchanged(tmp_path: Path) -> None:
+    files.write_json(tmp_path / "run.json", full())
+    record = run_record.load(tmp_path)
+    unset = {"faults": [], "spikes": []}
+    assert record.to_json() == full() | unset
+    assert run_record.from_json(record.to_json()) == record
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+@pytest.mark.parametrize("status", ["running", "interrupted", "failed", "finished"])
+def test_a_changed_digit_of_any_record_is_noticed(status: str, tmp_path: Path) -> None:
+    """The clocks of an unfinished record are those of its continuation."""
+    run_record.write(tmp_path, run_record.from_json(full() | {"status": status}))
+    content = bytearray((tmp_path / "run.json").read_bytes())
+    content[content.index(b'"train": ') + len(b'"train": ')] ^= 1
+    (tmp_path / "run.json").write_bytes(content)
+    with pytest.raises(run_record.RecordError, match="was altered"):
+        run_record.load(tmp_path)
+
+
+def test_a_record_has_typed_parts() -> None:
+    record = run_record.from_json(full())
+    assert record.validation
+    assert record.validation.history[-1] == Evaluation(tokens=1000, train_seconds=1.5, loss=3.2)
+    assert record.learned
+    assert record.learned.history
+    assert record.learned.history[0].probability == (0.5, 0.4)
+    assert record.batch
+    assert type(record.batch.micro) is int
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        record.status = "failed"  # type: ignore[misc]
+
+
+def test_a_whole_number_written_as_a_float_is_an_integer() -> None:
+    value = full()
+    value["progress"]["tokens"] = 1000.0
+    record = run_record.from_json(value)
+    assert record.progress
+    assert type(record.progress.tokens) is int
+
+
+def test_missing_keys_remain_missing() -> None:
+    value = full() | {"hellaswag": {"absent": "no network"}}
+    assert run_record.from_json(value).to_json()["hellaswag"] == {"absent": "no network"}
+    assert "warmup_iterations" not in run_record.from_json(value).to_json()["schedule"]
+
+
+def test_nan_and_infinity_are_written_as_null(tmp_path: Path) -> None:
+    value = full()
+    value["validation"]["loss"] = math.nan
+    value["validation"]["perplexity"] = math.inf
+    files.write_json(tmp_path / "run.json", value)
+    validation = run_record.load(tmp_path).validation
+    assert validation
+    assert validation.loss is None
+    assert validation.perplexity is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "does not exist"),
+        ("{", "cannot be read"),
+        ("[]", "is of schema 'list'"),
+        ('{"schema": 2}', "is of schema 2; this version reads schema 1"),
+        ('{"schema": 1}', "does not follow the schema: record.run is missing"),
+        ("\x00\xff", "cannot be read"),
+        ('{"schema": 1, "seed": NaN}', "NaN is out of range"),
+        ('{"schema": 1, "seed": 1e999}', "1e999 is out of range"),
+        ("[" * 100_000, "cannot be read"),
+    ],
+)
+def test_an_unusable_record_is_refused_with_its_path(tmp_path: Path, text: str | None, message: str) -> None:
+    if text is not None:
+        (tmp_path / "run.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(run_record.RecordError, match=message) as caught:
+        run_record.load(tmp_path)
+    assert "run.json" in str(caught.value)
+
+
+def test_a_damaged_record_that_the_user_named_has_a_fix(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"bro')
+    with pytest.raises(
+        run_record.RecordError, match=r"run.json cannot be read: .*; fix: restore the run's folder"
+    ):
+        run_record.load_given(tmp_path)
+
+
+def test_a_failed_write_leaves_the_previous_record(tmp_path: Path) -> None:
+    files.write_json(tmp_path / "run.json", full())
+    with pytest.raises(TypeError):
+        files.write_json(tmp_path / "run.json", {"bad": object()})
+    assert run_record.load(tmp_path) == run_record.from_json(full())
+
+
+@given(st.lists(st.tuples(st.sampled_from(["B", "RAALL", "RA:1", "RA:11", "RA:1-2,3", "X2"]), st.integers(0, 111)),
+                min_size=2, max_size=2, unique=True))  # fmt: skip
+def test_each_run_has_a_separate_folder(runs: list[tuple[str, int]]) -> None:
+    names = {run_record.run_name(*run) for run in runs}
+    assert len(names) == 2
+    assert not any(set(name) & set("/:, ") for name in names)

@@ -1,0 +1,159 @@
+"""What commands print: nothing that a terminal interprets, in any encoding; every command prints so."""
+
+import ast
+import io
+import subprocess
+import sys
+import unicodedata
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.errors import UserError, run_command
+from runtime.output import LastingOutput, printable
+
+ROOT = Path(__file__).parents[2]
+PRODUCT = [
+    path
+    for top in (
+        "gpt2",
+        "aqn",
+        "ra",
+        "rl",
+        "runtime",
+        "study",
+        "configuration",
+        "bench",
+        "referee/pages",
+        "scripts",
+    )
+    for path in (ROOT / top).rglob("*.py")
+]
+BIDI = {"RLE", "LRE", "RLO", "LRO", "PDF", "RLI", "LRI", "FSI", "PDI"}
+
+
+@given(st.text(st.characters() | st.characters(categories=["Cc", "Cf", "Cs", "Zl", "Zp"])))
+def test_no_control_character_passes_and_printable_text_is_unchanged(text: str) -> None:
+    shown = printable(text)
+    for sign in shown:
+        assert unicodedata.category(sign) not in ("Cc", "Cs", "Zl", "Zp")
+        assert unicodedata.bidirectional(sign) not in BIDI
+    shown.encode()
+    assert printable(shown) == shown
+    if text.isprintable():
+        assert shown == text
+    assert printable(text, keep=text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\x1b[2Jb", "a\\x1b[2Jb"),
+        ("\x00\x07\r\n\t\x7f", "\\x00\\x07\\r\\n\\t\\x7f"),
+        ("\x9b\x85\xad", "\\x9b\\x85\\xad"),
+        ("\u200e\u202e\u2066\u2028\ufeff", "\\u200e\\u202e\\u2066\\u2028\\ufeff"),
+        ("\ud800\udc80", "\\ud800\\udc80"),
+        ("é ± 日本 \u00a0 \u2009 🙂", "é ± 日本 \u00a0 \u2009 🙂"),
+    ],
+)
+def test_examples(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+@given(st.text())
+def test_a_stream_of_any_encoding_takes_any_text(text: str) -> None:
+    for encoding in ("ascii", "latin-1", "utf-8", "cp437"):
+        content = io.BytesIO()
+        out = LastingOutput(io.TextIOWrapper(content, encoding=encoding, newline=""))
+        print(text, file=out)
+        out.flush()
+        assert content.getvalue().decode(encoding).count("\n") == text.count("\n") + 1
+
+
+def test_signs_that_an_encoding_lacks_are_replaced_by_similar_ones() -> None:
+    content = io.BytesIO()
+    out = LastingOutput(io.TextIOWrapper(content, encoding="ascii"))
+    print("12.3 ± 0.1 → \u22121, é", file=out, flush=True)
+    assert content.getvalue() == b"12.3 +- 0.1 -> -1, ?\n"
+
+
+def test_an_error_is_one_escaped_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def main() -> int:
+        print("out \x1b[31m")
+        raise UserError("a\nb\x9b")
+
+    with pytest.raises(SystemExit):
+        run_command(main)
+    assert capsys.readouterr() == ("out \\x1b[31m\n", "error: a\\nb\\x9b\n")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_a_command_prints_the_name_of_any_file_on_any_terminal(tmp_path: Path, encoding: str) -> None:
+    name = b"\x1b]0;x\x07 \xff\xc2\x9b\xc2\xb1"
+    done = subprocess.run(
+        [sys.executable.encode(), b"-m", b"scripts.report", name],
+        cwd=ROOT,
+        capture_output=True,
+        env={"PYTHONIOENCODING": encoding, "LC_ALL": "C.UTF-8"},
+    )
+    sign = b"+-" if encoding == "ascii" else "±".encode()
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"error: \\x1b]0;x\\x07 \\udcff\\x9b" + sign + b" is not a study folder")
+
+
+# Processes whose output another process reads.
+NOT_ON_A_TERMINAL = {
+    "scripts/train.py",
+    "bench/card/disturbed_train.py",
+    "study/trackers.py",
+    "study/tracking/verdict_run.py",
+    "runtime/torch_devices.py",
+    "ra/admission/child.py",
+    "study/executors/place.py",
+}
+
+
+def test_every_command_prints_through_run_command() -> None:
+    started = {path for path in PRODUCT if '__name__ == "__main__"' in path.read_text()}
+    assert len(started) > 10
+    for path in started:
+        last = ast.parse(path.read_text()).body[-1]
+        assert (
+            "run_command(" in ast.unparse(last) or path.relative_to(ROOT).as_posix() in NOT_ON_A_TERMINAL
+        ), path
+
+
+def test_nothing_else_writes_to_the_terminal() -> None:
+    values = {ROOT / "runtime/output.py"}
+    ways = (
+        "sys.__stdout__",
+        "sys.__stderr__",
+        ".buffer.write",
+        "os.write(1",
+        "os.write(2",
+        "Console(",
+        ".unescaped",
+    )
+    found = [(path, way) for path in PRODUCT if path not in values for way in ways if way in path.read_text()]
+    assert found == []
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+def test_a_command_needs_no_standard_stream(closed: str) -> None:
+    command = f"{sys.executable} -m scripts.report missing {closed}"
+    done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_a_full_standard_output_is_named() -> None:
+    program = "from runtime.errors import run_command; run_command(lambda: print('a line'))"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 1
+    assert done.stderr.decode().startswith(
+        "error: <stdout> cannot be written: No space left on device; fix: "
+    )
+    assert done.stderr.count(b"\n") == 1

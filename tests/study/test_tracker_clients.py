@@ -1,0 +1,65 @@
+"""W&B and TensorBoard get the same names, values and steps; W&B is a fake, TensorBoard is real."""
+
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from runtime import run_record
+from runtime.settings import TrackingConfig
+from study.trackers import ID_FILE, ExperimentLoggers, fixed_id
+from tests.fake_trackers import install, observed
+from tests.study.sample_records import a_study
+
+BOTH = TrackingConfig(True, "online", "my-project", True)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    install(tmp_path / "fakes", monkeypatch)
+    return a_study(tmp_path / "week", seeds=1, variants=("B",)) / "runs" / "B0"
+
+
+def of_tensorboard(folder: Path) -> tuple[dict[str, list[tuple[int, float]]], set[str]]:
+    """The scalars by name, and the names of texts."""
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    tags = events.Tags()
+    curves = {name: [(event.step, event.value) for event in events.Scalars(name)] for name in tags["scalars"]}
+    return curves, set(tags["tensors"])
+
+
+def of_wandb(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
+    final = run_record.load(run_dir).progress
+    assert final
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for call in observed():
+        if call[0] in ("log", "summary"):
+            for name, value in call[1].items():
+                curves.setdefault(name, []).append((call[2] if call[0] == "log" else final.iterations, value))
+    return curves
+
+
+def test_names_values_and_steps_are_the_same_in_both_trackers_and_a_second_logger_replaces_them(
+    run_dir: Path,
+) -> None:
+    assert ExperimentLoggers(run_dir, BOTH).finish(120) is None, (run_dir / "track.log").read_text()
+    board, texts = of_tensorboard(run_dir)
+    wandb = of_wandb(run_dir)
+    assert wandb.keys() == board.keys()
+    assert {"train/loss", "train/tokens", "validation/loss", "memory/peak_allocated_bytes"} <= wandb.keys()
+    for name, points in wandb.items():
+        assert [step for step, _ in board[name]] == [step for step, _ in points], name
+        assert [value for _, value in board[name]] == pytest.approx([value for _, value in points], rel=1e-6)
+    assert texts == {"config/text_summary"}
+    # as after an interruption: the run is read from its start
+    ExperimentLoggers(run_dir, BOTH).finish(120)
+    assert of_tensorboard(run_dir)[0] == board
+    about = [call[1] for call in observed() if call[0] == "init"]
+    assert [(one["id"], one["resume"]) for one in about] == [(fixed_id(run_dir), "allow")] * 2
+    assert (about[0]["group"], about[0]["tags"]) == ("week", ["B", "seed 0"])
+
+
+def test_a_damaged_id_is_replaced(run_dir: Path) -> None:
+    (run_dir / ID_FILE).write_bytes(b"\xff")
+    assert fixed_id(run_dir) == fixed_id(run_dir) != ""
