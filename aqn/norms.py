@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aqn.schedule import NoiseError, NoiseSchedule
-from gpt2.model.init import keyed_normal
+from gpt2.initial_weights import keyed_normal
 
 
 class _Noise(nn.Module):

@@ -20,10 +20,10 @@ import torch
 from bench.cases import BLOCK_STEPS, PLAIN, Shape, Sizes, arm_of
 from bench.reference_gpt import PlainStep
 from bench.step_options import apply_options
-from gpt2.model.transformer import ModelParts
-from gpt2.train.clocks import device_synchroniser
-from gpt2.train.peak_memory import PeakMeter
-from gpt2.train.step import Stepper, build_model
+from gpt2.clocks import device_synchroniser
+from gpt2.measured_memory import PeakMeter
+from gpt2.training_step import Stepper, build_model
+from gpt2.transformer import ModelParts
 from ra.settings import AlternationSettings
 from ra.variants import variant
 from runtime import attention_kernels
@@ -192,7 +192,7 @@ def model_config(sizes: Sizes) -> ModelConfig:
 
 
 def model_and_parts(sizes: Sizes, case: str) -> tuple[ModelConfig, ModelParts]:
-    """Return the arguments of gpt2.train.step.build_model for a case."""
+    """Return the arguments of gpt2.training_step.build_model for a case."""
     mix, every = mix_of(case)
     settings = AlternationSettings(mix or "output", 0.5, 1.0, gate_every=every)
     chosen = variant(arm_of(case), model_config(sizes), settings)

@@ -21,7 +21,7 @@ from bench.runner import LIMIT_SECONDS
 from bench.suite import Suite, SuiteResult, SuiteSession
 from bench.tables import INTERVAL, ResultTable, format_spread, spread
 from bench.workers import BenchWorker
-from gpt2.train.step import Stepper, StepResult
+from gpt2.training_step import Stepper, StepResult
 from runtime import attention_kernels
 from runtime.settings import ANY_TARGET
 from study.executors.child_process import KEEP_HEAP

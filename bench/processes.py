@@ -21,8 +21,8 @@ from bench.runner import LIMIT_SECONDS
 from bench.suite import SuiteSession
 from bench.tables import INTERVAL, ResultTable, format_spread, spread
 from bench.workers import BenchWorker
-from gpt2.train.clocks import device_synchroniser
-from gpt2.train.step import Stepper
+from gpt2.clocks import device_synchroniser
+from gpt2.training_step import Stepper
 from runtime import attention_kernels, ranks
 from runtime.resolve import ResolvedTarget
 from runtime.run_plan import plan_batch

@@ -17,7 +17,7 @@ from bench.cases import BASELINE, PLAIN, Shape, Sizes
 from bench.suite import SuiteSession
 from bench.tables import spread
 from bench.workers import BenchError, BenchWorker
-from gpt2.memory.measure import EXACT_HEAP
+from gpt2.measured_memory import EXACT_HEAP
 from study.executors.child_process import KEEP_HEAP
 
 Case = tuple[str, int]  # name, micro-batch

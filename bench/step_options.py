@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from gpt2.model import loss
-from gpt2.train.step import Stepper
+from gpt2 import loss
+from gpt2.training_step import Stepper
 from runtime.errors import UserError
 
 

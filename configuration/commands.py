@@ -28,7 +28,7 @@ from configuration.arguments import (
     refuse_unknown_variables,
 )
 from configuration.files import back_up, load_leniently, load_strictly, replace_file
-from gpt2.data.sources import check_eval_files
+from gpt2.text_sources import check_eval_files
 from runtime.detect import detected_target_name
 from runtime.dotconfig import ConfigError, Entry, Symbols, parse_lines, read_text
 from runtime.settings import Config

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpt2.model.recompute import checkpoint_through_linear
-from gpt2.model.transformer import CausalSelfAttention
+from gpt2.cpu_linear import checkpoint_through_linear
+from gpt2.transformer import CausalSelfAttention
 
 
 class ReciprocalAttention(CausalSelfAttention):

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpt2.model.transformer import GPT2, CausalSelfAttention
+from gpt2.transformer import GPT2, CausalSelfAttention
 
 PIXELS = 256  # the largest side of a picture
 SLICE_ROWS = 128

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from gpt2.model.transformer import CausalSelfAttention
+from gpt2.transformer import CausalSelfAttention
 from ra.attention import LearnedAttention, LearnedHardAttention, LearnedScoreAttention, ReciprocalAttention
 from ra.hooks import AttentionSpec
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gpt2.model.transformer import GPT2, CausalSelfAttention
-from gpt2.train.step import Stepper
+from gpt2.training_step import Stepper
+from gpt2.transformer import GPT2, CausalSelfAttention
 from ra.attention import exchange_query_and_key
 from ra.names import reciprocal_layers
 from ra.settings import AlternationSettings

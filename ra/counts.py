@@ -13,9 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from gpt2.model import cpu_linear
-from gpt2.model.transformer import ModelParts
-from gpt2.train.step import build_model
+from gpt2 import cpu_linear
+from gpt2.training_step import build_model
+from gpt2.transformer import ModelParts
 from runtime.settings import ModelConfig
 
 BuildParts = Callable[[ModelConfig], ModelParts]  # at the sizes of the model

@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from gpt2.model.transformer import GPT2, restore_step
-from gpt2.train.step import build_model
+from gpt2.training_step import build_model
+from gpt2.transformer import GPT2, restore_step
 from ra.hooks import custom_folder
 from ra.settings import AlternationSettings
 from ra.variants import variant

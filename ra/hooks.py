@@ -1,7 +1,7 @@
 """Load the functions of a file of ra/published or ra/custom that build parts of a model.
 
 attention(layer, spec), norm(layer, spec), mlp(layer, spec)   each returns a module (B, T, C) -> (B, T, C)
-position(spec)     a module with the `forward` of gpt2.model.transformer.LearnedPosition
+position(spec)     a module with the `forward` of gpt2.transformer.LearnedPosition
 recipe             settings of the optimizer, such as {"learning_rate": 1e-3}
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import nn
 
-from gpt2.model.init import keyed_generator
+from gpt2.initial_weights import keyed_generator
 from ra import custom, names
 from ra.global_state import FIX, GlobalState
 from ra.names import VariantError, is_custom, source

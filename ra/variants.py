@@ -19,7 +19,7 @@ from torch import nn
 
 from aqn.norms import add_noise
 from aqn.schedule import NoiseSchedule
-from gpt2.model.transformer import ModelParts
+from gpt2.transformer import ModelParts
 from ra.arms import COSTS, Arm, parse_arm
 from ra.builders import fixed, learned
 from ra.counts import count, matched_width

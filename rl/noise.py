@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from aqn.schedule import NoiseError, NoiseSchedule
-from gpt2.model.init import keyed_normal
+from gpt2.initial_weights import keyed_normal
 
 PROJECTED = (
     "input_layernorm",

@@ -23,7 +23,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig
 
-from gpt2.model.init import derive_seed
+from gpt2.initial_weights import derive_seed
 from rl import records
 from rl.divergence import DivergedError, DivergenceMonitor
 from rl.evaluate import evaluate

@@ -17,7 +17,7 @@ FILE = "eval_sets.json"
 
 @dataclass(frozen=True)
 class EvalSetEntry(JsonObject):
-    """The perplexity of a held-out text (gpt2.eval.rolling). loss: mean nats per token; null where it is not finite.
+    """The perplexity of a held-out text (gpt2.evaluator). loss: mean nats per token; null where it is not finite.
 
     text_sha256, tokens_sha256: of the documents, and of their tokens.
     """

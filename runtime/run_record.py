@@ -44,7 +44,7 @@ class RecordError(UserError, RuntimeError):
 class Fingerprint(JsonObject):
     """Digests that comparable runs share; `initial_weights` per seed.
 
-    numbers: NUMBERS of gpt2.train.fingerprint. numerics_fix: CONFIG_NUMERICS_FIX, if set.
+    numbers: NUMBERS of gpt2.fingerprint. numerics_fix: CONFIG_NUMERICS_FIX, if set.
     """
 
     model: str

@@ -17,7 +17,7 @@ from runtime.run_plan import micro_batches, nearest
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The ids of a tokenizer (gpt2.data.tokenizer). size: with the end of text, which is the last id."""
+    """The ids of a tokenizer (gpt2.tokenizer). size: with the end of text, which is the last id."""
 
     name: str
     size: int
@@ -278,7 +278,7 @@ class BudgetConfig:
 class OptimizerConfig:
     """AdamW and its schedule. warmup_fraction, decay_fraction: of the budget. grad_clip: global norm, 0 for none.
 
-    schedule: see gpt2.train.optimizer.learning_rate. Only "wsd" uses decay_fraction.
+    schedule: see gpt2.optimizer.learning_rate. Only "wsd" uses decay_fraction.
     """
 
     learning_rate: float
@@ -315,7 +315,7 @@ class OptimizerConfig:
 class DataConfig:
     """The text's source. files: globs of the data set "files"; max_tokens 0: all; workers 0: all cores.
 
-    tokenizer: a name of gpt2.data.tokenizer.
+    tokenizer: a name of gpt2.tokenizer.
     """
 
     dataset: str

@@ -7,7 +7,7 @@ import itertools
 
 import numpy as np
 
-from gpt2.data import dataset
+from gpt2 import dataset
 from runtime import attention_kernels, resolve
 from runtime.errors import run_command
 from runtime.run_plan import largest_micro_batch, plan_batch

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from gpt2.data import dataset, tokenizer
-from gpt2.data.eval_texts import check_texts
-from gpt2.eval import hellaswag, hellaswag_download
+from gpt2 import dataset, hellaswag, tokenizer
+from gpt2.eval_texts import check_texts
 from referee.pages.markup import counted
 from runtime.errors import run_command
 from scripts.study import load
@@ -20,7 +19,7 @@ def main() -> int:
     if manifest.marks:
         print(f"data: {tokenizer.describe_marks(tokenizer.load(config.data.tokenizer), manifest.marks)}")
     if config.evaluation.hellaswag:
-        source = hellaswag_download.obtain(config.evaluation, config.data.directory, report=print)
+        source = hellaswag.obtain(config.evaluation, config.data.directory, report=print)
         if isinstance(source, str):
             print(f"HellaSwag: absent: {source}")
         else:

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from gpt2.eval import hellaswag
-from gpt2.eval.hellaswag import Item
+from gpt2 import hellaswag
+from gpt2.hellaswag import Item
 from tests.published import published
 
 FIXTURE = Path(__file__).parent / "fixtures/hellaswag_small.jsonl"

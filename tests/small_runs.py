@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpt2.model.transformer import ModelParts
-from gpt2.train.trainer import TrainingRun
+from gpt2.trainer import TrainingRun
+from gpt2.transformer import ModelParts
 from ra.settings import AlternationSettings
 from ra.variants import variant
 from runtime import checkpoint, run_record

@@ -32,7 +32,7 @@ class Disturbance:
 def main() -> int:
     import torch
 
-    from gpt2.train.step import Stepper
+    from gpt2.training_step import Stepper
     from study.runner import worker
 
     disturbance = Disturbance(**json.loads(os.environ[VARIABLE]))

@@ -12,7 +12,7 @@ from bench.card.checks import CardCheck, CheckedDevice, judge, not_run
 from bench.case_step import model_and_parts, optimizer_config, random_batch
 from bench.cases import Sizes
 from bench.workers import BenchError, BenchWorker
-from gpt2.train.step import Stepper
+from gpt2.training_step import Stepper
 from referee.numerics.describe import WITHOUT_FLOAT64
 from runtime import attention_kernels
 from runtime.resolve import ResolvedTarget

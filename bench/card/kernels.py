@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench.card.checks import CardCheck, CheckedDevice, judge, not_run
 from bench.workers import BenchError, BenchWorker
-from gpt2.train.clocks import device_synchroniser
+from gpt2.clocks import device_synchroniser
 from runtime import attention_kernels
 from runtime.attention_kernels import TOLERANCE
 from runtime.resolve import ResolvedTarget

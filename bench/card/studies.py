@@ -14,7 +14,7 @@ from bench.card.checks import CardCheck, CheckedDevice, NotRunError, judge
 from bench.card.disturbed_train import VARIABLE, Disturbance
 from bench.temporary_studies import configure_study
 from bench.workers import BenchWorker
-from gpt2.memory.measure import EXACT_HEAP
+from gpt2.measured_memory import EXACT_HEAP
 from runtime import attention_kernels, run_record
 from runtime.dotconfig import read_symbols
 from runtime.metrics_log import read_steps

@@ -24,12 +24,11 @@ from bench.runner import case_worker, open_workers
 from bench.suite import Suite, SuiteResult, SuiteSession
 from bench.tables import INTERVAL, Columns, ResultTable, format_spread, mebibytes, spread
 from bench.temporary_studies import configure_study
-from gpt2.data import tokenizer
-from gpt2.eval import hellaswag, validation
-from gpt2.model.init import initialise
-from gpt2.train.clocks import device_synchroniser
-from gpt2.train.peak_memory import PeakMeter
-from gpt2.train.step import autocast, build_model
+from gpt2 import hellaswag, tokenizer, validation
+from gpt2.clocks import device_synchroniser
+from gpt2.initial_weights import initialise
+from gpt2.measured_memory import PeakMeter
+from gpt2.training_step import autocast, build_model
 from runtime import attention_kernels
 from runtime.settings import ANY_TARGET, GPT2
 

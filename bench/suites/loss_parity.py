@@ -20,10 +20,10 @@ from bench.reference_gpt import PlainStep, take_weights
 from bench.suite import Suite, SuiteResult, SuiteSession
 from bench.tables import Columns, ResultTable
 from bench.workers import BenchWorker
-from gpt2.data import tokenizer
-from gpt2.data.sources import embedded_files
-from gpt2.model.init import initialise
-from gpt2.train.step import build_model
+from gpt2 import tokenizer
+from gpt2.initial_weights import initialise
+from gpt2.text_sources import embedded_files
+from gpt2.training_step import build_model
 from referee.verdict.statistics import CONFIDENCE, Interval, mean, mean_interval, noise_floor
 from runtime import attention_kernels
 from runtime.errors import UserError

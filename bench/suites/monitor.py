@@ -12,9 +12,8 @@ from pathlib import Path
 from torch import Tensor
 
 from bench.observed_step import ITERATIONS, ObservationMode, ObservedShape, ObservedSuite
-from gpt2.numerics.monitoring import RunMonitor
-from gpt2.numerics.observer import StepObserver
-from gpt2.train.step import Stepper, StepResult
+from gpt2.training_step import StepObserver, Stepper, StepResult
+from gpt2.watch import RunMonitor
 from runtime.settings import MonitorSettings
 
 

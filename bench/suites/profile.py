@@ -17,7 +17,7 @@ from bench.runner import LIMIT_SECONDS, case_worker
 from bench.suite import Suite, SuiteResult, SuiteSession
 from bench.tables import ResultTable
 from bench.workers import BenchError
-from gpt2.train.clocks import device_synchroniser
+from gpt2.clocks import device_synchroniser
 from runtime.errors import UserError
 
 CASES = ("plain", "B", "RALEARN")

@@ -12,8 +12,7 @@ from pathlib import Path
 from torch import Tensor
 
 from bench.observed_step import ITERATIONS, ObservationMode, ObservedShape, ObservedSuite
-from gpt2.numerics.observer import StepObserver, StopBeforeUpdate
-from gpt2.train.step import Stepper, StepResult
+from gpt2.training_step import StepObserver, Stepper, StepResult, StopBeforeUpdate
 from referee.numerics.record.record_settings import RecorderConfig
 from referee.numerics.record.recorder import Recorder
 

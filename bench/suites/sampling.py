@@ -17,10 +17,10 @@ from bench.cases import Sizes, find_shapes
 from bench.runner import case_worker
 from bench.suite import Suite, SuiteResult, SuiteSession
 from bench.tables import INTERVAL, Columns, ResultTable, format_spread, spread
-from gpt2.model.init import initialise
-from gpt2.model.sampling import Cache, sample
-from gpt2.train.clocks import device_synchroniser
-from gpt2.train.step import build_model
+from gpt2.clocks import device_synchroniser
+from gpt2.initial_weights import initialise
+from gpt2.sampling import Cache, sample
+from gpt2.training_step import build_model
 from runtime.resolve import resolve
 from runtime.settings import ANY_TARGET
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gpt2.model.transformer import CausalSelfAttention, LearnedPosition
+from gpt2.transformer import CausalSelfAttention, LearnedPosition
 from ra.admission.probe import (
     BFLOAT16_ROUNDING,
     VOCABULARY,

@@ -16,9 +16,8 @@ from typing import Any, TextIO
 import torch
 
 import ra.custom
-from gpt2.memory.prediction import predict
-from gpt2.memory.workload import StepWorkload
-from gpt2.model.transformer import ModelParts
+from gpt2.predicted_memory import StepWorkload, predict
+from gpt2.transformer import ModelParts
 from ra import names
 from ra.admission.examine import examine
 from ra.admission.probe import OPTIMIZER, Probe, examined_part, inputs, run

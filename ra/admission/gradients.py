@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpt2.model.init import keyed_normal
+from gpt2.initial_weights import keyed_normal
 from ra.admission.probe import Probe, examined_part, inputs, pristine, run, working_dtype
 from ra.admission.violation import Violation, violation
 

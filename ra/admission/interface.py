@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gpt2.model.transformer import learned_scalars
-from gpt2.train.step import Stepper
+from gpt2.training_step import Stepper
+from gpt2.transformer import learned_scalars
 from ra.admission.causality import MODES
 from ra.admission.probe import (
     ALL_DTYPES,

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from gpt2.model.init import initialise, keyed_normal, keyed_parts
-from gpt2.model.transformer import GPT2, LearnedPosition, ModelParts
+from gpt2.initial_weights import initialise, keyed_normal, keyed_parts
+from gpt2.transformer import GPT2, LearnedPosition, ModelParts
 from ra.arms import parse_arm
 from ra.global_state import GlobalState
 from ra.names import VariantError

@@ -10,7 +10,7 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from gpt2.model.transformer import GPT2
+from gpt2.transformer import GPT2
 from ra.admission.causality import MODES, run_model
 from ra.admission.probe import (
     VOCABULARY,

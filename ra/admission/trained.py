@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from gpt2.model.transformer import GPT2
+from gpt2.transformer import GPT2
 from ra.admission.batches import BATCH
 from ra.admission.causality import CAUSAL, MODES
 from ra.admission.probe import (

@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from gpt2.model.transformer import CausalSelfAttention
+from gpt2.transformer import CausalSelfAttention
 from ra.hooks import AttentionSpec
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from gpt2.model.transformer import CausalSelfAttention
+from gpt2.transformer import CausalSelfAttention
 from ra.hooks import AttentionSpec
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpt2.model.transformer import CausalSelfAttention, UnsetLinear
+from gpt2.transformer import CausalSelfAttention, UnsetLinear
 from ra.hooks import AttentionSpec
 
 

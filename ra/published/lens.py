@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from gpt2.model.transformer import CausalSelfAttention
+from gpt2.transformer import CausalSelfAttention
 from ra.hooks import AttentionSpec
 
 INITIAL_GATES = (2.2, 0.6, 0.1)  # shares 0.76, 0.15 and 0.09

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpt2.model.transformer import ExpandLinear, UnsetLinear
+from gpt2.transformer import ExpandLinear, UnsetLinear
 from ra.hooks import AttentionSpec
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from gpt2.model.transformer import CausalSelfAttention, FirstValues
+from gpt2.transformer import CausalSelfAttention, FirstValues
 from ra.hooks import AttentionSpec
 
 

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from configuration.arguments import refuse_unknown_variables
-from gpt2.data.manifest import read_manifest, written_files
+from gpt2.shards import read_manifest, written_files
 from runtime.dotconfig import split_words
 from runtime.errors import UserError, run_command
 from runtime.files import DamagedFileError, open_regular, read_json

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gpt2.data import dataset
+from gpt2 import dataset
 from runtime.errors import UserError, run_command
 from runtime.files import read_json
 

@@ -13,9 +13,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from aqn.platforms import GRAMMAR, local_platforms, machine_name
 from configuration.arguments import command_arguments
-from gpt2.interop.pretrained import is_pretrained
+from gpt2.platforms import GRAMMAR, local_platforms, machine_name
+from gpt2.transformers_files import is_pretrained
 from referee.pages.document import render_terminal
 from runtime.detect import detected_target_name
 from runtime.errors import UserError, run_command
@@ -63,7 +63,7 @@ def pretrained(folder: Path, names: Sequence[str]) -> None:
         )
     config = load_config(".config")
     export_environment(config.target.name, detected_target_name(), config.target.deterministic)
-    from gpt2.interop.evaluate import evaluate_pretrained
+    from gpt2.transformers_files import evaluate_pretrained
 
     print("\n".join(evaluate_pretrained(folder, config)))
 

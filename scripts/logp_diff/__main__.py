@@ -31,7 +31,7 @@ def main() -> int:
     export_environment()  # before torch is imported
     import torch
 
-    from gpt2.model.sampling import Cache, CacheError, response_log_probs, sample
+    from gpt2.sampling import Cache, CacheError, response_log_probs, sample
     from referee.numerics.runs.logp_diff import logp_diff, show
     from study.attention.inspect import choose_text, load_run
 

@@ -15,8 +15,8 @@ from runtime.resolve import export_environment
 from study.executors.child_process import process_settings
 
 if TYPE_CHECKING:
-    from gpt2.model.transformer import ModelParts
-    from gpt2.numerics_replay import RunReplay
+    from gpt2.replay import RunReplay
+    from gpt2.transformer import ModelParts
     from runtime.dotconfig import Symbols
     from runtime.settings import Config
 
@@ -44,7 +44,7 @@ def run_environment(record: run_record.RunRecord) -> dict[str, str]:
 
 def open_run(run_dir: Path, record: run_record.RunRecord, step: int, from_start: bool = False) -> RunReplay:
     """Return the run before `step`, and print which checkpoints cannot be used."""
-    from gpt2.numerics_replay import RunReplay
+    from gpt2.replay import RunReplay
 
     build = functools.partial(_build_arm, run_dir)
     replay = RunReplay(run_dir, record, step, build, from_start)

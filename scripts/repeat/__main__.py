@@ -21,7 +21,7 @@ from scripts.record.arguments import result_folder, run_arguments
 from scripts.record.run_replay import enter_environment, open_run
 
 if TYPE_CHECKING:
-    from gpt2.numerics_replay import RunReplay
+    from gpt2.replay import RunReplay
 
 USAGE = "make repeat RUN=results/STUDY/runs/NAME STEP=40"
 VARIABLES = {"STEP": "", "TIMES": "8", "OUT": ""}  # and RUN; with their defaults

@@ -12,8 +12,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from aqn.platforms import machine_name, parse_platform
 from configuration.arguments import command_arguments
+from gpt2.platforms import machine_name, parse_platform
 from referee.pages.document import render_markdown, render_terminal
 from referee.pages.html_page import render_html
 from runtime.dotconfig import read_symbols

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpt2.data import dataset, tokenizer
-from gpt2.model.transformer import GPT2, learned_scalars, restore_step
-from gpt2.train.resume import check_fits
-from gpt2.train.step import build_model
+from gpt2 import dataset, tokenizer
+from gpt2.resume import check_fits
+from gpt2.training_step import build_model
+from gpt2.transformer import GPT2, learned_scalars, restore_step
 from ra import attention_maps, names
 from ra.arms import parse_arm
 from ra.hooks import custom_folder

@@ -13,9 +13,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpt2.data import tokenizer
-from gpt2.interop.files import model_config, tokenizer_files
-from gpt2.interop.weights import to_transformers
+from gpt2 import tokenizer
+from gpt2.transformers_config import model_config, tokenizer_files
+from gpt2.transformers_files import to_transformers
 from ra.arms import parse_arm
 from ra.control import swap_query_and_key
 from ra.exported import CONFIG, CUSTOM, WEIGHTS

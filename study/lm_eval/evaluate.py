@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from gpt2.model.init import state_digest
+from gpt2.initial_weights import state_digest
 from runtime.errors import UserError
 from study.attention.inspect import finished_record, require_last_weights
 from study.lm_eval import records

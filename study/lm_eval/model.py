@@ -3,7 +3,7 @@
 The class answers the three kinds of request: `loglikelihood`, `loglikelihood_rolling` and `generate_until`. Its numbers
 are those of the harness's class HFLM on the exported model, within float32 rounding. HFLM fails where a continuation
 alone exceeds the block size, and where it joins the context in one token ("Ans" and "wer"). Here the first is truncated
-from the left, and the second is encoded alone, as gpt2.eval.hellaswag does.
+from the left, and the second is encoded alone, as gpt2.hellaswag does.
 
 Shapes: B rows, T tokens, C channels, N scored tokens, V vocabulary.
 """
@@ -26,15 +26,14 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, po
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from torch import Tensor
 
-from aqn.apply import Autocast, on_platform
-from aqn.platforms import parse_platform
-from gpt2.data import tokenizer
-from gpt2.data.tokenizer import Tokenizer
-from gpt2.eval.token_rows import batches, pad_rows
-from gpt2.eval.validation import evaluating, evaluation_tokens
-from gpt2.model.loss import CHUNK_ROWS, IGNORED
-from gpt2.model.sampling import Cache, CacheError, Drawing, sample
-from gpt2.model.transformer import GPT2
+from gpt2 import tokenizer
+from gpt2.loss import CHUNK_ROWS, IGNORED
+from gpt2.platform_arithmetic import Autocast, on_platform
+from gpt2.platforms import parse_platform
+from gpt2.sampling import Cache, CacheError, Drawing, sample
+from gpt2.tokenizer import Tokenizer
+from gpt2.transformer import GPT2
+from gpt2.validation import batches, evaluating, evaluation_tokens, pad_rows
 from referee.numerics.describe import to_float64
 from runtime import attention_kernels, run_record
 from runtime.errors import UserError, out_of_memory

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gpt2.data.sources import probe_hub
+from gpt2.text_sources import probe_hub
 from runtime.errors import UserError, first_sentences
 from study.lm_eval.local_files import check_files, missing_field
 

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpt2.memory.prediction import Prediction, predict
-from gpt2.memory.workload import StepWorkload
+from gpt2.predicted_memory import Prediction, StepWorkload, predict
 from runtime.errors import UserError
 from runtime.gpu_specs import GIB
 from runtime.resolve import ResolvedTarget

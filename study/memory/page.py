@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpt2.memory.allocation_tracker import Timeline
-from gpt2.memory.prediction import Prediction
+from gpt2.allocation_tracker import Timeline
+from gpt2.predicted_memory import Prediction
 from referee.pages.document import Block, BulletList, Document, Figure, Paragraph, Section, Table
 from referee.pages.markup import escape_html
 from referee.pages.plots import Plain, axis, figure, trace

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gpt2.memory.measure import EXACT_HEAP, measure
+from gpt2.measured_memory import EXACT_HEAP, measure
 from ra.settings import AlternationSettings
 from ra.variants import Variant, variant
 from referee.pages.document import Document, render_terminal

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpt2.data.eval_texts import HUB_FILE, read_text
+from gpt2.eval_texts import HUB_FILE, read_text
 from ra.arms import split_rate
 from ra.settings import AlternationSettings
 from ra.variants import variant

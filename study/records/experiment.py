@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpt2.data import tokenizer
+from gpt2 import tokenizer
 from runtime.dotconfig import read_symbols
 from runtime.errors import UserError
 from runtime.files import DamagedFileError

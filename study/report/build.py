@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpt2.data import tokenizer
-from gpt2.train.clocks import UNEVEN_TIMES
+from gpt2 import tokenizer
+from gpt2.clocks import UNEVEN_TIMES
 from ra.names import is_control_arm
 from referee.verdict.statistics import Interval, NoiseFloor, mean, mean_interval, noise_floor
 from runtime.files import DamagedFileError

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from gpt2.train.clocks import UNEVEN_TIMES
+from gpt2.clocks import UNEVEN_TIMES
 from referee.pages.document import (
     FILTER,
     HTML,

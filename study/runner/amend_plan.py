@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from gpt2.train.optimizer import warmup_iterations
+from gpt2.optimizer import warmup_iterations
 from runtime.run_plan import BatchPlan
 from runtime.run_record import Schedule
 from runtime.settings import OptimizerConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from gpt2.train.optimizer import warmup_iterations
+from gpt2.optimizer import warmup_iterations
 from runtime.errors import UserError
 from runtime.run_plan import WARM_UP_STEPS
 from runtime.settings import BudgetConfig, OptimizerConfig

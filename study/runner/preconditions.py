@@ -119,8 +119,8 @@ def refuse_unknown_names(config: Config, variants: Mapping[str, Variant], device
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from gpt2.numerics.fixes import check_fixes
-    from gpt2.train.step import build_model
+    from gpt2.training_step import build_model
+    from gpt2.watch import check_fixes
     from referee.numerics.monitor.targets import ModelNames, parse_targets
 
     targets = [target for target in parse_targets(config.monitor.targets) if target.path]

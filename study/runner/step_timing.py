@@ -19,7 +19,7 @@ from runtime.run_plan import WARM_UP_STEPS, BatchPlan
 from study.records.plan_file import StepTimeRatio
 
 if TYPE_CHECKING:
-    from gpt2.train.clocks import StepTimer
+    from gpt2.clocks import StepTimer
     from ra.variants import Variant
     from runtime.resolve import ResolvedTarget
     from runtime.settings import Config
@@ -146,7 +146,7 @@ def measure_steps(
     """
     import torch
 
-    from gpt2.train.step import Stepper
+    from gpt2.training_step import Stepper
 
     steppers = {
         name: Stepper(

@@ -15,9 +15,8 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gpt2.data import dataset
-from gpt2.data.eval_texts import check_texts
-from gpt2.eval import hellaswag, hellaswag_download
+from gpt2 import dataset, hellaswag
+from gpt2.eval_texts import check_texts
 from ra.settings import AlternationSettings
 from runtime import files, resolve, run_record
 from runtime.cpu import cpu_threads
@@ -251,9 +250,7 @@ class Study:
         """Find the HellaSwag items once and save their path, or the reason why they are absent, for all runs."""
         found = ItemsFile(absent="CONFIG_HELLASWAG is off")
         if self.config.evaluation.hellaswag:
-            source = hellaswag_download.obtain(
-                self.config.evaluation, self.config.data.directory, report=print
-            )
+            source = hellaswag.obtain(self.config.evaluation, self.config.data.directory, report=print)
             if isinstance(source, str):
                 found = ItemsFile(absent=source)
                 print(f"HellaSwag will not be scored: {source}")

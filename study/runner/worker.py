@@ -96,7 +96,7 @@ def _rank_command() -> list[str]:
 
 def _explain(error: BaseException, folder: Path) -> int:
     """Write the error as the last line of the log; return its exit status."""
-    from gpt2.train.step import NotFiniteError
+    from gpt2.training_step import NotFiniteError
 
     status, text = EXIT_FAILED, f"{error}"
     if out_of_memory(error):
@@ -141,7 +141,7 @@ def _answer(arguments: argparse.Namespace) -> Any:
 def _work(arguments: argparse.Namespace, stop: Stop) -> int:
     import torch
 
-    from gpt2.train.trainer import TrainingRun
+    from gpt2.trainer import TrainingRun
     from ra.admission.trained import examine_trained
     from ra.global_state import GlobalState
     from ra.variants import variant
@@ -241,8 +241,8 @@ def _time_steps(
     """Time steps of the variants in turn; print {"event": "timing", "seconds": {name: [...]}, "peak_bytes": N}."""
     import torch
 
-    from gpt2.train.clocks import step_timer
-    from gpt2.train.peak_memory import PeakMeter
+    from gpt2.clocks import step_timer
+    from gpt2.measured_memory import PeakMeter
     from ra.variants import variant
     from study.memory.micro_batch import Predictions, free_bytes, require_free
     from study.runner.step_timing import measure_steps

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gpt2.data import tokenizer
-from gpt2.model.sampling import Cache, CacheError, Drawing, Sample, sample
+from gpt2 import tokenizer
+from gpt2.sampling import Cache, CacheError, Drawing, Sample, sample
 from referee.numerics.text_files import clean
 from runtime.errors import UserError
 from study.attention.inspect import TrainedRun, load_run

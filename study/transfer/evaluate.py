@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from aqn.apply import on_platform
-from aqn.platforms import Platform, name_of_device, parse_platform
-from gpt2.data import dataset, tokenizer
-from gpt2.eval.evaluator import Evaluator
-from gpt2.eval.hellaswag import load_items
-from gpt2.model.init import state_digest
+from gpt2 import dataset, tokenizer
+from gpt2.evaluator import Evaluator
+from gpt2.hellaswag import load_items
+from gpt2.initial_weights import state_digest
+from gpt2.platform_arithmetic import on_platform
+from gpt2.platforms import Platform, name_of_device, parse_platform
 from runtime import attention_kernels
 from runtime.errors import UserError
 from runtime.files import write_bytes

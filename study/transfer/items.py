@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpt2.eval import hellaswag, hellaswag_download
+from gpt2 import hellaswag
 from runtime.errors import UserError
 from runtime.files import DamagedFileError
 from runtime.run_record import RunRecord
@@ -38,7 +38,7 @@ def find_items(run_dir: Path, record: RunRecord, config: Config) -> ItemSource:
     if path is None:
         if settings.hellaswag_file and not settings.hellaswag_file.is_file():  # a path of another machine
             settings = replace(settings, hellaswag_file=None)
-        found = hellaswag_download.obtain(settings, config.data.directory, report=print)
+        found = hellaswag.obtain(settings, config.data.directory, report=print)
         if isinstance(found, str):
             return ItemSource(absent=found)
         path = found
@@ -47,7 +47,7 @@ def find_items(run_dir: Path, record: RunRecord, config: Config) -> ItemSource:
     except UserError as error:
         return ItemSource(absent=str(error))
     if scored and sha256 != scored:
-        fix = f"fix: copy the items of the run to {config.data.directory / hellaswag_download.FILE_NAME}"
+        fix = f"fix: copy the items of the run to {config.data.directory / hellaswag.FILE_NAME}"
         return ItemSource(absent=f"{path} has other items than the run was scored on; {fix}")
     return ItemSource(path, sha256)
 

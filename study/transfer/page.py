@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from aqn.platforms import parse_platform
+from gpt2.platforms import parse_platform
 from referee.pages.document import COPY, SORT, Block, BulletList, Document, Note, Table
 from referee.pages.markup import Text
 from study.transfer.records import PlatformRecord, gap, item_gap

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from aqn.platforms import Platform, parse_platform
+from gpt2.platforms import Platform, parse_platform
 from referee.pages.document import (
     COPY,
     HTML,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from aqn.norms import NoisyLayerNorm, NoisyRMSNorm, add_noise
 from aqn.schedule import NoiseError, NoiseSchedule
-from gpt2.train.trainer import TrainingRun
+from gpt2.trainer import TrainingRun
 from runtime import run_record
 from tests import small_runs
 from tests.small_runs import StopAfter, same

@@ -12,8 +12,8 @@ from bench import case_step, reference_gpt
 from bench.case_step import SMALLEST, make_stepper, timed_step
 from bench.cases import PLAIN, Shape
 from bench.reference_gpt import PlainGPT, PlainStep
-from gpt2.model.transformer import GPT2
-from gpt2.train.step import Stepper
+from gpt2.training_step import Stepper
+from gpt2.transformer import GPT2
 from runtime import resolve
 from runtime.attention_kernels import prepare_device
 from runtime.settings import ANY_TARGET, TargetConfig

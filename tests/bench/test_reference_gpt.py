@@ -5,7 +5,7 @@ import torch
 
 from bench.cases import Sizes
 from bench.reference_gpt import PlainGPT, take_weights
-from gpt2.train.step import build_model
+from gpt2.training_step import build_model
 from runtime.settings import ModelConfig
 
 

@@ -11,8 +11,8 @@ from bench import case_step
 from bench.case_step import make_stepper
 from bench.cases import Sizes
 from bench.step_options import OPTIONS
-from gpt2.model import loss
-from gpt2.train.step import Stepper
+from gpt2 import loss
+from gpt2.training_step import Stepper
 from runtime.resolve import ResolvedTarget, resolve
 from runtime.settings import ModelConfig, TargetConfig
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from gpt2.eval import evaluator
-from gpt2.train import nan_debug, step
+from gpt2 import evaluator, nan_debug
+from gpt2 import training_step as step
 from runtime import checkpoint
 from runtime.signals import Stop
 from study.executors.child_process import Event

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gpt2.memory.allocation_tracker import AllocationTracker
-from gpt2.model import recompute
-from gpt2.model.init import initialise
-from gpt2.model.loss import linear_cross_entropy
-from gpt2.model.transformer import GPT2, CausalSelfAttention, ModelParts
+from gpt2 import cpu_linear
+from gpt2.allocation_tracker import AllocationTracker
+from gpt2.initial_weights import initialise
+from gpt2.loss import linear_cross_entropy
+from gpt2.transformer import GPT2, CausalSelfAttention, ModelParts
 from ra.attention import LearnedAttention, LearnedHardAttention, LearnedScoreAttention, ReciprocalAttention
 from tests.ra.naive import NaiveAttention, naive_loss
 
@@ -220,7 +220,7 @@ def test_a_hard_gate_without_its_gradient_runs_one_attention_call_with_the_same_
 @pytest.mark.parametrize("kind", [LearnedAttention, LearnedHardAttention])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_recomputation_gives_bitwise_the_same_gradients(kind: type, recompute: bool) -> None:
-    attention = kind(WIDTH, H, **LEARNED, recompute=recompute)
+    attention = kind(WIDTH, H, **LEARNED, recompute=cpu_linear)
     for name, parameter in attention.named_parameters():
         if parameter.dim():
             nn.init.normal_(parameter, generator=torch.Generator().manual_seed(len(name)))
@@ -251,7 +251,7 @@ def kept_bytes(attention: nn.Module) -> int:
 def test_learned_attention_saves_at_most_two_outputs_a_layer_more_than_standard_attention(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(recompute, "MOST_SAVED", 0)
+    monkeypatch.setattr(cpu_linear, "MOST_SAVED", 0)
     output = B * 128 * WIDTH * 4
     statistics = B * 128 * H * 4
     standard = kept_bytes(CausalSelfAttention(WIDTH, H))

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from scipy import spatial
 from scipy import stats as scipy_stats
 
-from gpt2.model.init import initialise
-from gpt2.model.transformer import GPT2, ModelParts
+from gpt2.initial_weights import initialise
+from gpt2.transformer import GPT2, ModelParts
 from ra import attention_maps
 from ra.attention import LearnedAttention, ReciprocalAttention
 

@@ -11,9 +11,9 @@ from functorch.compile import make_boxed_func, min_cut_rematerialization_partiti
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 
-from gpt2.model.init import initialise
-from gpt2.model.transformer import GPT2
-from gpt2.train.step import build_model
+from gpt2.initial_weights import initialise
+from gpt2.training_step import build_model
+from gpt2.transformer import GPT2
 from ra.names import LEARNED, published_variants
 from ra.settings import AlternationSettings
 from ra.variants import variant

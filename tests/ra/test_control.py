@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpt2.train.step import Stepper
+from gpt2.training_step import Stepper
 from ra import control
 from ra.control import Control, losses
 from runtime.run_plan import plan_batch

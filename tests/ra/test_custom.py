@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt2.model.init import initialise
-from gpt2.model.transformer import GPT2
+from gpt2.initial_weights import initialise
+from gpt2.transformer import GPT2
 from ra import names
 from ra.admission.examine import examine
 from ra.admission.probe import Probe

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from gpt2.model.init import initialise
-from gpt2.model.sampling import Cache, CacheError, Drawing, logits, response_log_probs, sample
-from gpt2.model.transformer import GPT2, CausalSelfAttention, ModelParts
+from gpt2.initial_weights import initialise
+from gpt2.sampling import Cache, CacheError, Drawing, logits, response_log_probs, sample
+from gpt2.transformer import GPT2, CausalSelfAttention, ModelParts
 from ra.attention import LearnedAttention, LearnedHardAttention, LearnedScoreAttention, ReciprocalAttention
 from referee.numerics import logp_diff
 
@@ -223,5 +223,5 @@ def test_training_mode_and_a_full_block_are_errors() -> None:
 def test_nothing_but_the_command_imports_sampling() -> None:
     root = Path(__file__).parents[2]
     files = [path for top in ("gpt2", "aqn", "ra", "study", "scripts") for path in (root / top).rglob("*.py")]
-    users = [path.parent.name for path in files if "gpt2.model.sampling" in path.read_text()]
+    users = [path.parent.name for path in files if "gpt2.sampling" in path.read_text()]
     assert sorted(users) == ["lm_eval", "logp_diff", "sampling"]

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt2.model.init import initialise, weights_digest
-from gpt2.model.transformer import GPT2
-from gpt2.train.step import build_model
+from gpt2.initial_weights import initialise, weights_digest
+from gpt2.training_step import build_model
+from gpt2.transformer import GPT2
 from ra import names
 from ra.counts import count, matched_width
 from ra.names import VariantError
@@ -27,7 +27,7 @@ MODEL = ModelConfig("test", 2, 2, 16, 16, 0.0, 97, 128)
 ALTERNATION = AlternationSettings("output", 0.5, 100.0)
 PARTS = """
 from torch import nn
-from gpt2.model.transformer import LearnedPosition, MLP
+from gpt2.transformer import LearnedPosition, MLP
 
 
 class Norm(nn.LayerNorm):

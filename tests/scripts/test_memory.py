@@ -12,8 +12,8 @@ import pytest
 
 from configuration import commands
 from configuration.targets import symbols_for_target
-from gpt2.memory.allocation_tracker import Allocation, Timeline
-from gpt2.memory.prediction import Prediction
+from gpt2.allocation_tracker import Allocation, Timeline
+from gpt2.predicted_memory import Prediction
 from runtime.dotconfig import read_symbols
 from runtime.errors import UserError
 from runtime.settings import Config

@@ -3,7 +3,7 @@
 import dataclasses
 from pathlib import Path
 
-from gpt2.train.trainer import TrainingRun
+from gpt2.trainer import TrainingRun
 from ra.settings import AlternationSettings
 from ra.variants import variant
 from runtime import files

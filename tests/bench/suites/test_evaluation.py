@@ -9,9 +9,8 @@ import pytest
 from bench import suite
 from bench.suites import evaluation
 from bench.suites.evaluation import scored_tokens
-from gpt2.data import tokenizer
-from gpt2.eval import hellaswag
-from gpt2.eval.hellaswag import Item
+from gpt2 import hellaswag, tokenizer
+from gpt2.hellaswag import Item
 from tests.bench.sessions import run_small
 from tests.hellaswag_items import real_items
 

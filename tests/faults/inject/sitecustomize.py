@@ -66,9 +66,8 @@ def install(fault: Fault, slower: float) -> None:
     sys.path.insert(0, os.getcwd())
     import torch
 
-    from gpt2.data import dataset
-    from gpt2.eval import evaluator
-    from gpt2.train import nan_debug, step
+    from gpt2 import dataset, evaluator, nan_debug
+    from gpt2 import training_step as step
     from runtime import checkpoint
 
     plain_step, plain_loss, plain_flush = step.Stepper.step, step.linear_cross_entropy, checkpoint._flush

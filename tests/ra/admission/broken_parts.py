@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from gpt2.model.transformer import CausalSelfAttention, FirstValues, LearnedPosition
+from gpt2.transformer import CausalSelfAttention, FirstValues, LearnedPosition
 from ra.hooks import AttentionSpec
 
 

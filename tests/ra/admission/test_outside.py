@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import gpt2.train.trainer  # noqa: F401  (the functions that judge)
+import gpt2.trainer  # noqa: F401  (the functions that judge)
 import ra.custom
 from ra import names
 from ra.admission import examine
@@ -22,8 +22,8 @@ FILE = """
 import builtins, functools, os, random, signal, sys, torch
 import numpy as np
 import torch.nn.functional as F
-import gpt2.eval.validation, gpt2.model.loss
-from gpt2.model.transformer import GPT2, CausalSelfAttention
+import gpt2.validation, gpt2.loss
+from gpt2.transformer import GPT2, CausalSelfAttention
 class Mode(torch.overrides.TorchFunctionMode):
     def __torch_function__(self, function, types, arguments=(), keywords=None):
         return function(*arguments, **(keywords or {{}}))

@@ -15,7 +15,7 @@ ALTERNATION = AlternationSettings("output", 0.5, 100.0)
 REFUSED = ("CRASHES", "EXITS")
 ATTENTION = """
 import os, sys, time
-from gpt2.model.transformer import CausalSelfAttention
+from gpt2.transformer import CausalSelfAttention
 
 class Custom(CausalSelfAttention):
     def attend(self, q, k, v):

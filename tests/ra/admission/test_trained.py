@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gpt2.model.init import initialise
-from gpt2.model.transformer import GPT2, CausalSelfAttention, ModelParts
+from gpt2.initial_weights import initialise
+from gpt2.transformer import GPT2, CausalSelfAttention, ModelParts
 from ra.admission.trained import examine_trained
 from tests.ra.admission.leaking import uncausal
 

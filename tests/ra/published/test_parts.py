@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpt2.model.init import initialise
-from gpt2.model.sampling import Cache, logits
-from gpt2.model.transformer import GPT2
-from gpt2.train.optimizer import parameter_groups
-from gpt2.train.step import build_model
+from gpt2.initial_weights import initialise
+from gpt2.optimizer import parameter_groups
+from gpt2.sampling import Cache, logits
+from gpt2.training_step import build_model
+from gpt2.transformer import GPT2
 from ra.attention import LearnedHardAttention
 from ra.attention_maps import layer_maps, queries_and_keys
 from ra.names import published_variants

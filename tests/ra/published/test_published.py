@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gpt2.memory.allocation_tracker import AllocationTracker
-from gpt2.model.init import initialise
-from gpt2.model.transformer import GPT2, CausalSelfAttention
-from gpt2.train.step import build_model
+from gpt2.allocation_tracker import AllocationTracker
+from gpt2.initial_weights import initialise
+from gpt2.training_step import build_model
+from gpt2.transformer import GPT2, CausalSelfAttention
 from ra.names import published_variants
 from ra.settings import AlternationSettings
 from ra.variants import variant

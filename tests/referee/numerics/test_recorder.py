@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gpt2.model.init import initialise
-from gpt2.model.transformer import GPT2
+from gpt2.initial_weights import initialise
+from gpt2.transformer import GPT2
 from referee.numerics import NumericsError, PrecisionDebugger, Recorder, RecorderConfig
 
 IDS = torch.randint(97, (2, 16), generator=torch.Generator().manual_seed(0))
@@ -116,7 +116,7 @@ def test_rows_name_modules_and_functions_in_order_with_their_parents(tmp_path: P
     assert parents["Functional.layer_norm.0.forward"] == "Module.blocks.0.norm1.LayerNorm.forward.0"
     stacks = json.loads((tmp_path / "step0/rank0/stack.json").read_text())
     lines = next(lines for names, lines in stacks.values() if "Functional.layer_norm.0.forward" in names)
-    assert "gpt2/model/transformer.py" in lines[0]
+    assert "gpt2/transformer.py" in lines[0]
 
 
 def test_uninitialised_memory_is_not_recorded(tmp_path: Path) -> None:

@@ -10,17 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2.data import eval_texts, shards, sources
-from gpt2.data.dataset import prepare
-from gpt2.data.tokenizer import ALL
-from gpt2.eval.hellaswag import load_items
+from gpt2 import eval_texts, shards
+from gpt2 import text_sources as sources
+from gpt2.dataset import prepare
+from gpt2.hellaswag import load_items
+from gpt2.tokenizer import ALL
 from referee.numerics import text_files
 from referee.numerics.runs.logp_diff import read_logp
 from referee.numerics.text_files import clean, is_empty, json_lines, read_json, read_text, text_parts
 from rl.gsm8k import read_problems
 from runtime.errors import UserError
 from runtime.settings import DataConfig, EvalSet
-from tests.gpt2.data.corpora import ignore, source
+from tests.gpt2.corpora import ignore, source
 
 # A text in a file, and what every reader makes of it.
 TEXTS = {

@@ -11,7 +11,7 @@ from scripts.admit import __main__ as command
 from tests.checkout import link_project
 
 NO_MASK = """
-from gpt2.model.transformer import CausalSelfAttention
+from gpt2.transformer import CausalSelfAttention
 from torch.nn.functional import scaled_dot_product_attention
 
 

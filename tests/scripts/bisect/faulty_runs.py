@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt2.train.step import NotFiniteError
-from gpt2.train.trainer import TrainingRun
+from gpt2.trainer import TrainingRun
+from gpt2.training_step import NotFiniteError
 from ra import names
 from ra.settings import AlternationSettings
 from ra.variants import variant
@@ -32,7 +32,7 @@ SETTINGS = {
 }  # fmt: skip
 HALF = """
 import torch
-from gpt2.model.transformer import CausalSelfAttention
+from gpt2.transformer import CausalSelfAttention
 
 
 class Half(CausalSelfAttention):
@@ -60,7 +60,7 @@ def attention(layer, spec):
 
 SPIKE = """
 import torch
-from gpt2.model.transformer import CausalSelfAttention
+from gpt2.transformer import CausalSelfAttention
 
 
 class Cancelling(CausalSelfAttention):

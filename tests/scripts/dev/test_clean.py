@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configuration.rules import HEADER
-from gpt2.data.manifest import Manifest, Shard, Split
+from gpt2.shards import Manifest, Shard, Split
 from runtime.errors import UserError
 from scripts.dev import clean
 
@@ -39,7 +39,7 @@ def write_everything(root: Path) -> None:
     """Every kind of file that the commands write, one source, a download and two studies."""
     write_corpus(root / f"data/embedded-{KEY}")
     for name, text in {
-        "gpt2/model/transformer.py": "",
+        "gpt2/transformer.py": "",
         "gpt2/__pycache__/model.pyc": "",
         ".pytest_cache/CACHEDIR.TAG": "Signature: 8a477f597d28d172789f06886806bc55",
         ".venv/pyvenv.cfg": "home = /usr/bin",
@@ -80,10 +80,10 @@ def test_mrproper_removes_what_make_wrote_and_keeps_results_and_downloads() -> N
     assert clean.main(["caches", "data"]) == 0
     assert files() == [
         ".config", ".config.old", ".venv/pyvenv.cfg", "data/hellaswag_val.jsonl", "defconfig",
-        "gpt2/model/transformer.py", *RESULTS,
+        "gpt2/transformer.py", *RESULTS,
     ]  # fmt: skip
     assert clean.main([*MRPROPER]) == 0
-    assert files() == ["data/hellaswag_val.jsonl", "gpt2/model/transformer.py", *RESULTS]
+    assert files() == ["data/hellaswag_val.jsonl", "gpt2/transformer.py", *RESULTS]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_results_and_sources_in_the_data_folder_are_not_removed(place: str) -> N
     configure(DATA_DIR=place)
     clean.main(["data"])
     assert Path("results/night/runs/B0/run.json").exists()
-    assert Path("gpt2/model/transformer.py").exists()
+    assert Path("gpt2/transformer.py").exists()
 
 
 def test_a_folder_outside_the_project_is_named_and_not_removed(

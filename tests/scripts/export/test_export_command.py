@@ -17,7 +17,7 @@ from tests.study.attention.test_inspect import a_run, config_file
 __all__ = ["config_file"]
 IDS = torch.arange(4, 28)[None]
 SCALED = """import torch
-from gpt2.model.transformer import CausalSelfAttention
+from gpt2.transformer import CausalSelfAttention
 
 class Scaled(CausalSelfAttention):
     def __init__(self, *sizes):

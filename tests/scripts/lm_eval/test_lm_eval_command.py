@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpt2.eval import hellaswag
+from gpt2 import hellaswag
 from runtime import checkpoint, run_record
 from study.attention.inspect import load_run
 from study.lm_eval import records

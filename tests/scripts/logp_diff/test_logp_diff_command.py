@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.model import sampling
+from gpt2 import sampling
 from runtime.errors import UserError
 from scripts.logp_diff import __main__ as logp_diff
 from study.attention import inspect

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpt2.train.step import NotFiniteError
+from gpt2.training_step import NotFiniteError
 from ra import names
 from runtime import run_record
 from runtime.errors import UserError
@@ -135,7 +135,7 @@ def copy_of(run_dir: Path, folder: Path) -> Path:
 def test_a_step_whose_loss_is_not_finite_is_recorded(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from gpt2.train import step as training
+    from gpt2 import training_step as training
 
     apply = training.Stepper._apply
 
@@ -155,7 +155,7 @@ def test_a_step_whose_loss_is_not_finite_is_recorded(
 def test_an_error_in_the_step_removes_the_hooks_and_marks_the_record(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gpt2.model import transformer
+    from gpt2 import transformer
 
     def fail(self: Any, x: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("broken")
@@ -197,7 +197,7 @@ def test_a_wrong_variable_is_one_line(
 
 
 CUSTOM = """
-from gpt2.model.transformer import CausalSelfAttention
+from gpt2.transformer import CausalSelfAttention
 
 
 class Scaled(CausalSelfAttention):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpt2.model import transformer
+from gpt2 import transformer
 from runtime.errors import UserError
 from scripts.repeat import __main__ as command
 from tests.scripts.bisect.faulty_runs import train, workplace

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from gpt2.model.init import initialise
-from gpt2.model.transformer import GPT2
-from gpt2.train.step import build_model
+from gpt2.initial_weights import initialise
+from gpt2.training_step import build_model
+from gpt2.transformer import GPT2
 from ra import attention_maps
 from ra.control import swap_query_and_key
 from ra.settings import AlternationSettings

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt2.model.init import initialise
-from gpt2.train.step import build_model
+from gpt2.initial_weights import initialise
+from gpt2.training_step import build_model
 from ra import names
 from ra.settings import AlternationSettings
 from ra.variants import variant
@@ -21,7 +21,7 @@ from tests.study.attention.test_inspect import config_file
 __all__ = ["config_file"]
 
 SHIFT = '''"""GPT-2's attention with a scaled value."""
-from gpt2.model.transformer import CausalSelfAttention
+from gpt2.transformer import CausalSelfAttention
 from ra.custom import _shift_helper
 
 class Scaled(CausalSelfAttention):

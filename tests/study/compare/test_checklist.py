@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from configuration.rules import load_kconfig
-from gpt2.train.fingerprint import schedule_digest
+from gpt2.fingerprint import schedule_digest
 from runtime.settings import Config
 from study.compare import build
 from study.compare.checklist_rows import (

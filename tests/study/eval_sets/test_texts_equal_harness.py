@@ -12,11 +12,10 @@ from lm_eval.api.instance import Instance
 from lm_eval.tasks.wikitext.preprocess_wikitext import process_results, wikitext_detokenizer
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from gpt2.data import tokenizer, wikitext
-from gpt2.data.eval_texts import read_text
-from gpt2.eval import rolling
-from gpt2.model.init import initialise
-from gpt2.model.transformer import GPT2
+from gpt2 import eval_texts, evaluator, tokenizer
+from gpt2.eval_texts import read_text
+from gpt2.initial_weights import initialise
+from gpt2.transformer import GPT2
 from runtime.settings import DataConfig, EvalSet
 from study.lm_eval.model import ScoredModel
 
@@ -35,7 +34,7 @@ def test_windows_are_those_of_the_harness() -> None:
         expected = [make_disjoint_window(one) for one in get_rolling_token_windows(tokens, 0, length, 1)]
         found = [
             (row[: len(row) - scored].tolist(), row[len(row) - scored :].tolist())
-            for row, scored in rolling.windows(np.array(tokens, dtype=np.int64), 0, length)
+            for row, scored in evaluator.windows(np.array(tokens, dtype=np.int64), 0, length)
         ]
         assert found == [tuple(map(list, pair)) for pair in expected]
 
@@ -55,7 +54,7 @@ def test_a_model_has_the_measures_of_the_task_wikitext(name: str, tmp_path: Path
     (tmp_path / "wiki.test.raw").write_text(RAW, encoding="utf-8")
     config = DataConfig("files", (), 0, tmp_path, 1, name)
     text = read_text(EvalSet("wikitext-2", str(tmp_path / "wiki.test.raw")), config, 16, report=print)
-    score = rolling.score(
+    score = evaluator.score(
         model,
         text,
         encoding.eot,
@@ -64,9 +63,9 @@ def test_a_model_has_the_measures_of_the_task_wikitext(name: str, tmp_path: Path
         device="cpu",
         autocast=contextlib.nullcontext,
     )
-    found = rolling.entry(text, score)
+    found = evaluator.entry(text, score)
 
-    documents = [{"page": article} for article in wikitext.articles(RAW)]
+    documents = [{"page": article} for article in eval_texts.articles(RAW)]
     scored = ScoredModel(model, encoding, "cpu", contextlib.nullcontext, 64)
     requests = [
         Instance("loglikelihood_rolling", document, (wikitext_detokenizer(document),), number)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpt2.train.trainer import TrainingRun
+from gpt2.trainer import TrainingRun
 from ra.variants import variant
 from runtime.dotconfig import read_symbols
 from runtime.resolve import resolve

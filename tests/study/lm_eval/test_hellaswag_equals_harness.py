@@ -1,4 +1,4 @@
-"""gpt2.eval.hellaswag prepares, scores and chooses as the harness's task hellaswag does, item by item."""
+"""gpt2.hellaswag prepares, scores and chooses as the harness's task hellaswag does, item by item."""
 
 import contextlib
 import json
@@ -11,10 +11,9 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from lm_eval import evaluate
 
-from gpt2.data import tokenizer
-from gpt2.eval import hellaswag
-from gpt2.model.init import initialise
-from gpt2.model.transformer import GPT2
+from gpt2 import hellaswag, tokenizer
+from gpt2.initial_weights import initialise
+from gpt2.transformer import GPT2
 from study.lm_eval.model import ScoredModel
 from study.lm_eval.tasks import load_tasks
 from tests.hellaswag_items import FIXTURE, REAL

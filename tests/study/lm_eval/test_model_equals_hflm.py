@@ -12,9 +12,9 @@ from lm_eval.api.registry import get_model
 from lm_eval.models.huggingface import HFLM
 from torch import Tensor, nn
 
-from gpt2.data import tokenizer
-from gpt2.model.init import initialise
-from gpt2.model.transformer import GPT2, ModelParts
+from gpt2 import tokenizer
+from gpt2.initial_weights import initialise
+from gpt2.transformer import GPT2, ModelParts
 from runtime.errors import UserError
 from study.export.export import export_run
 from study.lm_eval.model import NAME, RunModel, ScoredModel

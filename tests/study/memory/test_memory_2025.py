@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from configuration.targets import symbols_for_target
-from gpt2.memory.prediction import predict
-from gpt2.model.transformer import ModelParts
+from gpt2.predicted_memory import predict
+from gpt2.transformer import ModelParts
 from ra.settings import AlternationSettings
 from ra.variants import variant
 from runtime import resolve
@@ -39,7 +39,7 @@ def test_the_documented_peaks_of_the_2025_study_are_predicted(
         )
 
     parts = ModelParts(attention=naive) if name == "RALEARN" else chosen.parts
-    monkeypatch.setattr("gpt2.train.step.linear_cross_entropy", naive_loss)
+    monkeypatch.setattr("gpt2.training_step.linear_cross_entropy", naive_loss)
     peak = predict(dataclasses.replace(work, parts=parts)).peak_bytes
     documented = re.search(
         rf"^\| {name} as in the 2025 report \| ([\d.]+) GiB", DOCUMENT.read_text(), re.MULTILINE

@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 
-from gpt2.eval.validation import EVALUATION_TOKENS
-from gpt2.memory.measure import measure
-from gpt2.memory.prediction import Prediction, predict
-from gpt2.memory.workload import StepWorkload
-from gpt2.model import cpu_linear
-from gpt2.model.transformer import ModelParts
+from gpt2 import cpu_linear
+from gpt2.measured_memory import measure
+from gpt2.predicted_memory import Prediction, StepWorkload, predict
+from gpt2.transformer import ModelParts
+from gpt2.validation import EVALUATION_TOKENS
 from ra.names import published_variants
 from ra.settings import AlternationSettings
 from ra.variants import Variant, variant

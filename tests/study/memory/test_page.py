@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt2.memory.allocation_tracker import KINDS, Allocation, Timeline
-from gpt2.memory.prediction import Prediction
+from gpt2.allocation_tracker import KINDS, Allocation, Timeline
+from gpt2.predicted_memory import Prediction
 from referee.pages.document import Section
 from referee.pages.html_page import render_html
 from study.memory.page import (

@@ -11,9 +11,9 @@ import jsonschema
 import pytest
 import torch
 
-from gpt2.data.manifest import Manifest, Shard, Split, read_manifest
-from gpt2.eval import hellaswag
-from gpt2.train.resume import Meta
+from gpt2 import hellaswag
+from gpt2.resume import Meta
+from gpt2.shards import Manifest, Shard, Split, read_manifest
 from referee.pages.document import render_markdown, render_terminal
 from runtime import checkpoint, files, run_record
 from runtime.dotconfig import read_symbols

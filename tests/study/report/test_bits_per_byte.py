@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.data import tokenizer
+from gpt2 import tokenizer
 from referee.pages.document import render_markdown, render_terminal
 from study.compare.build import build_comparison
 from study.compare.sections import comparison_document

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpt2.train.optimizer import warmup_iterations
+from gpt2.optimizer import warmup_iterations
 from ra.settings import AlternationSettings
 from ra.variants import variant
 from runtime import files, run_record

@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpt2.eval import validation
-from gpt2.train import trainer
-from gpt2.train.clocks import Clocks, ClockTimer
-from gpt2.train.step import Stepper, StepResult
-from gpt2.train.trainer import TrainingRun
+from gpt2 import trainer, validation
+from gpt2.clocks import Clocks, ClockTimer
+from gpt2.trainer import TrainingRun
+from gpt2.training_step import Stepper, StepResult
 from ra.settings import AlternationSettings
 from ra.variants import variant
 from runtime import checkpoint, metrics_log, run_record

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpt2.train.trainer import TrainingRun
+from gpt2.trainer import TrainingRun
 from ra.variants import variant
 from runtime import checkpoint, run_record
 from runtime.errors import UserError

@@ -7,12 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gpt2.memory.prediction import predict
-from gpt2.memory.workload import StepWorkload
-from gpt2.model.init import initialise, keyed_normal, shared_names, weights_digest
-from gpt2.model.transformer import CausalSelfAttention, ModelParts, UnsetLinear
-from gpt2.train.step import build_model
-from gpt2.train.trainer import TrainingRun
+from gpt2.initial_weights import initialise, keyed_normal, shared_names, weights_digest
+from gpt2.predicted_memory import StepWorkload, predict
+from gpt2.trainer import TrainingRun
+from gpt2.training_step import build_model
+from gpt2.transformer import CausalSelfAttention, ModelParts, UnsetLinear
 from runtime import run_record
 from runtime.signals import Stop
 from study.records.runs import read_runs

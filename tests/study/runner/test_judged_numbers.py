@@ -14,7 +14,7 @@ from tests.faults.workplace import Workplace
 
 ROOT = Path(__file__).parents[3]
 ATTENTION = """
-from gpt2.model.transformer import CausalSelfAttention
+from gpt2.transformer import CausalSelfAttention
 
 def attention(layer, spec):
     return CausalSelfAttention(spec.width, spec.heads, spec.dropout)
@@ -27,7 +27,7 @@ F.cross_entropy = functools.partial(F.cross_entropy, label_smoothing=0.1)
 LATER = """
 import sys, torch.nn.functional as F
 from pathlib import Path
-from gpt2.model.transformer import CausalSelfAttention
+from gpt2.transformer import CausalSelfAttention
 
 with (Path(__file__).parents[2] / "importing").open("a") as file:
     file.write(f"{Path(sys.argv[0]).stem}\\n")

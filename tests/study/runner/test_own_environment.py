@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt2.train.step import StepResult
+from gpt2.training_step import StepResult
 from runtime import run_record
 from runtime.ranks import free_port
 from runtime.signals import Interrupted, Stop

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bench.temporary_studies import configure_study
-from gpt2.train.step import Stepper, build_model
+from gpt2.training_step import Stepper, build_model
 from runtime import checkpoint
 from runtime.errors import UserError
 from runtime.run_plan import plan_batch

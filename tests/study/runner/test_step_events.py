@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gpt2.train.clocks import EventTimer
-from gpt2.train.step import Stepper
+from gpt2.clocks import EventTimer
+from gpt2.training_step import Stepper
 from ra.settings import AlternationSettings
 from ra.variants import variant
 from runtime.resolve import resolve

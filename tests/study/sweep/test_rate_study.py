@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from gpt2.train import step
+from gpt2 import training_step as step
 from study.records.verify import verify_study
 from tests.faults.in_process import train
 from tests.faults.workplace import Workplace, write_stories

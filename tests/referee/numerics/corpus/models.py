@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpt2.model.init import initialise
-from gpt2.model.transformer import GPT2
+from gpt2.initial_weights import initialise
+from gpt2.transformer import GPT2
 from referee.numerics import Recorder, RecorderConfig
 
 IDS = torch.randint(199, (4, 33), generator=torch.Generator().manual_seed(0))

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gpt2.model.init import initialise
-from gpt2.model.transformer import GPT2, ModelParts
+from gpt2.initial_weights import initialise
+from gpt2.transformer import GPT2, ModelParts
 from ra.attention import LearnedAttention
 from referee.errors import NumericsError
 from referee.numerics import Monitor, MonitorConfig

@@ -1,1 +1,0 @@
-"""Exchange with Hugging Face's transformers: weights, configuration and tokenizer files."""

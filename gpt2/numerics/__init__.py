@@ -1,1 +1,0 @@
-"""Accuracy debugging in the trainer: what `numerics` needs of a run."""

@@ -1,0 +1,457 @@
+"""Train one run, from its plan to its record. `Run.train` is the loop.
+
+A run is a pure function of (configuration, data, plan, seed, variant), to the bit on a CPU and up to the order of sums
+on a GPU. An interrupted run resumes from its last checkpoint. It writes run.json, metrics.jsonl, memory.json and
+checkpoint/ into its folder, and one JSON object per event to standard output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Any
+
+import torch
+
+from gpt2 import dataset, tokenizer
+from gpt2.clocks import Clocks, device_synchroniser, unevenness
+from gpt2.dataset import BatchPrefetcher
+from gpt2.evaluator import Evaluator, evaluate_sets, hellaswag_choices, hellaswag_entry
+from gpt2.fingerprint import initial_record
+from gpt2.hellaswag import choice_items, load_items
+from gpt2.measured_memory import PeakMeter, memory_entry
+from gpt2.nan_debug import FaultLog
+from gpt2.resume import check_fits, clocks_before, refuse_another_run
+from gpt2.training_step import NotFiniteError, Stepper, StepResult
+from gpt2.transformer import GPT2, ModelParts, restore_step
+from gpt2.watch import RunFixes, start_monitor
+from referee.numerics.diagnose.spikes import LOSS, RECENT, Outlier
+from runtime import attention_kernels, checkpoint, ranks, resolve
+from runtime import eval_set_records as eval_sets
+from runtime.metrics_log import MetricsLog, truncate_metrics
+from runtime.ranks import describe_failure
+from runtime.run_plan import WARM_UP_STEPS, RunPlan, Start
+from runtime.run_record import Admission
+from runtime.seal import write_sealed
+from runtime.settings import Config
+from runtime.signals import Interrupted, Stop
+from runtime.typed_json import to_plain
+
+
+class SpikeDetector:
+    """Detector of spikes over the last losses, in nats. The checkpoint must save `losses` and `spikes`.
+
+    spikes: [iteration, loss, expected loss].
+    """
+
+    def __init__(self, losses: Sequence[float] = (), spikes: Sequence[list[float]] = ()) -> None:
+        self._outlier = Outlier(LOSS, values=losses)
+        self.spikes = list(spikes)
+
+    @property
+    def losses(self) -> list[float]:
+        return list(self._outlier.values)
+
+    def observe(self, loss: float) -> float | None:
+        """Append `loss`; return the expected loss, the median of the last few, if `loss` is a spike, else None."""
+        recent = self.losses[-RECENT:]
+        return None if self._outlier.observe(loss) is None else median(recent)
+
+    def summary(self, warmup: int) -> str | None:
+        """Return a note on the spikes after the warm-up iterations, where a loss often rises; None without any."""
+        spikes = [spike for spike in self.spikes if spike[0] > warmup]
+        if not spikes:
+            return None
+        iteration, loss, expected = max(spikes, key=lambda spike: spike[1] - spike[2])
+        largest = f"{iteration}: {loss:.2f}, expected {expected:.2f}"
+        return f"loss spikes: {len(spikes)}; the largest at iteration {largest}"
+
+
+OBSERVED_STEP = WARM_UP_STEPS - 1  # step of each process in which the profiler observes the attention kernel
+OBSERVED_DEVICES = ["card"]  # the CPU has one kernel, and the profiler's memory would count as the run's
+EXAMINED_WINDOWS = 2
+SAVE_SHARE = 0.02  # largest share of the time spent on checkpoints
+
+
+class TrainingRun:
+    """The state of a run. `train` runs it; the other methods are its steps, in order of use."""
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        config: Config,
+        resolved: resolve.ResolvedTarget,
+        parts: ModelParts,
+        stop: Stop,
+        examine: Callable[[GPT2, torch.Tensor], Admission] | None = None,
+        shared: Config | None = None,
+        fence: Callable[[], None] = lambda: None,
+    ) -> None:
+        """examine: (trained model, ids of validation windows) -> its examination, before the finished record.
+
+        shared: the settings that all runs of the study share, for the fingerprint; None: those of this run.
+        fence: called before a record or a checkpoint; it ends this process if another one has taken the run over.
+        """
+        self.plan, self.config, self.resolved = plan, config, resolved
+        self.stop, self.examine, self.fence = stop, examine, fence
+        self.device = resolved.device
+        self.clocks = Clocks(synchronise=device_synchroniser(self.device))
+        self.meter = PeakMeter(self.device)
+        self.memory = functools.partial(memory_entry, self.meter, plan.predicted_bytes)
+        self.corpus = dataset.open_corpus(dataset.prepare(config.data, report=lambda text: None))
+        windows = dataset.validation_windows(
+            self.corpus.validation, config.model.block_size, config.evaluation.tokens
+        )
+        self.stepper = Stepper(
+            config.model,
+            config.optimizer,
+            plan.batch,
+            seed=plan.seed,
+            device=self.device,
+            dtype=resolved.dtype,
+            compile=config.target.compile,
+            parts=parts,
+            warmup=plan.warmup_iterations,
+        )
+        wsd = config.optimizer.schedule == "wsd"
+        self.decay_start = self.stepper.decay_start(plan.iterations) if wsd else 0  # 0: no checkpoint there
+        self.warmup = {"warmup_iterations": self.stepper.warmup_iterations(plan.iterations)} if wsd else {}
+        self.iteration, self.truncated = 0, False
+        self.spikes = SpikeDetector()
+        self.faults = FaultLog()
+        self.save_seconds = 0.0  # duration of the last checkpoint
+        new = initial_record(plan, shared or config, resolved, self.stepper, self.corpus.fingerprint, windows)
+        self.fixes = RunFixes(self.stepper, config.numerics_fix)
+        new = dataclasses.replace(new, fixes=self.fixes.changes)
+        self.log = MetricsLog(plan.directory, new, plan.iterations)
+        self.evaluator = Evaluator(
+            self.stepper.model,
+            self.device,
+            self.stepper.autocast,
+            windows,
+            tokenizer.load(config.data.tokenizer),
+            config.evaluation,
+            stop,
+            self.note,
+        )
+        self.log.notes += filter(None, [resolved.note])
+        self.steps_made = 0  # by this process
+        self.timed_steps = 0  # by all processes of the run, on the training clock
+        self.saved_at = time.monotonic()
+
+    def train(self) -> str:
+        """Train to the planned iteration, evaluate, and write a finished record. Return its status."""
+        try:
+            self.resume()
+            self.write_record("running")
+            self.log.log({"event": "started", "iteration": self.iteration}, always=True)
+            with self.feed() as feed, self.log:
+                while not self.ended():
+                    if self.evaluator.due(self.tokens):
+                        self.evaluate()
+                    self.one_step(feed)
+                    if self.iteration == self.decay_start:
+                        self.save("stable", keep=1)
+                    ranks.together(self.stop.check)
+                    if any(ranks.agree(self.checkpoint_due())):
+                        self.save()
+                self.save()  # before anything that can fail
+                self.evaluate()
+                self.score_endings()
+                self.evaluate_texts()
+                self.examine_model()
+            self.summarize_notes()
+            self.write_record("finished")
+            if ranks.first():
+                checkpoint.keep_newest(self.plan.directory / "checkpoint")
+        except Interrupted as reason:
+            self.interrupted(reason)
+        except Exception as error:
+            self.failed(error)
+            raise
+        ranks.agree()  # no rank ends before the first has written its files
+        return str(self.log.record["status"])
+
+    def ended(self) -> bool:
+        return self.truncated or self.iteration >= self.plan.iterations
+
+    def one_step(self, feed: BatchPrefetcher) -> None:
+        """Wait for the batch, make the step and log it.
+
+        The first steps of a process and steps that are compiled count as warm-up, on the clock "compile".
+        """
+        with self.clocks.on("data", synchronise=False):
+            ids_ET = feed.get()
+        warming = self.steps_made < WARM_UP_STEPS or self.stepper.compiles(self.iteration)
+        self.clocks.switch("compile" if warming else "train", synchronise=False)
+        measured = self.meter if self.steps_made == WARM_UP_STEPS else None
+        if measured:
+            measured.restart()  # compiling and tuning kernels allocate memory that training does not
+        began = self.clocks.read("train")
+        try:
+            with self.observe_kernels(), self.stepper.observer.step(self.iteration + 1):
+                result = self.stepper.step(ids_ET, self.iteration, self.plan.iterations, measured)
+        except NotFiniteError as error:
+            numbers = self.window_numbers(self.iteration)
+            raise self.faults.explain(error, self.stepper, ids_ET, self.iteration, numbers) from None
+        self.iteration += 1
+        self.faults.passed(self.iteration)
+        self.steps_made += 1
+        self.stop.at_once = False
+        if self.steps_made == 1:
+            self.fixes.require_used()
+        self.timed_steps += not warming
+        limit = self.config.budget.hard_limit_seconds
+        self.truncated = limit > 0 and any(ranks.agree(limit < self.clocks.total() and not self.ended()))
+        if self.truncated:
+            self.note(
+                f"the run was cut at iteration {self.iteration} of {self.plan.iterations}: its wall time passed "
+                f"CONFIG_GPT2_HARD_LIMIT ({limit:g} s); it did not finish its decay and is not judged"
+            )
+        if measured and ranks.first():
+            write_sealed(self.plan.directory / "memory.json", self.memory())
+        self.log_step(result, self.clocks.read("train") - began)
+
+    def observe_kernels(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context of a step; the attention kernels of the observed one are recorded."""
+        if self.steps_made != OBSERVED_STEP or self.resolved.device_class not in OBSERVED_DEVICES:
+            return contextlib.nullcontext()
+        return attention_kernels.record_kernels(self.log.record["target"], self.note)
+
+    def resume(self) -> None:
+        """Load the newest complete checkpoint, if there is one, with its clocks."""
+        plan = self.plan
+        plan.directory.mkdir(parents=True, exist_ok=True)
+        loaded = checkpoint.load_latest(plan.directory / "checkpoint", self.check_fits)
+        loaded = loaded or checkpoint.load_latest(plan.directory / "stable", self.check_fits)
+        identity = self.identity()
+        if plan.continues and not loaded:
+            loaded = self.load_shorter(plan.continues)
+            identity |= {"iterations": plan.continues.iterations, "schedule": plan.continues.schedule}
+        if loaded:
+            meta = refuse_another_run(loaded, identity, plan.run, plan.directory)
+            self.stepper.load_state(loaded.state)
+            self.iteration, self.truncated, self.timed_steps = meta.iteration, meta.cut, meta.timed_steps
+            restore_step(self.stepper.model, self.iteration)
+            self.evaluator.restore(to_plain(meta))
+            self.log.notes = [*meta.notes, *loaded.skipped]
+            self.spikes = SpikeDetector(meta.watch, to_plain(meta.spikes))
+            self.clocks.add(clocks_before(meta, self.log.last_record()))
+        previous = self.log.last_record()
+        if self.ended() and previous and previous.target:  # this process observes no step
+            self.log.record["target"]["attention_backend"] = previous.target.attention_backend
+        self.faults = FaultLog(previous.faults if previous else ())
+        before = previous.environment.threads if loaded and previous and previous.environment else None
+        now = self.log.record["environment"]["threads"]
+        if self.device == "cpu" and before not in (None, now):
+            self.log.notes.append(
+                f"resumed at iteration {self.iteration} with {now} threads, before with {before}: later numbers "
+                "differ by rounding"
+            )
+        evaluated = [int(row[0]) for row in self.evaluator.losses]
+        same = self.identity() | {"resumed iteration": self.iteration, "device": self.resolved.device_name}
+        fix = "use one shared results folder, the same data and the same cards on every host"
+        ranks.require_equal(same, fix)
+        if ranks.first():
+            truncate_metrics(plan.directory / "metrics.jsonl", self.iteration, evaluated)
+        stepper = self.stepper
+        stepper.observer = start_monitor(
+            self.config.monitor, stepper.model, stepper.optimizer, plan.directory, self.iteration, self.note
+        )
+        ranks.together(self.stop.check)
+
+    def load_shorter(self, start: Start) -> checkpoint.LoadedCheckpoint:
+        """Load the state in which the decay of the shorter run began, and copy the losses before it."""
+        loaded = checkpoint.load_latest(start.directory / "stable", self.check_fits)
+        if loaded is None:
+            raise checkpoint.CheckpointError(
+                f"{start.directory / 'stable'} has no checkpoint to continue; fix: restore that folder from a copy"
+            )
+        if ranks.first():
+            shutil.copyfile(start.directory / "metrics.jsonl", self.plan.directory / "metrics.jsonl")
+        return loaded
+
+    def check_fits(self, loaded: checkpoint.LoadedCheckpoint) -> None:
+        stepper = self.stepper
+        check_fits(loaded, self.plan.iterations, stepper.model, stepper.optimizer)
+
+    def identity(self) -> dict[str, Any]:
+        """Return the values that must agree between two processes of one run."""
+        return dict(self.log.record["fingerprint"]) | {"iterations": self.plan.iterations} | self.warmup
+
+    def window_numbers(self, iteration: int) -> list[int]:
+        """Return the numbers of the sequences in the effective batch of an iteration."""
+        size, batch = len(self.corpus.train), self.plan.batch
+        return dataset.window_numbers(size, batch.block_size, batch.effective, self.plan.seed, iteration)
+
+    def feed(self) -> BatchPrefetcher:
+        """Return the prefetcher of the batches that remain, of this rank's sequences."""
+        windows, size = self.corpus.train.windows, self.plan.batch.block_size
+        return BatchPrefetcher(
+            lambda k: windows(ranks.share(self.window_numbers(k)), size),
+            self.iteration, self.plan.iterations, self.device,
+        )  # fmt: skip
+
+    def checkpoint_due(self) -> bool:
+        """Whether enough time has passed; at most SAVE_SHARE of the time goes into saving, on a slow disk too."""
+        return time.monotonic() - self.saved_at >= max(
+            self.config.checkpoint_seconds, self.save_seconds / SAVE_SHARE
+        )
+
+    def save(self, folder: str = "checkpoint", keep: int = checkpoint.KEEP) -> None:
+        """Save the complete state of the run. "stable": the checkpoint at the start of the decay."""
+        began = time.monotonic()
+        with self.clocks.on("checkpoint"):
+            meta = {
+                "of": self.identity(),
+                "cut": self.truncated,
+                "timed_steps": self.timed_steps,
+                "notes": self.log.notes,
+                "watch": self.spikes.losses,
+                "spikes": self.spikes.spikes,
+                "clocks": self.clocks.seconds(),
+            } | self.evaluator.history()
+            state = self.stepper.state()
+            if ranks.first():
+                checkpoint.save(self.plan.directory / folder, self.iteration, state, meta, keep, self.fence)
+        self.saved_at = time.monotonic()
+        self.save_seconds = self.saved_at - began
+        self.write_record("running")
+
+    @property
+    def tokens(self) -> int:
+        return self.iteration * self.plan.batch.tokens
+
+    def evaluate(self) -> None:
+        """Validate on the fixed windows, once for each number of tokens."""
+        if self.evaluator.done(self.tokens):
+            return
+        seconds = self.clocks.read("train")
+        with self.clocks.on("evaluate"):
+            self.log.phase("validating")
+            line = self.evaluator.validate(self.tokens, seconds)
+        if self.ended():
+            windows = {"tokens": self.tokens, "losses": self.evaluator.window_losses}
+            self.log.write_side_file("validation_windows.json", windows)
+        self.log.log(line | {"iteration": self.iteration}, always=True)
+        self.write_record("running")
+
+    def score_endings(self) -> None:
+        """Score HellaSwag on the trained model, else items of the held-out text; or record why there are none."""
+        settings, evaluator = self.config.evaluation, self.evaluator
+        with self.clocks.on("evaluate"):
+            if settings.hellaswag:
+                name, source = "hellaswag", self.plan.hellaswag
+                items = source if isinstance(source, str) else load_items(source, settings.hellaswag_limit)
+            else:
+                name, items = "choice", choice_items(evaluator.windows, evaluator.tokenizer)
+            if isinstance(items, str):
+                self.log.record[name] = {"absent": items}
+                return
+            self.log.phase(f"scoring {'HellaSwag' if settings.hellaswag else 'the choice of continuations'}")
+            score = evaluator.score_items(items)
+        self.log.record[name] = hellaswag_entry(score)
+        self.log.write_side_file(f"{name}.json", hellaswag_choices(score))
+
+    def evaluate_texts(self) -> None:
+        """Evaluate the held-out texts of CONFIG_EVAL_SETS on the trained model. One that cannot be read is a note."""
+        if not self.config.evaluation.sets:
+            return
+        with self.clocks.on("evaluate"):
+            found = evaluate_sets(self.config, self.evaluator, self.resolved, self.log.phase, self.note)
+        self.log.record["eval_sets"] = {name: one.entry for name, one in found.items()}
+        if ranks.first():
+            eval_sets.write(self.plan.directory, self.plan.run, self.iteration, found)
+
+    def examine_model(self) -> None:
+        """Examine the trained model on the first validation windows, on the first rank."""
+        if self.examine is None or not ranks.first():
+            return
+        self.stepper.clear_noise()
+        ids_BT = torch.from_numpy(self.evaluator.windows[:EXAMINED_WINDOWS, :-1].astype("int64"))
+        with self.clocks.on("evaluate"), self.stepper.autocast():
+            found = self.examine(self.stepper.model, ids_BT.to(self.device))
+        self.log.record["admission"] = found
+        for fault in found.faults:
+            self.note(f"the trained model fails the check {fault.check}: {fault.message}")
+
+    def interrupted(self, reason: Interrupted) -> None:
+        """Save everything after a request to stop. If saving fails, the previous checkpoint remains.
+
+        Before a step of this process there is nothing to save.
+        """
+        if self.stop.at_once:
+            if self.log.record["progress"]:  # the run is resumed, and its record written
+                self.note(f"interrupted by {reason} after iteration {self.iteration}")
+                self.write_record("interrupted")
+            raise reason
+        try:
+            self.save()
+        except checkpoint.CheckpointError as error:
+            self.note(f"not saved when interrupted: {error}")
+        self.note(f"interrupted by {reason} after iteration {self.iteration}")
+        self.write_record("interrupted")
+
+    def failed(self, error: Exception) -> None:
+        """Record the error that ended the run."""
+        failure = describe_failure(error, self.plan.directory, self.plan.batch.micro)
+        if failure.note:
+            self.log.notes.append(f"stopped at iteration {self.iteration}: {failure.note}")
+        with contextlib.suppress(OSError):  # the caller reports the error itself
+            self.write_record(failure.status, failure.error)
+
+    def summarize_notes(self) -> None:
+        """Add end-of-run notes: transient faults, loss spikes, and unprinted, for the report, uneven step times."""
+        uneven = unevenness([self.plan.batch.tokens / speed for speed in self.log.speeds()])
+        warmup = self.stepper.warmup_iterations(self.plan.iterations)
+        for text in filter(None, [*self.faults.messages(), self.spikes.summary(warmup)]):
+            self.note(text)
+        self.log.notes += filter(None, [uneven])
+
+    def log_step(self, result: StepResult, seconds: float) -> None:
+        """Log one step and, where its loss is a spike, the spike."""
+        line = {
+            "event": "train",
+            "iteration": self.iteration,
+            "tokens": self.tokens,
+            "train_seconds": round(self.clocks.read("train"), 4),
+            "loss": result.loss,
+            "learning_rate": result.rate,
+            "grad_norm": result.gradient_norm,
+            "tokens_per_second": round(self.plan.batch.tokens / seconds, 1) if seconds > 0 else None,
+            "memory_bytes": self.meter.peaks()["allocated"],
+        }
+        self.log.log(line)
+        expected = self.spikes.observe(result.loss)
+        if expected is not None:
+            spike = {"iteration": self.iteration, "loss": result.loss, "expected": expected}
+            self.spikes.spikes.append([*spike.values()])
+            self.log.log({"event": "spike"} | spike)
+
+    def note(self, message: str) -> None:
+        self.log.note(self.iteration, message)
+
+    def write_record(self, status: str, error: str | None = None) -> None:
+        """Write run.json."""
+        self.fence()
+        clocks = self.clocks.seconds()
+        speed = self.timed_steps * self.plan.batch.tokens / clocks["train"] if clocks["train"] > 0 else None
+        peak = (self.resolved.target.peak_flops or 0) * ranks.world()
+        entries = {
+            "progress": {"iterations": self.iteration, "tokens": self.tokens, "train_seconds": clocks["train"]},
+            "clock": clocks,
+            "memory": self.memory(),
+            "throughput": {
+                "tokens_per_second": speed,
+                "mfu": speed * self.stepper.model.flops_per_token() / peak if speed and peak else None,
+            },
+            "schedule": {"iterations": self.plan.iterations, "cut": self.truncated} | self.warmup,
+            "faults": self.faults.faults,
+            "spikes": self.spikes.spikes,
+        }  # fmt: skip
+        self.log.write(status, error, entries | self.evaluator.entries())

@@ -1,0 +1,310 @@
+"""Run one optimizer step: the effective batch in micro-batches, gradients clipped, checked and applied.
+
+Training, step timing, the equivalence control and the benches all run their steps here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from gpt2 import gradients
+from gpt2.initial_weights import derive_seed, initialise, keyed_parts
+from gpt2.loss import chunk_loss, linear_cross_entropy
+from gpt2.optimizer import (
+    Progress,
+    decay_start,
+    learning_rate,
+    parameter_groups,
+    set_learning_rate,
+    warmup_iterations,
+)
+from gpt2.transformer import GPT2, ModelParts
+from runtime import ranks
+from runtime.errors import UserError
+from runtime.run_plan import BatchPlan
+from runtime.settings import ModelConfig, OptimizerConfig
+
+
+class StepObserver:
+    """Called at fixed points of each step. An observer changes no number of it. This one does nothing."""
+
+    @property
+    def watches_forward(self) -> bool:
+        """Whether the running step is watched in forward and backward."""
+        return False
+
+    def step(self, number: int) -> AbstractContextManager[None]:
+        """Enter around a step; number: its `iteration` in metrics.jsonl, from 1."""
+        return contextlib.nullcontext()
+
+    def forward(self, repeated: bool = False) -> AbstractContextManager[None]:
+        """Enter around forward and backward of all micro-batches. repeated: their gradients are discarded."""
+        return contextlib.nullcontext()
+
+    def unreduced(self) -> None:
+        """The parameters have the gradients of this rank."""
+
+    def reduced(self, loss: float, gradient_norm: float) -> None:
+        """The parameters have the gradients of all ranks. Neither value need be finite."""
+
+    def clipped(self) -> None:
+        """The parameters have the gradients that the optimizer receives."""
+
+    def update(self) -> AbstractContextManager[None]:
+        """Enter around the optimizer."""
+        return contextlib.nullcontext()
+
+
+class StopBeforeUpdate(StepObserver):
+    """Calls `stop` before the gradients of ranks are summed and the optimizer releases them."""
+
+    def __init__(self, stop: Callable[[], None]) -> None:
+        self.stop = stop
+
+    def unreduced(self) -> None:
+        self.stop()
+
+
+Loss = Callable[[Tensor, Tensor, Tensor, int], Tensor]
+
+
+class Phases(Protocol):
+    """Measures a step by phase: gpt2.measured_memory.PeakMeter, or PhaseMarks of the allocation tracker."""
+
+    def phase(self, name: str) -> AbstractContextManager[None]: ...
+
+
+class NotFiniteError(UserError, ArithmeticError):
+    """Loss or gradient is NaN or infinite; the optimizer was not applied.
+
+    retry: whether to retry from the last checkpoint, because it has not been tried.
+    """
+
+    def __init__(self, message: str, retry: bool = False) -> None:
+        super().__init__(message)
+        self.retry = retry
+
+
+def build_model(config: ModelConfig, parts: ModelParts | None = None, seed: int = 0) -> GPT2:
+    """Build the configured model on the CPU with unset weights.
+
+    Random draws of a part's constructor are a function of (seed, part, layer); torch's generator is unchanged.
+    """
+    return GPT2(
+        layers=config.layers,
+        heads=config.heads,
+        width=config.width,
+        block_size=config.block_size,
+        vocabulary=config.vocabulary,
+        padded_vocabulary=config.padded_vocabulary,
+        dropout=config.dropout,
+        parts=keyed_parts(parts or ModelParts(), seed),
+    )
+
+
+def autocast(device: str, dtype: str) -> AbstractContextManager[Any]:
+    """Return the context of forward passes: bfloat16 autocast, or nothing for float32."""
+    if dtype == "float32":
+        return contextlib.nullcontext()
+    return torch.autocast(torch.device(device).type, dtype=getattr(torch, dtype))
+
+
+@dataclass
+class StepResult:
+    """Mean loss in nats over the effective batch, gradient norm before clipping, and learning rate."""
+
+    loss: float
+    gradient_norm: float
+    rate: float
+
+
+class Stepper:
+    """Model and optimizer, and the step that updates them. `state` is what a checkpoint must contain."""
+
+    def __init__(
+        self,
+        model_config: ModelConfig,
+        optimizer_config: OptimizerConfig,
+        batch: BatchPlan,
+        *,
+        seed: int,
+        device: str,
+        dtype: str,
+        compile: bool,
+        parts: ModelParts | None,
+        warmup: int | None = None,
+    ) -> None:
+        """Build model and optimizer. warmup: iterations of "wsd"; None: a fraction of the planned ones."""
+        self.settings = optimizer_config
+        self.warmup = warmup
+        self.simulated_ranks = 1  # in a replay of a run of several ranks: their number
+        self.batch = batch
+        self.seed = seed
+        self.device = device
+        self.dtype = dtype
+        self.compile = compile
+        self.observer = StepObserver()
+        self.loss: Loss = linear_cross_entropy
+        if compile:  # the first step compiles it
+            self.loss = functools.partial(linear_cross_entropy, chunk=torch.compile(chunk_loss))
+        self.model = build_model(model_config, parts, seed)
+        initialise(self.model, seed)
+        if torch.device(device).type != "cpu":  # built on the CPU
+            self.model.to(device)
+        self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(
+            parameter_groups(self.model, optimizer_config.weight_decay),
+            lr=optimizer_config.learning_rate,
+            betas=(optimizer_config.beta1, optimizer_config.beta2),
+            eps=optimizer_config.epsilon,
+            fused=True,
+        )
+        modules: list[Any] = list(self.model.modules())
+        named: list[tuple[str, Any]] = list(self.model.named_modules())
+        self._noisy_modules = [(name, module) for name, module in named if hasattr(module, "draw_noise")]
+        self._begin_step_modules = [module for module in modules if hasattr(module, "begin_step")]
+        self._kind_modules = [module for module in modules if hasattr(module, "kind_of_step")]
+        self._random = self.model.dropout > 0 or any(
+            getattr(module, "stochastic", False) for module in modules
+        )
+        self._finished_kinds: set[Hashable] = set()  # kinds of steps that this process has run
+        self.parameters: list[Tensor] = [p for p in self.model.parameters() if p.requires_grad]
+        self._hidden = torch.compile(self.model.hidden) if compile else self.model.hidden
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the context of forward passes."""
+        return autocast(self.device, self.dtype)
+
+    def compiles(self, iteration: int) -> bool:
+        """Whether step `iteration` compiles: it is the first of its kind in this process."""
+        return self.compile and self._kind(iteration) not in self._finished_kinds
+
+    def _kind(self, iteration: int) -> Hashable:
+        return tuple(module.kind_of_step(iteration) for module in self._kind_modules)
+
+    def step(
+        self, ids_ET: Tensor, iteration: int, iterations: int, meter: Phases | None = None
+    ) -> StepResult:
+        """Train on the effective batch ids_ET (E, T+1) as step `iteration` of `iterations`.
+
+        Of several ranks, each has its share of the sequences. Raises NotFiniteError before the optimizer is applied.
+        """
+        self.model.train()
+        phase = meter.phase if meter else lambda name: contextlib.nullcontext()
+        self._finished_kinds.add(self._kind(iteration))
+        for module in self._begin_step_modules:
+            module.begin_step(iteration)
+        for name, module in self._noisy_modules:
+            module.draw_noise(name, self.seed, iteration, iterations)
+        micro_batches = ids_ET.split(self.batch.micro)
+        first = ranks.rank() * len(micro_batches)
+
+        def backward(number: int, compiled: bool = True) -> Tensor:
+            micro_ids = micro_batches[number]
+            self.seed_dropout(iteration, first + number)
+            with phase("forward"), self.autocast():
+                hidden_of = self._hidden if compiled else self.model.hidden
+                hidden = hidden_of(micro_ids[:, :-1].contiguous())
+                loss_of = self.loss if compiled else linear_cross_entropy
+                loss = loss_of(hidden, self.model.head, micro_ids[:, 1:], self.model.vocabulary)
+            del hidden
+            with phase("backward"):
+                (loss / self.batch.micro_batches).backward()
+            return loss.detach().to(torch.float64 if self.device == "cpu" else torch.float32)
+
+        def accumulate() -> Tensor:
+            count = len(micro_batches)
+            if self.simulated_ranks > 1:
+                return gradients.accumulate_as_ranks(backward, count, self.parameters, self.simulated_ranks)
+            return gradients.accumulate(backward, count)
+
+        if self.compile and self.observer.watches_forward:  # hooks have no effect on compiled modules
+            with self.observer.forward(repeated=True):
+                for number in range(len(micro_batches)):
+                    backward(number, compiled=False)
+            self.optimizer.zero_grad(set_to_none=True)
+        with contextlib.nullcontext() if self.compile else self.observer.forward():
+            total = ranks.together(accumulate)
+        with phase("optimizer"):
+            self.observer.unreduced()
+            gradients.sum_over_ranks(self.parameters, total)
+            norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+            return self._apply(total, norm, iteration, iterations)
+
+    def _apply(self, total: Tensor, norm: Tensor, iteration: int, iterations: int) -> StepResult:
+        loss, gradient_norm = torch.stack([total / self.batch.micro_batches, norm.to(total.dtype)]).tolist()
+        self.observer.reduced(loss, gradient_norm)
+        if not (abs(loss) < float("inf") and gradient_norm < float("inf")):  # False for NaN, too
+            raise NotFiniteError(
+                f"iteration {iteration}: loss {loss}, gradient norm {gradient_norm}; fix: a smaller "
+                "CONFIG_LEARNING_RATE or a longer CONFIG_WARMUP_FRACTION"
+            )
+        if gradient_norm + 1e-6 > 0.99 * self.settings.grad_clip > 0:  # below this norm torch's factor is 1
+            updated = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+            torch.nn.utils.clip_grads_with_norm_(updated, self.settings.grad_clip, norm)
+        self.observer.clipped()
+        rate = self.rate(iteration, iterations)
+        set_learning_rate(self.optimizer, rate)
+        with self.observer.update():
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return StepResult(loss, gradient_norm, rate)
+
+    def rate(self, iteration: int, iterations: int) -> float:
+        """Return the learning rate of step `iteration` of `iterations`; exact for "wsd" (see learning_rate)."""
+        settings, wsd = self.settings, self.settings.schedule == "wsd"
+        progress: Progress = (iteration + 1) / iterations
+        warmup: Progress = settings.warmup_fraction
+        if wsd:
+            progress = Fraction(iteration + 1, iterations)
+            warmup = Fraction(self.warmup_iterations(iterations), iterations)
+        return learning_rate(
+            progress,
+            peak=settings.learning_rate,
+            warmup_fraction=warmup,
+            minimum_ratio=settings.min_learning_rate_ratio,
+            schedule=settings.schedule,
+            decay_fraction=1 - Fraction(self.decay_start(iterations), iterations) if wsd else 0.0,
+        )
+
+    def warmup_iterations(self, iterations: int) -> int:
+        """Return the warm-up iterations of a run of `iterations`."""
+        if self.warmup is not None:
+            return self.warmup
+        return warmup_iterations(iterations, self.settings.warmup_fraction)
+
+    def decay_start(self, iterations: int) -> int:
+        """Return the iterations before the decay of "wsd"."""
+        return decay_start(iterations, self.settings.decay_fraction, self.warmup_iterations(iterations))
+
+    def seed_dropout(self, iteration: int, number: int) -> None:
+        """Seed dropout, and attentions with `stochastic = True`, for micro-batch `number` of the effective batch.
+
+        The seed is a function of (seed, iteration, number), so that resuming needs no state and the number of ranks
+        changes nothing. Another micro-batch size gives other draws.
+        """
+        if self._random:
+            of = (iteration, number) if number else (iteration,)
+            torch.manual_seed(derive_seed("dropout", self.seed, *of))
+
+    def clear_noise(self) -> None:
+        """Remove the noise of the last step, so that training mode computes what evaluation does."""
+        for _, module in self._noisy_modules:
+            module.clear_noise()
+
+    def state(self) -> dict[str, Any]:
+        """Return the state for a checkpoint."""
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restore the state of a checkpoint."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])

@@ -1,0 +1,158 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from gpt2.initial_weights import initialise, keyed_normal, weights_digest
+from gpt2.transformer import GPT2, CausalSelfAttention, ModelParts
+
+SHAPE = {
+    "layers": 3, "heads": 4, "width": 32, "block_size": 24, "vocabulary": 101, "padded_vocabulary": 128,
+}  # fmt: skip
+
+
+def small(**changes: object) -> GPT2:
+    model = GPT2(**(SHAPE | changes))  # type: ignore[arg-type]
+    initialise(model, seed=0)
+    return model
+
+
+def copy_from_huggingface(model: GPT2, reference: nn.Module) -> None:
+    """Copy the weights of a transformers GPT2LMHeadModel; its Conv1D has the transposed matrix."""
+    theirs = dict(reference.named_parameters())
+    names = {"attention.qkv": "attn.c_attn", "attention.proj": "attn.c_proj", "mlp.fc": "mlp.c_fc",
+             "mlp.proj": "mlp.c_proj", "norm1": "ln_1", "norm2": "ln_2"}  # fmt: skip
+    with torch.no_grad():
+        model.token.weight[: model.vocabulary] = theirs["transformer.wte.weight"]
+        model.position.weight.copy_(theirs["transformer.wpe.weight"])
+        for kind in ("weight", "bias"):
+            getattr(model.norm, kind).copy_(theirs[f"transformer.ln_f.{kind}"])
+            for layer, block in enumerate(model.blocks):
+                for ours, other in names.items():
+                    value = theirs[f"transformer.h.{layer}.{other}.{kind}"]
+                    is_matrix = value.dim() == 2
+                    block.get_parameter(f"{ours}.{kind}").copy_(value.T if is_matrix else value)
+
+
+def test_logits_agree_with_transformers_gpt2() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(1)
+    config = GPT2Config(
+        vocab_size=101, n_positions=24, n_embd=32, n_layer=3, n_head=4,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, initializer_range=0.2,
+    )  # fmt: skip
+    reference = GPT2LMHeadModel(config).eval()
+    with torch.no_grad():
+        for parameter in reference.parameters():  # biases and norms too: theirs start at 0 and 1
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    model = small()
+    copy_from_huggingface(model, reference)
+    ids = torch.randint(0, 101, (3, 24))
+    with torch.no_grad():
+        ours, theirs = model(ids), reference(ids).logits
+    assert theirs.abs().max() > 1
+    assert (ours - theirs).abs().max() < 1e-5
+
+
+def test_the_parameter_count_of_124m_is_that_of_gpt2() -> None:
+    with torch.device("meta"):
+        model = GPT2(
+            layers=12, heads=12, width=768, block_size=1024, vocabulary=50257, padded_vocabulary=50257
+        )
+    assert sum(p.numel() for p in model.parameters()) == 124_439_808
+
+
+def test_flops_per_token_of_124m_equal_a_manual_count() -> None:
+    with torch.device("meta"):
+        model = GPT2(
+            layers=12, heads=12, width=768, block_size=1024, vocabulary=50257, padded_vocabulary=50304
+        )
+    assert model.flops_per_token() == 6 * 84_934_656 + 6 * 50257 * 768 + 6 * 12 * 768 * 1024
+
+
+def test_logits_of_padding_are_never_returned() -> None:
+    model = small()
+    with torch.no_grad():
+        model.token.weight[101:] = 100.0
+    ids = torch.randint(0, 101, (2, 9))
+    assert model(ids).shape == (2, 9, 101)
+    expected = torch.nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+    torch.testing.assert_close(model.loss(ids, ids), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(model.token_losses(ids, ids).mean(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_initial_weights_follow_gpt2() -> None:
+    model = GPT2(**(SHAPE | {"width": 128, "layers": 8}))  # type: ignore[arg-type]
+    names = initialise(model, seed=3)
+    assert sorted(names) == sorted(name for name, _ in model.named_parameters())
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            assert torch.equal(parameter, torch.zeros_like(parameter)), name
+        elif "norm" in name:
+            assert torch.equal(parameter, torch.ones_like(parameter)), name
+        else:
+            residual = name.endswith(("attention.proj.weight", "mlp.proj.weight"))
+            expected = 0.02 / math.sqrt(16) if residual else 0.02
+            values = parameter[:101] if name == "token.weight" else parameter
+            assert values.std().item() == pytest.approx(expected, rel=0.05), name
+    assert torch.equal(model.token.weight[101:], torch.zeros(27, 128))
+
+
+class WithExtra(CausalSelfAttention):
+    def __init__(self, *args: int) -> None:
+        super().__init__(*args)
+        self.extra = nn.Parameter(torch.tensor(0.25))
+        self.wide = nn.Linear(7, 7)
+
+
+def test_initial_weights_do_not_depend_on_extra_parameters_or_on_the_global_generator() -> None:
+    plain = small()
+    torch.manual_seed(1234)
+    extra = small(parts=ModelParts(attention=lambda layer: WithExtra(32, 4)))
+    shared = dict(plain.named_parameters())
+    others = dict(extra.named_parameters())
+    assert shared.keys() < others.keys()
+    for name, parameter in shared.items():
+        assert torch.equal(parameter, others[name]), name
+    assert others["blocks.1.attention.extra"] == 0.25
+    assert weights_digest(plain, 0) == weights_digest(extra, 0)
+
+
+def test_initial_weights_do_not_depend_on_the_default_device_or_dtype() -> None:
+    expected = keyed_normal(5, "blocks.0.mlp.fc.weight", torch.Size((8, 4)))
+    torch.set_default_dtype(torch.float64)
+    try:
+        second = keyed_normal(5, "blocks.0.mlp.fc.weight", torch.Size((8, 4)))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(expected, second)
+    assert expected.dtype == second.dtype == torch.float32
+    assert expected.device.type == "cpu"
+
+
+def test_the_random_draw_is_pinned() -> None:
+    """Recorded once: a change here changes every published run."""
+    values = keyed_normal(0, "token.weight", torch.Size((8, 8))).flatten()
+    pinned = [0.318003, -0.3277859, 0.6346747, 1.2923641]
+    torch.testing.assert_close(values[[0, 1, -2, -1]], torch.tensor(pinned), rtol=0, atol=1e-6)
+
+
+def test_the_initial_weights_are_pinned() -> None:
+    """Recorded once, of three layers of width 32: every tensor that the variants share, names and bytes."""
+    pinned = "7760b70fce4f94d8919b34ff6b108e66"
+    assert weights_digest(small(), 0).startswith(pinned)
+
+
+def test_each_tensor_and_each_seed_has_a_different_draw() -> None:
+    shape = torch.Size((64,))
+    draws = [keyed_normal(seed, name, shape) for seed in (0, 1) for name in ("a", "b")]
+    for i, one in enumerate(draws):
+        for other in draws[i + 1 :]:
+            assert not torch.equal(one, other)
+
+
+def test_too_many_tokens_are_refused() -> None:
+    with pytest.raises(ValueError, match="25 tokens exceed the block size 24"):
+        small()(torch.zeros(1, 25, dtype=torch.long))
