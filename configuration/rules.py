@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ra.settings import AlternationSettings
+from ra.alternation import AlternationSettings
 from rl.settings import GrpoSettings
 from runtime.dotconfig import INTEGER, ConfigError, Entry, Symbols, parse_lines
 from runtime.settings import Config

@@ -15,7 +15,6 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aqn.schedule import NoiseError, NoiseSchedule, parse_noise
 from ra.names import (
     PATTERNS,
     VariantError,
@@ -25,6 +24,7 @@ from ra.names import (
     published_variants,
     reciprocal_layers,
 )
+from ra.noise_schedule import NoiseError, NoiseSchedule, parse_noise
 from runtime.dotconfig import number_in
 from runtime.settings import OPTIMIZER_NUMBERS
 

@@ -21,7 +21,7 @@ import torch
 from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 
-OURS = {"aqn", "gpt2", "referee", "ra", "runtime", "study"}  # of their modules constants count, too
+OURS = {"gpt2", "referee", "ra", "runtime", "study"}  # of their modules constants count, too
 VALUES = (classmethod, property, torch.dtype)  # that are no callables, and count
 WATCHED = OURS | {"torch", "numpy"} | sys.stdlib_module_names
 # libraries, and torch itself, replace functions of these when they are imported

@@ -20,9 +20,9 @@ from torch import nn
 
 from gpt2.initial_weights import keyed_generator
 from ra import custom, names
+from ra.alternation import AlternationSettings
 from ra.global_state import FIX, GlobalState
 from ra.names import VariantError, is_custom, source
-from ra.settings import AlternationSettings
 from runtime.dotconfig import number_in
 from runtime.settings import OPTIMIZER_NUMBERS
 

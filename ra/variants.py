@@ -11,22 +11,50 @@ report compares it with the control arms. docs/variants.md shows an example.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
 
-from aqn.norms import add_noise
-from aqn.schedule import NoiseSchedule
-from gpt2.transformer import ModelParts
+from gpt2.transformer import CausalSelfAttention, ModelParts
+from ra.alternation import AlternationSettings
 from ra.arms import COSTS, Arm, parse_arm
-from ra.builders import fixed, learned
+from ra.attention import LearnedAttention, LearnedHardAttention, LearnedScoreAttention, ReciprocalAttention
 from ra.counts import count, matched_width
 from ra.hooks import AttentionSpec, Hooks, load_hooks
 from ra.names import LEARNED, PATTERNS, VariantError, known_variants, reciprocal_layers
-from ra.settings import AlternationSettings
+from ra.noise import add_noise
+from ra.noise_schedule import NoiseSchedule
 from runtime.settings import Config, ModelConfig
+
+MIXES = {"output": LearnedAttention, "score": LearnedScoreAttention, "hard": LearnedHardAttention}
+
+
+def fixed(reciprocal: Collection[int]) -> Callable[[int, AttentionSpec], nn.Module]:
+    """Return the function `attention` of a pattern whose layers `reciprocal` are reciprocal."""
+
+    def attention(layer: int, spec: AttentionSpec) -> nn.Module:
+        kind = ReciprocalAttention if layer in reciprocal else CausalSelfAttention
+        return kind(spec.width, spec.heads, spec.dropout)
+
+    return attention
+
+
+def learned(layer: int, spec: AttentionSpec) -> nn.Module:
+    """Build the attention of a layer of RALEARN."""
+    settings = spec.alternation
+    kind = MIXES[settings.mix]
+    options: dict[str, Any] = {"gate_every": settings.gate_every} if kind is LearnedHardAttention else {}
+    return kind(
+        spec.width,
+        spec.heads,
+        spec.dropout,
+        initial_probability=settings.initial_probability,
+        learning_rate_multiplier=settings.learning_rate_multiplier,
+        recompute=settings.recompute,
+        **options,
+    )
 
 
 @dataclass(frozen=True)

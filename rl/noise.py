@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aqn.schedule import NoiseError, NoiseSchedule
 from gpt2.initial_weights import keyed_normal
+from ra.noise_schedule import NoiseError, NoiseSchedule
 
 PROJECTED = (
     "input_layernorm",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aqn.schedule import PRESETS
+from ra.noise_schedule import PRESETS
 from referee.numerics.runs.logp_diff import THRESHOLD
 from referee.pages.document import (
     COPY,

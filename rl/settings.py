@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from aqn.schedule import PRESETS, NoiseError, NoiseSchedule, parse_noise
+from ra.noise_schedule import PRESETS, NoiseError, NoiseSchedule, parse_noise
 from runtime.dotconfig import Symbols
 from runtime.settings import TrackingConfig
 

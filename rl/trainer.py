@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 from trl import GRPOTrainer
 
-from aqn.schedule import NoiseSchedule
+from ra.noise_schedule import NoiseSchedule
 from referee.numerics.runs.logp_diff import THRESHOLD, logp_diff
 from rl.divergence import DivergedError
 from rl.gsm8k import reward

@@ -7,7 +7,6 @@ ROOT = Path(__file__).parents[1]
 PARTS = (
     "Kconfig",
     "gpt2",
-    "aqn",
     "ra",
     "rl",
     "runtime",

@@ -26,7 +26,7 @@ from ra.admission.probe import (
     shape_rounding,
     working_dtype,
 )
-from ra.admission.violation import Violation, violation
+from ra.admission.results import Violation, violation
 
 CAUSAL = "causal"
 LENGTH = "length"

@@ -23,9 +23,9 @@ from ra.admission.examine import examine
 from ra.admission.probe import OPTIMIZER, Probe, examined_part, inputs, run
 from ra.admission.process import Request
 from ra.admission.results import OUTSIDE, Cost, Costs
+from ra.alternation import AlternationSettings
 from ra.arms import BASELINE, parse_arm
 from ra.counts import count, matched_width
-from ra.settings import AlternationSettings
 from ra.variants import Variant, variant
 from runtime.settings import ModelConfig
 from runtime.typed_json import parse

@@ -9,8 +9,7 @@ from dataclasses import replace
 
 from ra.admission import batches, causality, gradients, interface, repeatability
 from ra.admission.probe import Probe, difference, inputs, restored_generators, run
-from ra.admission.results import FAILED, OUTSIDE, PASSED, Examination, Outcome
-from ra.admission.violation import Violation, describe, violation
+from ra.admission.results import FAILED, OUTSIDE, PASSED, Examination, Outcome, Violation, describe, violation
 from ra.global_state import FIX
 
 Check = Callable[[Probe], Iterator[Violation]]

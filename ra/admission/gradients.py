@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gpt2.initial_weights import keyed_normal
 from ra.admission.probe import Probe, examined_part, inputs, pristine, run, working_dtype
-from ra.admission.violation import Violation, violation
+from ra.admission.results import Violation, violation
 
 GRADIENTS, SHARED = "gradients", "shared"
 ATTEMPTS = 3  # directions; a kink on the way spoils one of them, a wrong gradient all

@@ -25,7 +25,7 @@ from ra.admission.probe import (
     run,
     seed_generators,
 )
-from ra.admission.violation import Violation, describe, error_line, violation
+from ra.admission.results import Violation, describe, error_line, violation
 from runtime.run_plan import plan_batch
 from runtime.source_lines import source_line
 

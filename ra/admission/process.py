@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from ra import names
-from ra.admission.results import FAILED, PASSED, PROCESS, Examination, Outcome
-from ra.admission.violation import Violation
-from ra.settings import AlternationSettings
+from ra.admission.results import FAILED, PASSED, PROCESS, Examination, Outcome, Violation
+from ra.alternation import AlternationSettings
 from runtime.settings import ModelConfig
 from runtime.typed_json import JsonObject, parse
 

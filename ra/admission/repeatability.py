@@ -25,7 +25,7 @@ from ra.admission.probe import (
     shape_rounding,
     working_dtype,
 )
-from ra.admission.violation import Violation, violation
+from ra.admission.results import Violation, violation
 from ra.global_state import GENERATORS, TORCH
 
 DETERMINISTIC, STATE, MODE = "deterministic", "state", "mode"

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from configuration.arguments import command_arguments
 from ra.admission.process import examine_variants
+from ra.alternation import AlternationSettings
 from ra.arms import overview, parse_arm
 from ra.names import refuse_misnamed_files
-from ra.settings import AlternationSettings
 from referee.pages.document import render_terminal
 from referee.pages.html_page import render_html
 from runtime import files, resolve

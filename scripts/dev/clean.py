@@ -34,7 +34,6 @@ SOURCES = (
     "gpt2",
     "configuration",
     "referee",
-    "aqn",
     "ra",
     "runtime",
     "scripts",

@@ -56,7 +56,7 @@ def open_run(run_dir: Path, record: run_record.RunRecord, step: int, from_start:
 def _build_arm(
     run_dir: Path, record: run_record.RunRecord, config: Config, symbols: Symbols
 ) -> tuple[Config, ModelParts]:
-    from ra.settings import AlternationSettings
+    from ra.alternation import AlternationSettings
     from ra.variants import variant
 
     try:

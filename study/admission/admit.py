@@ -15,8 +15,8 @@ from pathlib import Path
 from ra import names
 from ra.admission.process import examine_variants
 from ra.admission.results import Examination
+from ra.alternation import AlternationSettings
 from ra.arms import parse_arm
-from ra.settings import AlternationSettings
 from runtime import files
 from runtime.errors import UserError
 from runtime.files import DamagedFileError
@@ -61,7 +61,7 @@ def _renamed(examination: Examination, name: str) -> Examination:
 def _saved(name: str, config: Config, alternation: AlternationSettings, autocast: bool) -> Path:
     """The file of a variant's result: its name is the hash of everything that the result depends on."""
     digest = hashlib.sha256()
-    sources = [path for folder in ("aqn", "gpt2", "ra") for path in ROOT.glob(f"{folder}/**/*.py")]
+    sources = [path for folder in ("gpt2", "ra") for path in ROOT.glob(f"{folder}/**/*.py")]
     custom = any(map(names.is_custom, parse_arm(name).file_variants))
     for path in sorted({*sources, *names.CUSTOM_FOLDER.glob("*.py")}):
         if path.parent != names.CUSTOM_FOLDER or custom:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ra.admission.results import CHECKS, FAILED, Cost, Costs, Examination, Outcome
-from ra.admission.violation import Violation
+from ra.admission.results import CHECKS, FAILED, Cost, Costs, Examination, Outcome, Violation
 from referee.pages.document import (
     HTML,
     MARKDOWN,

@@ -22,10 +22,10 @@ from gpt2.resume import check_fits
 from gpt2.training_step import build_model
 from gpt2.transformer import GPT2, learned_scalars, restore_step
 from ra import attention_maps, names
+from ra.alternation import AlternationSettings
 from ra.arms import parse_arm
 from ra.hooks import custom_folder
 from ra.names import LEARNED, reciprocal_layers
-from ra.settings import AlternationSettings
 from ra.variants import variant
 from referee.numerics.text_files import text_parts
 from runtime import checkpoint, run_record

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2.measured_memory import EXACT_HEAP, measure
-from ra.settings import AlternationSettings
+from ra.alternation import AlternationSettings
 from ra.variants import Variant, variant
 from referee.pages.document import Document, render_terminal
 from referee.pages.html_page import render_html

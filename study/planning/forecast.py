@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpt2.eval_texts import HUB_FILE, read_text
+from ra.alternation import AlternationSettings
 from ra.arms import split_rate
-from ra.settings import AlternationSettings
 from ra.variants import variant
 from runtime.cpu import cpu_threads
 from runtime.detect import detect_hardware

@@ -17,7 +17,7 @@ from typing import Any
 
 from gpt2 import dataset, hellaswag
 from gpt2.eval_texts import check_texts
-from ra.settings import AlternationSettings
+from ra.alternation import AlternationSettings
 from runtime import files, resolve, run_record
 from runtime.cpu import cpu_threads
 from runtime.detect import detected_target_name

@@ -12,7 +12,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from ra.settings import AlternationSettings
+from ra.alternation import AlternationSettings
 from runtime import attention_kernels, ranks, run_record
 from runtime.dotconfig import read_symbols
 from runtime.errors import UserError, disk_full, explain_full_disk, explain_missing_compiler, out_of_memory
@@ -142,7 +142,7 @@ def _work(arguments: argparse.Namespace, stop: Stop) -> int:
     import torch
 
     from gpt2.trainer import TrainingRun
-    from ra.admission.trained import examine_trained
+    from ra.admission.batches import examine_trained
     from ra.global_state import GlobalState
     from ra.variants import variant
     from study.memory.micro_batch import free_bytes, require_free

@@ -22,7 +22,7 @@ import torch._dynamo  # the first optimizer loads it
 
 from gpt2.trainer import TrainingRun
 from gpt2.training_step import Stepper
-from ra.admission.trained import examine_trained
+from ra.admission.batches import examine_trained
 from ra.variants import variant
 from runtime import ranks
 from runtime.ranks import free_port

@@ -16,7 +16,7 @@ from gpt2.platform_arithmetic import ForeignArithmetic, on_platform
 from gpt2.platforms import KINDS, PlatformError, parse_platform
 from gpt2.training_step import build_model
 from gpt2.transformer import GPT2
-from ra.settings import AlternationSettings
+from ra.alternation import AlternationSettings
 from ra.variants import variant
 from runtime.settings import ModelConfig
 

@@ -12,7 +12,7 @@ from gpt2.transformer import GPT2
 from ra import names
 from ra.admission.examine import examine
 from ra.admission.probe import Probe
-from ra.settings import AlternationSettings
+from ra.alternation import AlternationSettings
 from ra.variants import Variant, variant
 from runtime.settings import ModelConfig
 from tests.pins.admission import hold_to_pin

@@ -16,9 +16,9 @@ from gpt2.initial_weights import initialise, weights_digest
 from gpt2.training_step import build_model
 from gpt2.transformer import GPT2
 from ra import names
+from ra.alternation import AlternationSettings
 from ra.counts import count, matched_width
 from ra.names import VariantError
-from ra.settings import AlternationSettings
 from ra.variants import Variant, variant
 from runtime.settings import ModelConfig
 from tests import small_runs

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from aqn.schedule import PRESETS, NoiseError, NoiseSchedule
 from gpt2.initial_weights import keyed_normal
+from ra.noise_schedule import PRESETS, NoiseError, NoiseSchedule
 from rl.noise import bit_sums, noisy_norms, rollout_noise
 
 IDS = torch.arange(12).view(2, 6)

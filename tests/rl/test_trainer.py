@@ -12,7 +12,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig
 
-from aqn.schedule import NoiseSchedule
+from ra.noise_schedule import NoiseSchedule
 from rl.divergence import DivergedError
 from rl.evaluate import evaluate
 from rl.gsm8k import read_problems

@@ -19,7 +19,6 @@ PRODUCT = [
     path
     for top in (
         "gpt2",
-        "aqn",
         "ra",
         "rl",
         "runtime",

@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from gpt2.trainer import TrainingRun
-from ra.settings import AlternationSettings
+from ra.alternation import AlternationSettings
 from ra.variants import variant
 from runtime import files
 from runtime.resolve import resolve

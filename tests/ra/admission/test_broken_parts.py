@@ -11,7 +11,7 @@ import pytest
 from ra import names
 from ra.admission.examine import examine
 from ra.admission.probe import Probe
-from ra.settings import AlternationSettings
+from ra.alternation import AlternationSettings
 from runtime.settings import ModelConfig
 from tests.pins.admission import hold_to_pin
 from tests.ra.admission.broken_parts import BROKEN_PARTS

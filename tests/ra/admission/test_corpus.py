@@ -9,7 +9,7 @@ from ra import names
 from ra.admission.examine import examine
 from ra.admission.probe import Probe
 from ra.admission.process import examine_variants
-from ra.settings import AlternationSettings
+from ra.alternation import AlternationSettings
 from runtime.settings import ModelConfig
 from tests.pins.admission import hold_to_pin
 from tests.ra.admission import broken, correct

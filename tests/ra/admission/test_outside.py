@@ -12,7 +12,7 @@ from ra import names
 from ra.admission import examine
 from ra.admission.probe import Probe
 from ra.admission.process import examine_variants
-from ra.settings import AlternationSettings
+from ra.alternation import AlternationSettings
 from runtime.settings import ModelConfig
 
 STUDY = ModelConfig("test", 2, 2, 16, 16, 0.0)

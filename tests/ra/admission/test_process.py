@@ -6,7 +6,7 @@ import pytest
 
 from ra import names
 from ra.admission.process import examine_variants
-from ra.settings import AlternationSettings
+from ra.alternation import AlternationSettings
 from runtime.settings import ModelConfig
 from tests.pins.admission import hold_to_pin
 

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from gpt2.initial_weights import initialise
 from gpt2.transformer import GPT2, CausalSelfAttention, ModelParts
-from ra.admission.trained import examine_trained
+from ra.admission.batches import examine_trained
 from tests.ra.admission.leaking import uncausal
 
 

@@ -12,7 +12,7 @@ import torch
 from gpt2.trainer import TrainingRun
 from gpt2.training_step import NotFiniteError
 from ra import names
-from ra.settings import AlternationSettings
+from ra.alternation import AlternationSettings
 from ra.variants import variant
 from runtime import attention_kernels, ranks, run_record
 from runtime.dotconfig import read_symbols

@@ -7,9 +7,8 @@ import pytest
 
 from ra import names
 from ra.admission import process
-from ra.admission.results import CHECKS, Examination, Outcome
-from ra.admission.violation import Violation
-from ra.settings import AlternationSettings
+from ra.admission.results import CHECKS, Examination, Outcome, Violation
+from ra.alternation import AlternationSettings
 from runtime import run_record
 from runtime.errors import UserError
 from runtime.run_record import Admission, ModelFault

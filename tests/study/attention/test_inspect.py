@@ -15,8 +15,8 @@ from gpt2.initial_weights import initialise
 from gpt2.training_step import build_model
 from gpt2.transformer import GPT2
 from ra import attention_maps
+from ra.alternation import AlternationSettings
 from ra.control import swap_query_and_key
-from ra.settings import AlternationSettings
 from ra.variants import variant
 from referee.pages.html_page import render_html
 from runtime import checkpoint, files, run_record

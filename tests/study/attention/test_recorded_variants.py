@@ -10,7 +10,7 @@ import torch
 from gpt2.initial_weights import initialise
 from gpt2.training_step import build_model
 from ra import names
-from ra.settings import AlternationSettings
+from ra.alternation import AlternationSettings
 from ra.variants import variant
 from runtime import checkpoint, files, run_record
 from runtime.dotconfig import read_symbols

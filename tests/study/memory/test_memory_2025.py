@@ -9,7 +9,7 @@ import pytest
 from configuration.targets import symbols_for_target
 from gpt2.predicted_memory import predict
 from gpt2.transformer import ModelParts
-from ra.settings import AlternationSettings
+from ra.alternation import AlternationSettings
 from ra.variants import variant
 from runtime import resolve
 from runtime.settings import Config

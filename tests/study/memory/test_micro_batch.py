@@ -10,8 +10,8 @@ from gpt2.measured_memory import measure
 from gpt2.predicted_memory import Prediction, StepWorkload, predict
 from gpt2.transformer import ModelParts
 from gpt2.validation import EVALUATION_TOKENS
+from ra.alternation import AlternationSettings
 from ra.names import published_variants
-from ra.settings import AlternationSettings
 from ra.variants import Variant, variant
 from runtime.resolve import TARGETS, ResolvedTarget
 from runtime.run_plan import micro_batches

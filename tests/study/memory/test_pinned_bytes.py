@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from configuration.targets import symbols_for_target
-from ra.settings import AlternationSettings
+from ra.alternation import AlternationSettings
 from ra.variants import variant
 from runtime import resolve
 from runtime.settings import Config

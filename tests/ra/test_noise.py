@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aqn.norms import NoisyLayerNorm, NoisyRMSNorm, add_noise
-from aqn.schedule import NoiseError, NoiseSchedule
 from gpt2.trainer import TrainingRun
+from ra.noise import NoisyLayerNorm, NoisyRMSNorm, add_noise
+from ra.noise_schedule import NoiseError, NoiseSchedule
 from runtime import run_record
 from tests import small_runs
 from tests.small_runs import StopAfter, same

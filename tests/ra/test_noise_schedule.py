@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aqn.schedule import PRESETS, NoiseError, NoiseSchedule, parse_noise
+from ra.noise_schedule import PRESETS, NoiseError, NoiseSchedule, parse_noise
 
 SIGMAS = st.floats(1e-6, 10.0)
 

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aqn.schedule import NoiseError, NoiseSchedule
 from gpt2.initial_weights import keyed_normal
+from ra.noise_schedule import NoiseError, NoiseSchedule
 
 
 class _Noise(nn.Module):

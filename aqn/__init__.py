@@ -1,1 +1,0 @@
-"""Adaptive Quantization Noise (QeRL): noise on the weights of norms during training."""
