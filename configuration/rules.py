@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from grpo.grpo_settings import GrpoSettings
 from ra.alternation import AlternationSettings
-from rl.settings import GrpoSettings
 from runtime.dotconfig import INTEGER, ConfigError, Entry, Symbols, parse_lines
 from runtime.settings import Config
 from study.runner.settings import StudySettings

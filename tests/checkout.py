@@ -8,7 +8,7 @@ PARTS = (
     "Kconfig",
     "gpt2",
     "ra",
-    "rl",
+    "grpo",
     "runtime",
     "study",
     "configuration",

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("bench", "gpt2", "configuration", "referee", "ra", "rl", "runtime", "scripts", "study")
+PACKAGES = ("bench", "gpt2", "configuration", "referee", "ra", "grpo", "runtime", "scripts", "study")
 # file -> lines that mean CUDA or an NVIDIA or AMD card, and why
 ALLOWED = {
     "gpt2/platform_arithmetic.py": (1, "TF32 is a number format of NVIDIA cards"),

@@ -52,8 +52,8 @@ NO_TORCH = (
     "study.report.build",
     "study.report.write",
     "study.compare.build",
-    "rl.page",
-    "rl.study",
+    "study.grpo_page",
+    "study.grpo_study",
     "referee.numerics.setup.checklist_rows",
 )
 

@@ -34,6 +34,7 @@ SOURCES = (
     "gpt2",
     "configuration",
     "referee",
+    "grpo",
     "ra",
     "runtime",
     "scripts",

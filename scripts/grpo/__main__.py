@@ -7,15 +7,15 @@ from pathlib import Path
 
 from configuration.arguments import refuse_assignments
 from configuration.files import load_strictly
+from grpo.grpo_settings import GrpoSettings
 from referee.pages.document import Document, render_markdown, render_terminal
 from referee.pages.html_page import render_html
-from rl.page import grpo_document
-from rl.report import as_json, build_report
-from rl.settings import GrpoSettings
-from rl.study import check, run_study
 from runtime.dotconfig import read_symbols, read_text
 from runtime.errors import UserError, run_command
 from runtime.files import write_json, write_text
+from study.grpo_page import grpo_document
+from study.grpo_report import as_json, build_report
+from study.grpo_study import check, run_study
 
 CONFIG = Path(".config")
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
+from grpo.grpo_settings import BASELINE
+from grpo.records import GrpoPlan
 from referee.verdict.statistics import noise_floor
-from rl.records import GrpoPlan
-from rl.report import ArmResult, _judged
-from rl.settings import BASELINE
 from study.analysis.equivalence import control_losses, odd_controls
 from study.analysis.trend import trends
 from study.analysis.verdict import Verdict, earlier_verdicts, judge
+from study.grpo_report import ArmResult, _judged
 from study.sweep.verdicts import confirm, moved
 from study.transfer.verdicts import TransferVerdict, TransferVerdicts, judge_transfer
 from tests.pins.loss_tables import PARAMETERS, SIZES, LossTable, Table, loss_tables

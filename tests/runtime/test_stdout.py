@@ -20,7 +20,7 @@ PRODUCT = [
     for top in (
         "gpt2",
         "ra",
-        "rl",
+        "grpo",
         "runtime",
         "study",
         "configuration",

@@ -15,10 +15,10 @@ from gpt2 import text_sources as sources
 from gpt2.dataset import prepare
 from gpt2.hellaswag import load_items
 from gpt2.tokenizer import ALL
+from grpo.gsm8k import read_problems
 from referee.numerics import text_files
 from referee.numerics.runs.logp_diff import read_logp
 from referee.numerics.text_files import clean, is_empty, json_lines, read_json, read_text, text_parts
-from rl.gsm8k import read_problems
 from runtime.errors import UserError
 from runtime.settings import DataConfig, EvalSet
 from tests.gpt2.corpora import ignore, source

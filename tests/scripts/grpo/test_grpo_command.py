@@ -17,14 +17,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from configuration import commands
-from rl import records, study
-from rl.settings import GrpoSettings
+from grpo import records
+from grpo.grpo_settings import GrpoSettings
 from runtime.dotconfig import read_symbols
 from runtime.errors import UserError
 from runtime.signals import Stop
 from scripts.grpo.__main__ import main
+from study import grpo_study as study
 from tests.checkout import link_project
-from tests.rl.tiny import write_model, write_problems
+from tests.grpo.tiny import write_model, write_problems
 
 TINY = {
     "GRPO_ARMS": "baseline strong", "SEEDS": "1", "GRPO_PROMPTS": "4", "GRPO_GROUP": "4", "GRPO_MICRO_BATCH": "8",
@@ -85,7 +86,7 @@ class Place:
 
         run: .config, arm and seed of the only run. Returns the output.
         """
-        from rl.worker import GrpoRun
+        from grpo.worker import GrpoRun
 
         def child(config: Path, arm: str, seed: int) -> int:
             assert GrpoRun(GrpoSettings.from_symbols(read_symbols(config)), arm, seed, Stop(), print).run()
@@ -165,7 +166,7 @@ def test_a_study_ends_with_a_page_and_interrupted_runs_end_with_the_same_numbers
     run_dir.mkdir(parents=True)
     (run_dir / "config").write_bytes((place.folder / ".config").read_bytes())
     child = ("results/second/runs/strong0/config", "strong", "0")
-    status, printed = place.stop_at("step 8/10", signal.SIGKILL, "rl", *child)
+    status, printed = place.stop_at("step 8/10", signal.SIGKILL, "grpo.train", *child)
     assert status == -signal.SIGKILL, printed
     record = records.read(run_dir)
     assert record
@@ -201,7 +202,7 @@ def test_a_study_ends_with_a_page_and_interrupted_runs_end_with_the_same_numbers
 def test_a_run_that_diverges_ends_and_is_counted_as_that(
     place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], one_thread: None
 ) -> None:
-    from rl.worker import GrpoRun
+    from grpo.worker import GrpoRun
 
     weights = load_file(place.folder / "model/model.safetensors")
     weights["model.norm.weight"][0] = torch.nan

@@ -1,4 +1,4 @@
-"""`python -m rl RUN_DIR/config ARM SEED`: train or resume one run. `make grpo` starts it.
+"""`python -m grpo.train RUN_DIR/config ARM SEED`: train or resume one run. `make grpo` starts it.
 
 Progress goes to standard output, everything else to RUN_DIR/log.txt.
 """
@@ -10,8 +10,8 @@ import sys
 import traceback
 from pathlib import Path
 
-from rl.records import EXIT_INTERRUPTED
-from rl.settings import GrpoSettings
+from grpo.grpo_settings import GrpoSettings
+from grpo.records import EXIT_INTERRUPTED
 from runtime import files
 from runtime.dotconfig import read_symbols
 from runtime.errors import UserError, one_line, run_command
@@ -34,7 +34,7 @@ def main() -> int:
         for descriptor in (1, 2):  # of libraries
             os.dup2(log.fileno(), descriptor)
         try:
-            from rl.worker import GrpoRun
+            from grpo.worker import GrpoRun
 
             status = GrpoRun(settings, arm, int(seed), stop, say).run()
         except Interrupted:  # before its first step

@@ -1,6 +1,6 @@
 """A random Qwen2 of 29,000 weights with a tokenizer, and problems like GSM8K's.
 
-python -m tests.rl.tiny FOLDER    writes the example of docs/grpo.md: FOLDER/train.jsonl, test.jsonl and model
+python -m tests.grpo.tiny FOLDER    writes the example of docs/grpo.md: FOLDER/train.jsonl, test.jsonl and model
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from configuration import commands
-from rl.settings import GrpoSettings, noise_of, run_name
+from grpo.grpo_settings import GrpoSettings, noise_of, run_name
 from runtime.dotconfig import ConfigError, read_symbols
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl.gsm8k import Problem, UserError, digest, read_problems, reward, standard_error
+from grpo.gsm8k import Problem, UserError, digest, read_problems, reward, standard_error
 from tests.published import published
 
 

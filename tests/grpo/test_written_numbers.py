@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl.written_numbers import answer
+from grpo.gsm8k import written_answer as answer
 from tests.published import published
 
 DOCS = (Path(__file__).parents[2] / "docs/grpo.md").read_text(encoding="utf-8")

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from grpo import records
+from grpo.grpo_settings import BASELINE, GrpoSettings, run_name
+from grpo.gsm8k import standard_error
 from referee.verdict.statistics import mean
-from rl import records
-from rl.gsm8k import standard_error
-from rl.settings import BASELINE, GrpoSettings, run_name
 from runtime.files import DamagedFileError
 from study.analysis.verdict import Verdict, judge
 

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
+from grpo import records
+from grpo.grpo_settings import GrpoSettings, run_name
+from grpo.gsm8k import standard_error
+from grpo.records import AccuracyEvaluation, GrpoRecord
 from referee.pages.document import render_terminal
 from referee.verdict.looks import FIRST_SHARE
-from rl import records
-from rl.gsm8k import standard_error
-from rl.page import grpo_document
-from rl.records import AccuracyEvaluation, GrpoRecord
-from rl.report import GrpoReport, build_report
-from rl.settings import GrpoSettings, run_name
 from runtime.settings import TrackingConfig
 from study.analysis.verdict import judge
+from study.grpo_page import grpo_document
+from study.grpo_report import GrpoReport, build_report
 
 PROBLEMS = 1000
 SETTINGS = GrpoSettings(

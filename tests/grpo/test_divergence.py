@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from rl.divergence import DivergedError, DivergenceMonitor
+from grpo.grpo_trainer import DivergedError, DivergenceMonitor
 
 
 @pytest.mark.parametrize(

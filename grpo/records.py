@@ -18,14 +18,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from rl.gsm8k import reward
+from grpo.gsm8k import reward
 from runtime.files import DamagedFileError, write_bytes
 from runtime.seal import Seal, digest, read_sealed, write_sealed
 from runtime.typed_json import Amount, Count, InvalidJsonError, JsonObject, Range, Share, Text, parse
 
 RECORD, METRICS, RESPONSES, CONFIG, PLAN = "run.json", "metrics.jsonl", "responses", "config", "plan.json"
 FINISHED, DIVERGED, RUNNING, INTERRUPTED, FAILED = "finished", "diverged", "running", "interrupted", "failed"
-EXIT_INTERRUPTED = 3  # of `python -m rl`
+EXIT_INTERRUPTED = 3  # of `python -m grpo.train`
 ENDED = (FINISHED, DIVERGED)  # runs that are not repeated
 
 

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from rl import records
-from rl.gsm8k import digest, read_problems
-from rl.settings import GrpoSettings, run_name
+from grpo import records
+from grpo.grpo_settings import GrpoSettings, run_name
+from grpo.gsm8k import digest, read_problems
 from runtime.errors import UserError, one_line
 from runtime.files import DamagedFileError, write_text
 
@@ -103,9 +103,9 @@ def run_study(settings: GrpoSettings, config: str, ended: Callable[[], object]) 
 
 
 def _child(config: Path, arm: str, seed: int) -> int:
-    """Run `python -m rl` and pass a signal on to it. Returns its exit status."""
+    """Run `python -m grpo.train` and pass a signal on to it. Returns its exit status."""
     environment = {"CUDA_VISIBLE_DEVICES": "0", "TOKENIZERS_PARALLELISM": "false"} | dict(os.environ)
-    command = [sys.executable, "-m", "rl", str(config), arm, str(seed)]
+    command = [sys.executable, "-m", "grpo.train", str(config), arm, str(seed)]
     process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
     previous = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from grpo.grpo_settings import BASELINE
 from ra.noise_schedule import PRESETS
 from referee.numerics.runs.logp_diff import THRESHOLD
 from referee.pages.document import (
@@ -21,9 +22,8 @@ from referee.pages.document import (
 )
 from referee.pages.markup import Strong, Text, escape_html
 from referee.pages.plots import Plain, axis, figure, line
-from rl.report import DIVERGED, ArmResult, GrpoReport
-from rl.settings import BASELINE
 from study.arm_colors import color, legend
+from study.grpo_report import DIVERGED, ArmResult, GrpoReport
 from study.report.sentences import capped, p_text, seeds_text
 
 CAPTION = "Accuracy during training: mean over seeds, with its standard error over test problems."

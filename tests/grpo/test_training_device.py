@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rl.worker import training_device
+from grpo.worker import training_device
 
 
 @pytest.mark.parametrize(("present", "chosen"), [("mps", "cpu"), ("xpu", "xpu"), (None, "cpu")])

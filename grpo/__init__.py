@@ -1,0 +1,1 @@
+"""The second worker: GRPO of a language model with noise in the rollout."""

@@ -1,1 +1,0 @@
-"""GRPO with noise in the rollout alone: training by TRL (extra `rl`), records, verdicts, page."""
