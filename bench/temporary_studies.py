@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from configuration import commands, rules
 from runtime.detect import detected_target_name
-from study.runner.study import Study
+from study import kconfig_commands as commands
+from study import kconfig_rules as rules
+from study.study import Study
 
 
 def configure_study(folder: Path, specification: str, **values: str) -> Study:

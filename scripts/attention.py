@@ -8,9 +8,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from configuration.arguments import command_arguments
 from runtime.errors import UserError, run_command
 from runtime.resolve import export_environment
+from study.make_arguments import command_arguments
 
 
 def numbers(text: str, name: str) -> list[int]:
@@ -32,7 +32,7 @@ def main() -> int:
     if not arguments.runs:
         raise UserError("RUN names no run; fix: make attention RUN=results/STUDY/runs/NAME")
     export_environment()  # before torch is imported
-    from study.attention.write import write_attention
+    from study.evaluation.loaded_runs import write_attention
 
     print(*write_attention(arguments.runs, arguments.text, layers, heads), sep="\n")
     return 0

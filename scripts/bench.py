@@ -7,9 +7,9 @@ import sys
 
 from bench.suite import run_suite
 from bench.suites import NAMES, load_suite
-from configuration.arguments import command_arguments, make_variables
 from runtime.errors import run_command
 from runtime.resolve import export_environment
+from study.make_arguments import command_arguments, make_variables
 
 
 def describe_suites() -> str:

@@ -11,12 +11,13 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from configuration.arguments import command_arguments
 from referee.pages.document import render_terminal
 from runtime.errors import UserError, run_command
-from study.compare import build, write
-from study.compare.load import LoadedStudy
-from study.compare.sections import comparison_document
+from study.compare import compare_page as write
+from study.compare import compared_studies as build
+from study.compare.compare_page import comparison_document
+from study.compare.loaded_studies import LoadedStudy
+from study.make_arguments import command_arguments
 
 
 def default_folder(studies: Sequence[LoadedStudy]) -> Path:

@@ -11,12 +11,12 @@ import argparse
 import json
 from pathlib import Path
 
-from configuration.arguments import command_arguments, refuse_assignments
-from configuration.targets import STUDY, symbols_for_target
 from runtime.dotconfig import Symbols, read_symbols
 from runtime.errors import UserError, run_command
-from study.memory.peaks import measure_variant, report_memory
-from study.runner.settings import StudySettings
+from study.kconfig_commands import STUDY, symbols_for_target
+from study.make_arguments import command_arguments, refuse_assignments
+from study.planning.memory_peaks import measure_variant, report_memory
+from study.study_settings import StudySettings
 
 CONFIG = Path(".config")
 

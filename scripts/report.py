@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from configuration.arguments import command_arguments, refuse_assignments
 from runtime.dotconfig import read_symbols
 from runtime.errors import UserError, run_command
-from study.report import write
-from study.report.write import render_terminal, write_latex
-from study.runner.settings import StudySettings
+from study.make_arguments import command_arguments, refuse_assignments
+from study.report import report_files as write
+from study.report.report_files import render_terminal, write_latex
+from study.study_settings import StudySettings
 
 FORMAT_OPTION = "--format="
 LATEX = "latex"

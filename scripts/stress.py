@@ -9,10 +9,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from configuration.arguments import command_arguments
 from runtime.dotconfig import read_symbols
 from runtime.errors import UserError, run_command
 from runtime.resolve import export_environment
+from study.make_arguments import command_arguments
 
 
 def main() -> int:

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from configuration.arguments import refuse_assignments
-from configuration.files import load_strictly
 from runtime.dotconfig import Symbols, read_symbols, read_text
 from runtime.errors import UserError, run_command
 from runtime.gpu_specs import TARGETS
 from runtime.settings import Config, TargetConfig
-from study.report.sentences import seeds_text
-from study.runner.preconditions import locked
-from study.runner.settings import StudySettings
+from study.kconfig_files import load_strictly
+from study.make_arguments import refuse_assignments
+from study.preconditions import locked
+from study.report.report_sentences import seeds_text
+from study.study_settings import StudySettings
 
 CONFIG = Path(".config")
 
@@ -59,7 +59,7 @@ def main() -> int:
     if (folder := settings.results_dir / settings.name).exists():
         with locked(folder):  # a running study is refused before torch is loaded
             pass
-    from study.runner.study import Study
+    from study.study import Study
 
     return Study(symbols, read_text(CONFIG)).run()
 

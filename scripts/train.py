@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-from study.runner.worker import main
+from study.worker import main
 
 if __name__ == "__main__":
     status = main()

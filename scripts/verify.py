@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from runtime.errors import run_command
 from scripts.report import study_directory
-from study.records.integrity import REMEDY
-from study.records.verify import verify_study
+from study.runs import REMEDY
+from study.verify import verify_study
 
 
 def main() -> int:

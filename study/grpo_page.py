@@ -24,7 +24,7 @@ from referee.pages.markup import Strong, Text, escape_html
 from referee.pages.plots import Plain, axis, figure, line
 from study.arm_colors import color, legend
 from study.grpo_report import DIVERGED, ArmResult, GrpoReport
-from study.report.sentences import capped, p_text, seeds_text
+from study.report.report_sentences import capped, p_text, seeds_text
 
 CAPTION = "Accuracy during training: mean over seeds, with its standard error over test problems."
 METHOD = (

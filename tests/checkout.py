@@ -11,7 +11,6 @@ PARTS = (
     "grpo",
     "runtime",
     "study",
-    "configuration",
     "referee",
     "scripts",
     "defconfigs",

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from configuration import commands
 from runtime.dotconfig import ConfigError
+from study import kconfig_commands as commands
 
 BASES = sorted(path.name for path in commands.DEFCONFIGS.iterdir() if path.is_file())
 FRAGMENTS = sorted(path.name for path in commands.fragments())

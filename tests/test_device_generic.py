@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("bench", "gpt2", "configuration", "referee", "ra", "grpo", "runtime", "scripts", "study")
+PACKAGES = ("bench", "gpt2", "referee", "ra", "grpo", "runtime", "scripts", "study")
 # file -> lines that mean CUDA or an NVIDIA or AMD card, and why
 ALLOWED = {
     "gpt2/platform_arithmetic.py": (1, "TF32 is a number format of NVIDIA cards"),
@@ -31,10 +31,10 @@ ALLOWED = {
     "scripts/dev/setup.py": (3, "the build of torch for a kind of card"),
     "scripts/pack_run/__main__.py": (1, "the version of CUDA"),
     "gpt2/replay.py": (1, "the version of CUDA"),
-    "study/compare/checklist_rows.py": (1, "the version of CUDA"),
-    "study/executors/slots.py": (1, "a kind of hardware"),
-    "study/memory/micro_batch.py": (1, "a kind of hardware"),
-    "study/report/facts.py": (1, "the version of CUDA"),
+    "study/compare/study_checklist.py": (1, "the version of CUDA"),
+    "study/executors/child_process.py": (1, "a kind of hardware"),
+    "study/planning/micro_batch.py": (1, "a kind of hardware"),
+    "study/report/method.py": (1, "the version of CUDA"),
 }
 FIX = "fix: torch.accelerator or torch.get_device_module(device); a line that means CUDA is listed in ALLOWED"
 

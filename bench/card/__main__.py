@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from configuration.arguments import command_arguments
 from runtime.errors import UserError, run_command
 from runtime.resolve import export_environment
+from study.make_arguments import command_arguments
 
 
 def main() -> int:

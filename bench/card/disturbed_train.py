@@ -33,7 +33,7 @@ def main() -> int:
     import torch
 
     from gpt2.training_step import Stepper
-    from study.runner import worker
+    from study import worker
 
     disturbance = Disturbance(**json.loads(os.environ[VARIABLE]))
     step = Stepper.step

@@ -20,12 +20,12 @@ from runtime.dotconfig import read_symbols
 from runtime.metrics_log import read_steps
 from runtime.run_plan import next_smaller
 from runtime.run_record import RunRecord
+from study import plan_file
 from study.executors.child_process import Session
-from study.memory.page import format_bytes
-from study.memory.peaks import measure_variant
-from study.records import plan_file
-from study.records.plan_file import Plan
-from study.runner.study import Study
+from study.plan_file import Plan
+from study.planning.memory_page import format_bytes
+from study.planning.memory_peaks import measure_variant
+from study.study import Study
 
 STEPS, STOP_AT = 14, 7
 BUDGET_SECONDS = {False: 20, True: 8}  # of training, besides 15 s in which the plan times steps

@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.processes import SHAPES, Process, ratio_table, take_turns
 from bench.suite import Suite, SuiteResult, SuiteSession
-from study.executors.slots import SlotsError, local_slots
+from study.executors.child_process import SlotsError, local_slots
 
 
 def run(session: SuiteSession) -> SuiteResult:

@@ -11,7 +11,7 @@ from bench.suite import Suite, SuiteResult, SuiteSession
 from bench.tables import INTERVAL, Columns, ResultTable, format_ratio, format_spread
 from runtime.errors import UserError
 from runtime.settings import GPT2
-from study.memory.micro_batch import free_bytes
+from study.planning.micro_batch import free_bytes
 
 PERSISTENT_ROUNDS = 3  # rounds with persistent workers for one round with new workers
 

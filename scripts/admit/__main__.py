@@ -9,7 +9,6 @@ import argparse
 import time
 from pathlib import Path
 
-from configuration.arguments import command_arguments
 from ra.admission.process import examine_variants
 from ra.alternation import AlternationSettings
 from ra.arms import overview, parse_arm
@@ -20,8 +19,9 @@ from runtime import files, resolve
 from runtime.dotconfig import read_symbols
 from runtime.errors import UserError, run_command
 from runtime.settings import Config
-from study.admission.page import admission_document
-from study.runner.settings import StudySettings
+from study.admit import admission_document
+from study.make_arguments import command_arguments
+from study.study_settings import StudySettings
 
 CONFIG = Path(".config")
 

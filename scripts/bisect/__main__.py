@@ -20,7 +20,7 @@ from runtime.provenance import source_digests
 from scripts.diagnose.runs import RunSide, read_with
 from scripts.record.__main__ import show_differences
 from scripts.record.arguments import result_folder, run_arguments
-from scripts.record.run_replay import enter_environment, open_run
+from study.evaluation.run_replay import enter_environment, open_run
 
 USAGE = "make bisect RUN=results/STUDY/runs/NAME [AGAINST=results/OTHER/runs/NAME]"
 VARIABLES = {"AGAINST": "", "STEP": "", "SYMPTOM": "", "OUT": ""}  # and RUN

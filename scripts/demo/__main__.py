@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from configuration import rules
-from configuration.arguments import refuse_assignments
-from configuration.commands import configure, read_layers
 from runtime.detect import detected_target_name
 from runtime.errors import run_command
 from runtime.settings import Config
+from study import kconfig_rules as rules
 from study.analysis.verdict import BETTER, CANNOT_TELL, EQUIVALENT, WORSE
-from study.report.build import build_report
-from study.report.summary import numbers
-from study.runner.settings import StudySettings
+from study.kconfig_commands import configure, read_layers
+from study.make_arguments import refuse_assignments
+from study.report.report_data import build_report
+from study.report.report_summary import numbers
+from study.study_settings import StudySettings
 
 ARMS = {
     "NOPE": "no position embedding",
@@ -43,7 +43,7 @@ def main() -> int:
         f"{config.budget.text} a run; .config is not used",
         flush=True,
     )
-    from study.runner.study import Study
+    from study.study import Study
 
     study = Study(symbols, text)
     status = study.run()

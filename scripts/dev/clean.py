@@ -20,11 +20,11 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from configuration.arguments import refuse_unknown_variables
 from gpt2.shards import read_manifest, written_files
 from runtime.dotconfig import split_words
 from runtime.errors import UserError, run_command
 from runtime.files import DamagedFileError, open_regular, read_json
+from study.make_arguments import refuse_unknown_variables
 
 CACHES = (".pytest_cache", ".mypy_cache", ".ruff_cache")  # each marked by the file CACHEDIR.TAG
 SOURCES = (
@@ -32,7 +32,6 @@ SOURCES = (
     "defconfigs",
     "docs",
     "gpt2",
-    "configuration",
     "referee",
     "grpo",
     "ra",

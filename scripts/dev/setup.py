@@ -23,8 +23,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from configuration.arguments import refuse_unknown_variables
 from runtime.errors import UserError, run_command
+from study.make_arguments import refuse_unknown_variables
 
 ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv"

@@ -19,7 +19,7 @@ from referee.verdict.statistics import perplexity_percent, t_quantile, t_tail
 from runtime.errors import run_command
 from runtime.files import write_text
 from scripts.dev.simulate_verdicts import SIGMA, any_look, differences, judge_all
-from study.analysis.equivalence import SQUARE
+from study.analysis.verdict import SQUARE
 
 STUDIES = 20_000
 SEEDS = 5  # of the figure of the test

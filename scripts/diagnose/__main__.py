@@ -12,7 +12,6 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from configuration.arguments import command_arguments
 from referee.numerics.diagnose.diagnosis import report
 from referee.numerics.diagnose.pair import pair_curves
 from referee.numerics.diagnose.symptoms import NOT_REPRODUCIBLE, Diagnosis, diagnose, step_to_record
@@ -29,6 +28,7 @@ from scripts.diagnose.runs import (
     same_settings,
     status_notes,
 )
+from study.make_arguments import command_arguments
 
 # Groups of the checklist. Where a fatal row of them differs, records of one step have other inputs or weights.
 BLOCKING = ("study", "data", "model", "batch", "schedule", "hyper-parameters")

@@ -17,12 +17,11 @@ from runtime import run_record
 from runtime.errors import UserError
 from runtime.run_record import RunRecord
 from scripts.record.arguments import result_folder
-from study.compare import checklist_rows
-from study.compare.checklist import checklist
-from study.compare.load import labels, read_settings
-from study.records.hellaswag_scores import TASKS, entry, scored_items
-from study.records.integrity import FinishedRecord
-from study.records.runs import Run
+from study.compare import study_checklist as checklist_rows
+from study.compare.loaded_studies import labels, read_settings
+from study.compare.study_checklist import checklist
+from study.hellaswag_scores import TASKS, entry, scored_items
+from study.runs import FinishedRecord, Run
 
 USAGE = 'fix: make diagnose RUNS="results/a/runs/B0 results/b/runs/B0"'
 REQUIRED = ("fingerprint", "target", "batch", "progress", "environment")  # parts of run.json for a checklist

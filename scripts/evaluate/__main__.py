@@ -13,7 +13,6 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from configuration.arguments import command_arguments
 from gpt2.platforms import GRAMMAR, local_platforms, machine_name
 from gpt2.transformers_files import is_pretrained
 from referee.pages.document import render_terminal
@@ -21,6 +20,7 @@ from runtime.detect import detected_target_name
 from runtime.errors import UserError, run_command
 from runtime.resolve import export_environment
 from runtime.settings import load_config
+from study.make_arguments import command_arguments
 
 
 def main() -> None:
@@ -47,8 +47,8 @@ def main() -> None:
     if arguments.machine:
         machine_name(arguments.machine)
     export_environment()  # before torch is imported
-    from study.transfer.evaluate import evaluate_run
-    from study.transfer.page import platforms_document
+    from study.evaluation.transfer_runs import evaluate_run
+    from study.report.transfer_page import platforms_document
 
     found = evaluate_run(arguments.runs[0], names, arguments.machine)
     print(render_terminal(platforms_document(found.home, found.records, found.notes)))

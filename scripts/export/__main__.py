@@ -8,9 +8,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from configuration.arguments import command_arguments
 from runtime.errors import UserError, run_command
 from runtime.resolve import export_environment
+from study.make_arguments import command_arguments
 
 
 def main() -> int:
@@ -21,7 +21,7 @@ def main() -> int:
     if len(given.runs) != 1:
         raise UserError("RUN names no single run; fix: make export RUN=results/STUDY/runs/NAME")
     export_environment()  # before torch is imported
-    from study.export.export import export_run
+    from study.evaluation.export import export_run
 
     exported = export_run(given.runs[0], given.out)
     print("; ".join(exported.facts))

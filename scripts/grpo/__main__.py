@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from configuration.arguments import refuse_assignments
-from configuration.files import load_strictly
 from grpo.grpo_settings import GrpoSettings
 from referee.pages.document import Document, render_markdown, render_terminal
 from referee.pages.html_page import render_html
@@ -16,6 +14,8 @@ from runtime.files import write_json, write_text
 from study.grpo_page import grpo_document
 from study.grpo_report import as_json, build_report
 from study.grpo_study import check, run_study
+from study.kconfig_files import load_strictly
+from study.make_arguments import refuse_assignments
 
 CONFIG = Path(".config")
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from configuration.arguments import command_arguments
 from referee.pages.document import render_terminal
 from runtime.errors import UserError, run_command
 from runtime.output import LiveLine
 from runtime.resolve import export_environment
+from study.make_arguments import command_arguments
 
 USUAL = "hellaswag lambada_openai piqa arc_easy winogrande"
 
@@ -41,9 +41,9 @@ def main() -> int:
         raise UserError(
             "lm_eval is not installed; fix: make lm-eval, or pip install lm_eval==0.4.13"
         ) from None
-    from study.lm_eval.evaluate import evaluate_run
-    from study.lm_eval.page import results_document
-    from study.lm_eval.tasks import load_tasks
+    from study.evaluation.lm_eval_page import results_document
+    from study.evaluation.lm_eval_runs import evaluate_run
+    from study.evaluation.lm_eval_tasks import load_tasks
 
     tasks = load_tasks(names, given.task_data)
     found, studies = [], dict[str, None]()  # studies: those whose report shows the results, in order

@@ -8,10 +8,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from configuration.arguments import command_arguments
 from referee.errors import NumericsError
 from runtime.errors import UserError, run_command
 from runtime.resolve import export_environment
+from study.make_arguments import command_arguments
 
 PROMPTS, TOKENS = 4, 32  # from the validation text, and sampled after each
 
@@ -33,7 +33,7 @@ def main() -> int:
 
     from gpt2.sampling import Cache, CacheError, response_log_probs, sample
     from referee.numerics.runs.logp_diff import logp_diff, show
-    from study.attention.inspect import choose_text, load_run
+    from study.evaluation.loaded_runs import choose_text, load_run
 
     run = load_run(given.runs[0])
     model = run.model.eval()

@@ -14,7 +14,7 @@ from runtime.errors import run_command
 from runtime.resolve import export_environment
 from scripts.record.__main__ import record_run
 from scripts.record.arguments import result_folder, run_arguments
-from scripts.record.run_replay import enter_environment, open_run
+from study.evaluation.run_replay import enter_environment, open_run
 
 USAGE = "make oracle RUN=results/STUDY/runs/NAME STEP=40, or RECORD=the folder of a step"
 VARIABLES = {"STEP": "", "RECORD": "", "OTHER": "", "OUT": ""}  # and RUN

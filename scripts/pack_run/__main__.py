@@ -10,12 +10,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from configuration.arguments import command_arguments
 from referee.numerics.setup.checklist_rows import Tables, write_checklist
 from referee.numerics.setup.script_settings import add_setting
 from runtime import run_record
 from runtime.errors import UserError, run_command
-from study.compare.load import read_settings
+from study.compare.loaded_studies import read_settings
+from study.make_arguments import command_arguments
 
 USAGE = "fix: make pack-run RUN=results/STUDY/runs/NAME [OUT=a.zip]"
 

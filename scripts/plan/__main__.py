@@ -8,11 +8,11 @@ from __future__ import annotations
 import argparse
 import math
 
-from configuration.arguments import command_arguments
 from referee.pages.document import render_terminal
 from runtime.dotconfig import NUMBER
 from runtime.errors import UserError, run_command
 from scripts.study import first_line, load
+from study.make_arguments import command_arguments
 
 
 def spread(text: str) -> float | None:
@@ -32,9 +32,8 @@ def main() -> None:
     symbols, config, settings = load()
     print(first_line(config, settings) + "\n", flush=True)
     from study.planning.forecast import forecast
-    from study.planning.page import plan_document
-    from study.planning.past import find_past_studies
-    from study.planning.power import study_sight
+    from study.planning.plan_page import plan_document
+    from study.planning.planned_power import find_past_studies, study_sight
 
     values = {name: entry.value for name, entry in symbols.entries.items()}
     past = find_past_studies(settings.results_dir, values)

@@ -16,7 +16,7 @@ from referee.numerics.record.record_settings import LEVELS
 from runtime import run_record
 from runtime.errors import run_command
 from scripts.record.arguments import result_folder, run_arguments
-from scripts.record.run_replay import enter_environment, open_run
+from study.evaluation.run_replay import enter_environment, open_run
 
 if TYPE_CHECKING:
     from gpt2.replay import RunReplay

@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from configuration.arguments import command_arguments
 from runtime.errors import UserError
+from study.make_arguments import command_arguments
 
 
 def run_arguments(

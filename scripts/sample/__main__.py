@@ -10,14 +10,13 @@ import argparse
 import math
 from pathlib import Path
 
-from configuration.arguments import command_arguments
 from referee.pages.document import render_terminal
 from referee.pages.html_page import render_html
 from runtime import files
 from runtime.errors import UserError, run_command
 from runtime.resolve import export_environment
-from study.sampling.data import SamplingSettings, as_json
-from study.sampling.page import samples_document
+from study.evaluation.samples import SamplingSettings, as_json, samples_document
+from study.make_arguments import command_arguments
 
 OPTIONS = ("PROMPT", "TOKENS", "COUNT", "TEMPERATURE", "TOP_K", "TOP_P", "SEED", "OUT")
 MOST_TEXTS = 1000
@@ -49,7 +48,7 @@ def main() -> int:
             f"the most probable token, or at least {SMALLEST_TEMPERATURE:g}"
         )
     export_environment()  # before torch is imported
-    from study.sampling.draw import sample_runs
+    from study.evaluation.samples import sample_runs
 
     runs = sample_runs(given.runs, settings)
     document = samples_document(runs, settings)

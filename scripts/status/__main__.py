@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from configuration.arguments import command_arguments
 from runtime.dotconfig import read_symbols
 from runtime.errors import run_command
 from scripts.report import study_directory
-from scripts.status.table import status_text
-from study.records.runs import read_expected
-from study.runner.settings import StudySettings
+from study.make_arguments import command_arguments
+from study.runs import read_expected
+from study.status_table import status_text
+from study.study_settings import StudySettings
 
 
 def main() -> int:

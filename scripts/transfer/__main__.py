@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from configuration.arguments import command_arguments
 from gpt2.platforms import machine_name, parse_platform
 from referee.pages.document import render_markdown, render_terminal
 from referee.pages.html_page import render_html
@@ -20,7 +19,8 @@ from runtime.dotconfig import read_symbols
 from runtime.errors import UserError, run_command
 from runtime.files import write_json, write_text
 from runtime.resolve import export_environment
-from study.runner.settings import StudySettings
+from study.make_arguments import command_arguments
+from study.study_settings import StudySettings
 
 CONFIG = Path(".config")
 PLATFORMS = "bf16 int8 int4 int4:row int3 int3:row int2 foreign:1e-2 foreign:3e-2 foreign:1e-1 foreign:3e-1"
@@ -58,10 +58,10 @@ def main() -> None:
     local = [one.name for one in wanted if not one.machine]
     labels = [one.label for one in wanted if one.machine]
     export_environment()  # before torch is imported
-    from study.transfer.evaluate import evaluate_run
-    from study.transfer.matrix import as_json, build_transfer, counted_runs
-    from study.transfer.records import elsewhere
-    from study.transfer.transfer_page import transfer_document
+    from study.evaluation.transfer_matrix import as_json, build_transfer, counted_runs
+    from study.evaluation.transfer_records import elsewhere
+    from study.evaluation.transfer_runs import evaluate_run
+    from study.report.transfer_page import transfer_document
 
     runs, at_home, notes = counted_runs(studies), True, dict[str, None]()
     for number, (study, run) in enumerate(runs, 1):

@@ -8,10 +8,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from configuration.arguments import command_arguments
 from referee.numerics.trend.trend import show
 from runtime.errors import UserError, run_command
 from scripts.diagnose.__main__ import default_folder, record_step, refuse_results
+from study.make_arguments import command_arguments
 
 USAGE = 'fix: make trend RUNS="results/a/runs/B0 [results/b/runs/B0]"'
 

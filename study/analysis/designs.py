@@ -7,13 +7,14 @@ A design is one judged arm against the mean of k control arms, at S seeds. The t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from referee.verdict.looks import nominal_levels
 from referee.verdict.power import mde, seeds_for
-from referee.verdict.statistics import spread_interval
-from study.analysis.verdict import VERDICT_SEEDS
+from referee.verdict.statistics import NoiseFloor, controls_error, mean, spread_interval
+from study.analysis.verdict import LEVEL, VERDICT_SEEDS, Verdict
+from study.runs import Run
 
 MOST_CONTROLS = 5  # B and four fixed patterns
 
@@ -90,3 +91,106 @@ def cheapest_design(noise: Noise, effect: float, runs: Callable[[int, int], int]
             sees = detectable_difference(noise, controls, seeds)
             found.append(StudyDesign(controls, seeds, runs(controls, seeds), sees))
     return min(found, key=lambda one: (one.runs, one.controls), default=None)
+
+
+PERCENT = (0.5, 1.0, 2.0, 5.0)  # of perplexity: the effects whose seeds are counted
+
+
+@dataclass(frozen=True)
+class SeedsNeeded:
+    """Seeds that detect a change of `percent` of perplexity; None: more than 1,000."""
+
+    percent: float
+    low: int | None
+    high: int | None
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """The effects (nats) that `at_seeds` seeds detect in 80 % of studies: from mde_low to mde_high.
+
+    variant: source of the spread; None: the noise floor. seeds: number of finished seeds. spread: standard deviation
+    (nats) of one seed's difference, measured with `dof` degrees of freedom. level: of the test. needed: seeds to plan
+    in a new study. raised: seeds in all, if this study adds a look, to detect 1 %; None where none was planned.
+    """
+
+    variant: str | None
+    seeds: int
+    at_seeds: int
+    spread: float
+    dof: int
+    level: float
+    mde_low: float
+    mde_high: float
+    seed_hours: float | None  # recorded run time of all variants at one seed
+    needed: list[SeedsNeeded]
+    raised: SeedsNeeded | None
+
+
+def sensitivities(
+    verdicts: Sequence[Verdict],
+    floor: NoiseFloor | None,
+    seeds: int,
+    planned: Mapping[str, int],
+    controls: int,
+    hours: float | None,
+) -> list[Sensitivity]:
+    """Return the sensitivity of each variant that has enough seeds for a verdict.
+
+    Without such a variant, return one estimate from the noise floor. seeds: number of finished seeds. planned:
+    variant -> number of finished and pending seeds. controls: number of control arms at a seed.
+    """
+    found = [
+        _sensitivity(one.variant, one.seeds, max(planned.get(one.variant, 0), one.planned), one.test.spread,
+                     one.seeds - 1, one.reads, hours)
+        for one in verdicts
+        if one.seeds >= VERDICT_SEEDS and one.test.spread
+    ]  # fmt: skip
+    if found or floor is None or floor.sigma <= 0 or controls < 1:
+        return found
+    spread = controls_error(floor.sigma, [controls])
+    return [_sensitivity(None, seeds, max(planned.values(), default=0), spread, floor.dof, (), hours)]
+
+
+def _sensitivity(
+    variant: str | None,
+    seeds: int,
+    planned: int,
+    spread: float,
+    dof: int,
+    looks: tuple[int, ...],
+    hours: float | None,
+) -> Sensitivity:
+    low, high = spread_interval(spread, dof)
+    at = max(seeds, planned, VERDICT_SEEDS)
+    level = nominal_levels(looks)[-1] if looks else LEVEL
+
+    def needed(percent: float, first: int, level: Callable[[int], float]) -> SeedsNeeded:
+        effect = math.log1p(percent / 100)
+        return SeedsNeeded(percent, *(seeds_for(bound, effect, first, level) for bound in (low, high)))
+
+    return Sensitivity(
+        variant=variant,
+        seeds=seeds,
+        at_seeds=at,
+        spread=spread,
+        dof=dof,
+        level=level,
+        mde_low=mde(low, at, level),
+        mde_high=mde(high, at, level),
+        seed_hours=hours,
+        needed=[needed(one, VERDICT_SEEDS, lambda count: nominal_levels((count,))[0]) for one in PERCENT],
+        raised=needed(1.0, looks[-1] + 1, lambda count: nominal_levels((*looks, count))[-1])
+        if looks
+        else None,
+    )
+
+
+def seed_hours(used: Sequence[Run]) -> float | None:
+    """Return the hours that one seed of every variant takes, evaluation included; None where no clock is known."""
+    by_variant: dict[str, list[float]] = {}
+    for run in used:
+        clock = run.record.clock
+        if clock:
+            by_variant.setdefault(run.variant, []).append(clock.total)
+    return math.fsum(mean(seconds) for seconds in by_variant.values()) / 3600 if by_variant else None

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from referee.verdict.statistics import holm, sign_test
 from runtime.files import DamagedFileError
 from runtime.typed_json import read_file
-from study.records.hellaswag_scores import EndingsTask, ItemScores, common_items, entry, scored_items
-from study.records.runs import BASELINE, Run
+from study.hellaswag_scores import EndingsTask, ItemScores, common_items, entry, scored_items
+from study.runs import BASELINE, Run
 
 MOST_SEEDS = 20  # whose files are read: more seeds answer the same items
 ANSWERS = {"acc": "correct", "acc_norm": "correct_norm"}  # measure -> its key in the file

@@ -17,8 +17,8 @@ import numpy as np
 from ra.names import is_control_arm
 from referee.verdict.statistics import mean
 from runtime.metrics_log import Steps, read_steps
-from study.compare.load import LoadedStudy
-from study.records.curves import thinned
+from study.compare.loaded_studies import LoadedStudy
+from study.curves import thinned
 
 TOLERANCE = 0.01  # relative difference of the loss
 TENTH = 0.1  # of the shared iterations: the early and the late part

@@ -13,8 +13,8 @@ from ra.names import is_control_arm
 from referee.verdict.looks import adjusted_for_looks
 from referee.verdict.statistics import Interval, holm, mean, mean_interval, paired_t
 from study.analysis.verdict import BETTER, INTERIM, VERDICT_SEEDS, WORSE, Verdict
-from study.compare.load import LoadedStudy
-from study.records.runs import variant_order
+from study.compare.loaded_studies import LoadedStudy
+from study.runs import variant_order
 
 NO_ORDER = "one seed: no ranking"
 ALL_CUT = "no run ended its schedule: no ranking"

@@ -1,19 +1,27 @@
 """The interface of executors: they place training processes on a machine or on a cluster.
 
 A task is one call of `scripts.train`: a run, step times for the plan, or a question about the machine or the arms. The
-driver (study.runner.dispatch) submits tasks and polls for messages. An executor never decides whether a run is
+driver (study.dispatch) submits tasks and polls for messages. An executor never decides whether a run is
 finished: the driver reads its record.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import queue
+import subprocess
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
-from study.executors.child_process import Event
+from runtime import files
+from runtime.typed_json import to_plain
+from study.executors.child_process import PATIENCE_SECONDS, Child, Event, Session, Slot
+from study.trackers import ExperimentLoggers
 
 RESULTS = ("timing", "answer")  # events that are the result of a task
 
@@ -105,3 +113,165 @@ def run_tasks(
     finally:
         executor.close()
     return [ended[task.name] for task in tasks]
+
+
+EXIT_FILE = "exit.json"
+TAIL_BYTES = 8192  # of metrics.jsonl, more than ten lines
+
+
+def last_step(run_dir: Path) -> Event | None:
+    """Return the last training step in metrics.jsonl; None before the first one."""
+    try:
+        with (run_dir / "metrics.jsonl").open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            lines = file.read().split(b"\n")[:-1]  # the last one is incomplete, or empty
+    except OSError:
+        return None
+    for line in reversed(lines):
+        try:
+            content = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(content, dict) and content.get("event") == "train":
+            return Event.from_json(content)
+    return None
+
+
+def write_exit(folder: Path, ended: Ended) -> None:
+    """Write exit.json: the end without the name of the task."""
+    content = asdict(ended) | {"result": to_plain(asdict(ended.result)) if ended.result else {}}
+    del content["name"]
+    files.write_json(folder / EXIT_FILE, content)
+
+
+def read_exit(folder: Path, name: str) -> Ended | None:
+    """Return the end of a task that its process wrote; None where it has not ended, or was lost."""
+    try:
+        content = json.loads((folder / EXIT_FILE).read_text())
+        result = content.pop("result")
+        return Ended(name, **content, result=Event.from_json(result) if result else None)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+@dataclass
+class FollowedTask:
+    """A task on another machine. gone_at: time from which its engine does not have it."""
+
+    task: Task
+    started: bool = False
+    gone_at: float | None = None
+
+    def running(self, where: str) -> list[Message]:
+        """Return the start, once, and the last step. where: host or job."""
+        found: list[Message] = [] if self.started else [Started(self.task.name, where)]
+        self.started = True
+        step = last_step(self.task.folder)
+        return [*found, TaskProgress(self.task.name, step)] if step else found
+
+    def ended(self, now: float, grace: float) -> Ended | None:
+        """Return the end of a task that is gone; None for `grace` seconds, in which exit.json can still appear."""
+        end = read_exit(self.task.folder, self.task.name)
+        if end is None:
+            self.gone_at = now if self.gone_at is None else self.gone_at
+            if now - self.gone_at < grace:
+                return None
+        return end or Ended(self.task.name, None)
+
+
+@dataclass
+class _Running:
+    task: Task
+    child: Child
+    slot: Slot
+    reader: threading.Thread
+    loggers: ExperimentLoggers | None = None
+    result: Event | None = None
+
+
+class LocalExecutor:
+    """Training processes of this machine. loggers: starts the experiment loggers of a run folder, or None."""
+
+    def __init__(
+        self,
+        session: Session,
+        slots: Sequence[Slot],
+        loggers: Callable[[Path], ExperimentLoggers] | None = None,
+    ) -> None:
+        self.session, self._loggers = session, loggers
+        self._free, self._count = list(slots), len(slots)
+        self._running: dict[str, _Running] = {}
+        # events of all processes; an exception is one of a reader, None the end of a process
+        self._events: queue.Queue[tuple[str, Event | Exception | None]] = queue.Queue()
+        self._messages: list[Message] = []
+
+    def slots(self) -> int:
+        return self._count
+
+    def submit(self, task: Task) -> None:
+        slot = self._free[0]
+        child = self.session.start(task.arguments, task.log, slot)
+        self._free.remove(slot)
+        reader = threading.Thread(target=self._read, args=(task.name, child), daemon=True)
+        self._running[task.name] = _Running(task, child, slot, reader)
+        reader.start()
+        self._messages.append(Started(task.name, slot.name))
+
+    def _read(self, name: str, child: Child) -> None:
+        """Pass the events of a process on until it closes its output."""
+        try:
+            for event in child.events():
+                self._events.put((name, event))
+            self._events.put((name, None))
+        except Exception as error:
+            self._events.put((name, error))
+
+    def poll(self, seconds: float) -> Sequence[Message]:
+        if not self._messages:
+            try:
+                self._take(*self._events.get(timeout=seconds))
+                while True:
+                    self._take(*self._events.get_nowait())
+            except queue.Empty:
+                pass
+        found, self._messages = self._messages, []
+        return found
+
+    def _take(self, name: str, event: Event | Exception | None) -> None:
+        running = self._running[name]
+        if isinstance(event, Exception):
+            raise event
+        if event is None:
+            self._messages.append(self._end(running))
+            return
+        if event.event == "started" and self._loggers:
+            running.loggers = self._loggers(running.task.folder)
+        if event.event in RESULTS:
+            running.result = event
+        self._messages.append(TaskProgress(name, event))
+
+    def _end(self, running: _Running) -> Ended:
+        child, name = running.child, running.task.name
+        status = child.wait()
+        self.session.children.remove(child)
+        self._free.insert(0, running.slot)
+        del self._running[name]
+        note = running.loggers.finish() if running.loggers else None
+        return Ended(name, status, child.last_words(), note or "", running.result)
+
+    def stop(self, name: str) -> None:
+        if name in self._running:
+            self._running[name].child.terminate()
+
+    def close(self) -> str:
+        """Stop what still runs, in case of an error, and wait for it."""
+        for running in self._running.values():
+            running.child.terminate()
+        for running in [*self._running.values()]:
+            try:
+                running.child.process.wait(PATIENCE_SECONDS)
+            except subprocess.TimeoutExpired:
+                running.child.kill()
+            running.reader.join()
+            self._end(running)
+        return ""

@@ -24,9 +24,7 @@ from runtime.resolve import export_environment
 from runtime.settings import Config
 from runtime.signals import end_with_parent
 from study.executors.child_process import EXIT_INTERRUPTED, PLACE, Session, Slot, StopAsked
-from study.executors.executor import Ended, Task, run_tasks
-from study.executors.local import LocalExecutor
-from study.executors.run_files import EXIT_FILE, write_exit
+from study.executors.executor import EXIT_FILE, Ended, LocalExecutor, Task, run_tasks, write_exit
 from study.trackers import ExperimentLoggers
 
 

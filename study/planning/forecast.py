@@ -16,17 +16,16 @@ from runtime.errors import UserError
 from runtime.gpu_specs import TargetError
 from runtime.resolve import ResolvedTarget, resolve
 from runtime.settings import CORE_WORK, Config, EvalSet
+from study import plan_file
 from study.analysis.verdict import VERDICT_SEEDS
-from study.executors.slots import runs_that_fit
-from study.memory.micro_batch import MemoryPlanError, Predictions
-from study.planning.past import PastStudy
-from study.records import plan_file
-from study.records.plan_file import LearningRates, Plan
-from study.runner.preconditions import needed_bytes
-from study.runner.settings import StudySettings
-from study.runner.status_text import FORWARD_SHARE
-from study.sweep.rates import most_runs
-from study.sweep.run_list import RunList
+from study.executors.child_process import runs_that_fit
+from study.plan_file import LearningRates, Plan
+from study.planning.micro_batch import MemoryPlanError, Predictions
+from study.planning.planned_power import PastStudy
+from study.preconditions import needed_bytes
+from study.rate_tuning import RunList
+from study.study_settings import StudySettings, most_runs
+from study.terminal import FORWARD_SHARE
 
 
 @dataclass(frozen=True)

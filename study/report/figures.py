@@ -11,7 +11,7 @@ from typing import Any
 
 from referee.pages.plots import Plain, axis, band, figure, line
 from study.arm_colors import color, palette_index
-from study.records.curves import Curve, Probabilities
+from study.curves import Curve, Probabilities
 
 SYMBOLS = (
     "circle", "square", "diamond", "triangle-up", "cross", "star", "x", "pentagon", "hexagon", "bowtie"

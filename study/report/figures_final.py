@@ -11,8 +11,8 @@ from referee.pages.markup import escape_html
 from referee.pages.plots import Estimate, Plain, axis, faded, figure, points, trace
 from referee.verdict.statistics import Interval, perplexity_percent
 from study.arm_colors import color
-from study.records.hellaswag_scores import CHANCE, EndingsTask
-from study.report.build import Report
+from study.hellaswag_scores import CHANCE, EndingsTask
+from study.report.report_data import Report
 
 ROW = 38  # pixels of one line of an interval plot
 NARROW = {"margin": {"l": 78, "r": 12}, "font": {"size": 11}}

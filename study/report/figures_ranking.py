@@ -7,12 +7,20 @@ from collections.abc import Sequence
 from ra.names import is_control_arm
 from referee.pages.plots import Plain, axis, band, figure
 from referee.verdict.statistics import mean, noise_floor, perplexity_percent
-from study.analysis.equivalence import Losses, control_losses, noise_band
-from study.analysis.verdict import BETTER, INTERIM, VERDICT_SEEDS, WORSE, judge
-from study.records.design import Design
-from study.records.runs import losses
-from study.report.build import Report
+from study.analysis.verdict import (
+    BETTER,
+    INTERIM,
+    VERDICT_SEEDS,
+    WORSE,
+    Losses,
+    control_losses,
+    judge,
+    noise_band,
+)
+from study.experiment import Design
 from study.report.figures import MARGIN, NARROW, SCALES, rounded, variant_line
+from study.report.report_data import Report
+from study.runs import losses
 
 
 def over_training(report: Report, places: Sequence[int]) -> tuple[Plain | None, str]:

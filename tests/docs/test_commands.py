@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from configuration import commands
-from configuration.arguments import variables_by_target
 from ra import names
+from study import kconfig_commands as commands
+from study.make_arguments import variables_by_target
 from tests.checkout import link_project
 
 ROOT = Path(__file__).parents[2]
@@ -18,12 +18,12 @@ PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 # Target of the Makefile -> a test file that runs its script from beginning to end.
 RUN_BY = {
-    "": "tests/study/runner/test_study.py",
+    "": "tests/study/test_study.py",
     "admit": "tests/scripts/admit/test_admit_command.py",
     "transfer": "tests/scripts/transfer/test_transfer_command.py",
     "evaluate": "tests/scripts/evaluate/test_evaluate_command.py",
     "bisect": "tests/scripts/bisect/test_bisect_command.py",
-    "attention": "tests/study/attention/test_inspect.py",
+    "attention": "tests/study/evaluation/test_inspect.py",
     "bench": "tests/scripts/test_bench_command.py",
     "card": "tests/bench/card/test_run.py",
     "check": "tests/scripts/dev/test_setup.py",
@@ -42,10 +42,10 @@ RUN_BY = {
     "lm-eval": "tests/scripts/lm_eval/test_lm_eval_command.py",
     "logp-diff": "tests/scripts/logp_diff/test_logp_diff_command.py",
     "memory": "tests/scripts/test_memory.py",
-    "menuconfig": "tests/configuration/test_commands.py",
+    "menuconfig": "tests/study/test_kconfig_commands.py",
     "mrproper": "tests/scripts/dev/test_clean.py",
     "monitor": "tests/scripts/monitor/test_monitor_command.py",
-    "olddefconfig": "tests/configuration/test_commands.py",
+    "olddefconfig": "tests/study/test_kconfig_commands.py",
     "oracle": "tests/scripts/oracle/test_oracle_command.py",
     "pack-run": "tests/scripts/pack_run/test_pack_run_command.py",
     "plan": "tests/scripts/plan/test_plan_command.py",
@@ -53,11 +53,11 @@ RUN_BY = {
     "repeat": "tests/scripts/repeat/test_repeat_command.py",
     "report": "tests/study/report/test_build.py",
     "sample": "tests/scripts/sample/test_sample_command.py",
-    "savedefconfig": "tests/configuration/test_commands.py",
-    "status": "tests/scripts/status/test_status_table.py",
+    "savedefconfig": "tests/study/test_kconfig_commands.py",
+    "status": "tests/study/test_status_table.py",
     "trend": "tests/scripts/trend/test_trend_command.py",
     "stress": "tests/referee/numerics/runs/test_stress_devices.py",
-    "verify": "tests/study/records/test_integrity.py",
+    "verify": "tests/study/test_integrity.py",
 }
 
 

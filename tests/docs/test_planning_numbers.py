@@ -10,7 +10,7 @@ import pytest
 from referee.verdict.power import detectable
 from referee.verdict.statistics import perplexity_percent
 from study.analysis.designs import Noise, cheapest_design, detectable_difference, only_look
-from study.planning.power import published_noise
+from study.planning.planned_power import published_noise
 
 DOCS = Path(__file__).parents[2] / "docs"
 GIVEN = Noise.of_both(math.log1p(0.005))

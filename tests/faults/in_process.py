@@ -1,7 +1,7 @@
 """`make` with its training in this process, without the seconds in which a process loads torch.
 
-For tests of what follows a study. Tests of training processes are in tests/study/runner and tests/faults, those of the
-examination of variants in tests/study/admission, tests/scripts/admit and tests/study/runner.
+For tests of what follows a study. Tests of training processes are in tests/study and tests/faults, those of the
+examination of variants in tests/study, tests/scripts/admit and tests/study.
 """
 
 import contextlib
@@ -17,10 +17,10 @@ from gpt2 import evaluator, nan_debug
 from gpt2 import training_step as step
 from runtime import checkpoint
 from runtime.signals import Stop
+from study import worker
 from study.executors.child_process import Event
 from study.executors.executor import Ended, Message, Started, Task
-from study.runner import worker
-from study.runner.study import Study
+from study.study import Study
 from tests.faults.inject.sitecustomize import Fault, install
 from tests.faults.workplace import Workplace, wait_for
 

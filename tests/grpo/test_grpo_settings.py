@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from configuration import commands
 from grpo.grpo_settings import GrpoSettings, noise_of, run_name
 from runtime.dotconfig import ConfigError, read_symbols
+from study import kconfig_commands as commands
 
 
 def settings(*assignments: str) -> GrpoSettings:

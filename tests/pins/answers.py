@@ -11,12 +11,11 @@ from itertools import chain
 from grpo.grpo_settings import BASELINE
 from grpo.records import GrpoPlan
 from referee.verdict.statistics import noise_floor
-from study.analysis.equivalence import control_losses, odd_controls
-from study.analysis.trend import trends
-from study.analysis.verdict import Verdict, earlier_verdicts, judge
+from study.analysis.size_trend import trends
+from study.analysis.tuned_verdicts import confirm, moved
+from study.analysis.verdict import Verdict, control_losses, earlier_verdicts, judge, odd_controls
+from study.evaluation.transfer_matrix import TransferVerdict, TransferVerdicts, judge_transfer
 from study.grpo_report import ArmResult, _judged
-from study.sweep.verdicts import confirm, moved
-from study.transfer.verdicts import TransferVerdict, TransferVerdicts, judge_transfer
 from tests.pins.loss_tables import PARAMETERS, SIZES, LossTable, Table, loss_tables
 from tests.pins.pinned import Row
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from runtime import files, run_record
-from study.records.plan_file import LearningRates, Primary
-from study.report.build import as_json, build_report
-from study.sweep.rates import judged_runs, tuning_runs
+from study.plan_file import LearningRates, Primary
+from study.report.report_data import as_json, build_report
+from study.study_settings import judged_runs, tuning_runs
 from tests.pins import pinned
 from tests.study.sample_records import STEPS, VARIANTS, a_plan, a_record
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from study.transfer.verdicts import judge_transfer
+from study.evaluation.transfer_matrix import judge_transfer
 from tests.pins import pinned
 from tests.pins.answers import all_rows, transfer_rows
 

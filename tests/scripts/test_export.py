@@ -10,12 +10,12 @@ import pytest
 
 from bench import case_step
 from bench.cases import SHAPES
-from configuration import commands
 from runtime import attention_kernels, resolve
 from runtime.dotconfig import read_symbols
 from runtime.gpu_specs import AOTRITON, TargetError
 from scripts import control, memory
-from study.memory import peaks
+from study import kconfig_commands as commands
+from study.planning import memory_peaks as peaks
 from tests.checkout import link_project
 
 ROOT = Path(__file__).parents[2]

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from configuration import commands
 from scripts import study
 from scripts.dev import setup
+from study import kconfig_commands as commands
 from tests.checkout import link_project
 
 ROOT = Path(__file__).parents[2]

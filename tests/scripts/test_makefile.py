@@ -14,7 +14,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from configuration.arguments import (
+from runtime.errors import UserError
+from study.make_arguments import (
     command_arguments,
     make_variables,
     refuse_assignments,
@@ -22,7 +23,6 @@ from configuration.arguments import (
     split_paths,
     variables_by_target,
 )
-from runtime.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text()

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from configuration import commands
-from configuration.targets import symbols_for_target
 from gpt2.allocation_tracker import Allocation, Timeline
 from gpt2.predicted_memory import Prediction
 from runtime.dotconfig import read_symbols
 from runtime.errors import UserError
 from runtime.settings import Config
 from scripts import memory
-from study.memory.page import PHASES, MemoryRow, format_bytes, measured_table
+from study import kconfig_commands as commands
+from study.kconfig_commands import symbols_for_target
+from study.planning.memory_page import PHASES, MemoryRow, format_bytes, measured_table
 from tests.checkout import link_project
 
 ROOT = Path(__file__).parents[2]

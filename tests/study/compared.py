@@ -12,8 +12,8 @@ import numpy as np
 from referee.pages.document import render_markdown, render_terminal
 from referee.pages.html_page import render_html
 from runtime import files, run_record
-from study.compare.build import StudyComparison
-from study.compare.sections import comparison_document
+from study.compare.compare_page import comparison_document
+from study.compare.compared_studies import StudyComparison
 from tests.study.sample_records import with_derived
 
 ROOT = Path(__file__).parents[2]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from configuration import commands
 from runtime.settings import Config, load_config
+from study import kconfig_commands as commands
 from tests.checkout import link_project
 from tests.study.compared import a_study
 from tests.study.small_study import Place, configuration

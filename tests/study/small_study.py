@@ -11,9 +11,9 @@ from runtime.resolve import resolve
 from runtime.run_plan import RunPlan, plan_batch
 from runtime.settings import Config
 from runtime.signals import Stop
-from study.records import plan_file
-from study.records.plan_file import Plan, PlanBudget, PlanRow
-from study.runner.settings import StudySettings
+from study import plan_file
+from study.plan_file import Plan, PlanBudget, PlanRow
+from study.study_settings import StudySettings
 from tests import small_runs
 
 TOKENS = 4 * 16  # of an iteration

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from configuration import commands
 from ra import names
 from runtime.errors import UserError
 from scripts.admit import __main__ as command
+from study import kconfig_commands as commands
 from tests.checkout import link_project
 
 NO_MASK = """

@@ -18,8 +18,8 @@ from runtime import run_record
 from scripts.bisect import __main__ as bisect_command
 from scripts.monitor import __main__ as monitor_command
 from scripts.record import __main__ as record_command
-from scripts.record.run_replay import open_run
 from scripts.trend import __main__ as trend_command
+from study.evaluation.run_replay import open_run
 from tests.scripts.bisect.faulty_runs import HALF, ROOT, configured, train, workplace
 
 pytestmark = pytest.mark.slow

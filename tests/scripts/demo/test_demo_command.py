@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from configuration import commands
 from ra.names import is_control_arm
 from runtime.dotconfig import parse_lines
 from scripts.demo import __main__ as demo
-from study.report import summary
-from study.runner.study import Study
+from study import kconfig_commands as commands
+from study.report import report_summary as summary
+from study.study import Study
 from tests.checkout import link_project
 from tests.faults.in_process import InProcessExecutor
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configuration.rules import HEADER
 from gpt2.shards import Manifest, Shard, Split
 from runtime.errors import UserError
 from scripts.dev import clean
+from study.kconfig_rules import HEADER
 
 KEY = "0123456789ab"
 MRPROPER = ("caches", "data", "config", "venv")

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from configuration.commands import DEFCONFIGS
 from ra.arms import parse_arm
 from ra.names import PATTERNS, published_variants
 from runtime.run_record import run_name
 from scripts.dev import help as makehelp
+from study.kconfig_commands import DEFCONFIGS
 
 ROOT = Path(__file__).parents[3]
 

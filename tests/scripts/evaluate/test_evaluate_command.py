@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from runtime import checkpoint, run_record
-from study.attention.inspect import load_run
-from study.transfer.records import gap, read
+from study.evaluation.loaded_runs import load_run
+from study.evaluation.transfer_records import gap, read
 from tests.faults.in_process import train
 from tests.faults.workplace import Workplace, write_stories
 
@@ -96,7 +96,7 @@ def test_an_existing_record_is_not_repeated_and_a_damaged_one_is(
     path = place.study / "runs/RALEARN0/platforms/int3.json"
     first = path.read_bytes()
     monkeypatch.setattr(
-        "study.transfer.evaluate.load_run", lambda folder: replace(load_run(folder), notes=[note])
+        "study.evaluation.transfer_runs.load_run", lambda folder: replace(load_run(folder), notes=[note])
     )
     status, printed = evaluate(place, "int3")
     assert (status, f"RALEARN0: {note}" in printed) == (0, True)

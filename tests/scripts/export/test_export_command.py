@@ -11,8 +11,8 @@ from ra import names
 from ra.exported import WEIGHTS, load_run
 from runtime.errors import UserError
 from scripts.export import __main__ as export
-from study.attention import inspect
-from tests.study.attention.test_inspect import a_run, config_file
+from study.evaluation import loaded_runs as inspect
+from tests.study.evaluation.test_inspect import a_run, config_file
 
 __all__ = ["config_file"]
 IDS = torch.arange(4, 28)[None]

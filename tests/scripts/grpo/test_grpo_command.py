@@ -16,7 +16,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from configuration import commands
 from grpo import records
 from grpo.grpo_settings import GrpoSettings
 from runtime.dotconfig import read_symbols
@@ -24,6 +23,7 @@ from runtime.errors import UserError
 from runtime.signals import Stop
 from scripts.grpo.__main__ import main
 from study import grpo_study as study
+from study import kconfig_commands as commands
 from tests.checkout import link_project
 from tests.grpo.tiny import write_model, write_problems
 

@@ -11,14 +11,14 @@ import pytest
 
 from gpt2 import hellaswag
 from runtime import checkpoint, run_record
-from study.attention.inspect import load_run
-from study.lm_eval import records
-from study.lm_eval.model import RunModel
-from study.lm_eval.tasks import load_tasks
-from study.records.verify import verify_study
+from study.evaluation import lm_eval_records as records
+from study.evaluation.lm_eval_model import RunModel
+from study.evaluation.lm_eval_tasks import load_tasks
+from study.evaluation.loaded_runs import load_run
+from study.verify import verify_study
 from tests.faults.in_process import train
 from tests.faults.workplace import Workplace, write_stories
-from tests.study.lm_eval.conftest import NAMES, write_task_data
+from tests.study.evaluation.conftest import NAMES, write_task_data
 
 pytestmark = pytest.mark.slow
 SETTINGS = {"VARIANTS": "B RALEARN", "SEEDS": "2", "GPT2_MAX_ITERS": "12", "MICRO_BATCH": "0"}
@@ -118,7 +118,9 @@ def test_nothing_is_repeated_unless_weights_items_or_the_file_changed(
     note = "shift.py is the study's copy"
     assert note not in printed
     with monkeypatch.context() as patch:
-        patch.setattr("study.lm_eval.model.load_run", lambda folder: replace(load_run(folder), notes=[note]))
+        patch.setattr(
+            "study.evaluation.lm_eval_model.load_run", lambda folder: replace(load_run(folder), notes=[note])
+        )
         status, text = call(place, "piqa winogrande", "B1", "RALEARN1")
     assert status == 0
     assert f"RALEARN1: {note}" in text
@@ -166,7 +168,7 @@ def test_other_weights_are_evaluated_again(place: Workplace, printed: str, tmp_p
 def test_an_interrupted_evaluation_keeps_the_finished_tasks(
     place: Workplace, printed: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from study.lm_eval import evaluate
+    from study.evaluation import lm_eval_runs as evaluate
 
     folder = tmp_path / "study/runs/B0"
     shutil.copytree(place.run_dir("B0"), folder)

@@ -10,9 +10,9 @@ import pytest
 from gpt2 import sampling
 from runtime.errors import UserError
 from scripts.logp_diff import __main__ as logp_diff
-from study.attention import inspect
-from study.attention.inspect import load_run
-from tests.study.attention.test_inspect import a_run, config_file
+from study.evaluation import loaded_runs as inspect
+from study.evaluation.loaded_runs import load_run
+from tests.study.evaluation.test_inspect import a_run, config_file
 
 __all__ = ["config_file"]
 

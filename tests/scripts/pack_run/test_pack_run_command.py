@@ -12,7 +12,7 @@ from runtime import files
 from runtime.errors import UserError
 from scripts.pack_run import __main__ as pack_run
 from tests.study import compared
-from tests.study.attention.test_inspect import a_run, config_file
+from tests.study.evaluation.test_inspect import a_run, config_file
 
 __all__ = ["config_file"]
 

@@ -19,7 +19,7 @@ from runtime.errors import UserError
 from runtime.signals import Stop
 from scripts.oracle import __main__ as oracle_command
 from scripts.record import __main__ as command
-from scripts.record import run_replay
+from study.evaluation import run_replay
 from tests import small_runs
 from tests.scripts.bisect import faulty_runs
 from tests.scripts.bisect.faulty_runs import ROOT, STEPS, workplace

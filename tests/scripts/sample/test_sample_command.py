@@ -8,7 +8,7 @@ import pytest
 
 from runtime.errors import UserError
 from scripts.sample import __main__ as sample
-from tests.study.attention.test_inspect import a_run, config_file
+from tests.study.evaluation.test_inspect import a_run, config_file
 
 __all__ = ["config_file"]
 

@@ -20,9 +20,10 @@ from runtime import run_record
 from runtime.attention_kernels import prepare_device
 from runtime.errors import UserError
 from scripts.transfer.__main__ import main
-from study.transfer import evaluate, items
-from study.transfer.matrix import build_transfer, counted_runs
-from study.transfer.records import PlatformRecord, elsewhere, read, write
+from study.evaluation import transfer_runs as evaluate
+from study.evaluation import transfer_runs as items
+from study.evaluation.transfer_matrix import build_transfer, counted_runs
+from study.evaluation.transfer_records import PlatformRecord, elsewhere, read, write
 from tests.faults.in_process import train
 from tests.faults.workplace import STUDY, Workplace, write_stories
 from tests.hellaswag_items import FIXTURE

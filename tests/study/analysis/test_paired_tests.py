@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from runtime import files, run_record
-from study.report import build
+from study.report import report_data as build
 from tests.study.sample_records import ENVIRONMENT
 
 VARIANTS = ("B", "RAEARLY", "RALATE", "RAALL", "RALEARN")

@@ -10,9 +10,9 @@ from scipy import stats
 from referee.verdict import power
 from referee.verdict.statistics import NoiseFloor, spread_interval
 from runtime import files
-from study.analysis.sensitivity import sensitivities
+from study.analysis.designs import sensitivities
 from study.analysis.verdict import judge
-from study.report import build
+from study.report import report_data as build
 from tests.study.report import rendered
 from tests.study.sample_records import VARIANTS, a_study, edit
 

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from runtime import files, run_record
-from study.analysis.speed import slopes
-from study.records.runs import Run
-from study.report import build, sentences
+from study.analysis.step_speed import slopes
+from study.report import report_data as build
+from study.report import report_sentences as sentences
+from study.runs import Run
 from tests.study.report import rendered
 from tests.study.sample_records import STEPS, UPDATE, a_plan, a_record, a_study
 

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from referee.verdict.statistics import Interval
-from study.analysis.trend import CANNOT_TELL, GROWS, HOLDS, SHRINKS, SizeTrend, contrast, trends
+from study.analysis.size_trend import CANNOT_TELL, GROWS, HOLDS, SHRINKS, SizeTrend, contrast, trends
 from study.analysis.verdict import Verdict, judge
 
 PARAMETERS = (1_000_000, 10_000_000, 100_000_000)

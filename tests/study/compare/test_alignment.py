@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.metrics_log import read_steps
-from study.compare import alignment, build
-from study.compare.sections import alignment_table
-from study.compare.sentences import error
+from study.compare import alignment
+from study.compare import compared_studies as build
+from study.compare.compare_page import alignment_table
+from study.compare.compare_sentences import error
 from tests.study.compared import a_study, markdown, page, terminal
 
 

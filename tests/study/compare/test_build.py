@@ -10,8 +10,8 @@ from scipy import stats
 
 from runtime import files
 from runtime.errors import UserError
-from study.compare import build
-from study.compare.load import labels
+from study.compare import compared_studies as build
+from study.compare.loaded_studies import labels
 from tests.study.compared import (
     Settings,
     a_study,
@@ -173,5 +173,5 @@ def test_the_command_writes_its_files_without_torch(first: Path, tmp_path: Path)
     )
     assert second.returncode == 1
     assert second.stderr.startswith("error: ")
-    code = "import sys, scripts.compare, study.compare.sections; sys.exit('torch' in sys.modules)"
+    code = "import sys, scripts.compare, study.compare.compare_page; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from configuration.rules import load_kconfig
 from gpt2.fingerprint import schedule_digest
 from runtime.settings import Config
-from study.compare import build
-from study.compare.checklist_rows import (
+from study.compare import compared_studies as build
+from study.compare.loaded_studies import CHOICES, folded
+from study.compare.study_checklist import (
     CHANGES_TRAINING,
     COVERED,
     HASHED,
@@ -17,7 +17,7 @@ from study.compare.checklist_rows import (
     LEARNED_SETTINGS,
     WITHOUT_EFFECT,
 )
-from study.compare.load import CHOICES, folded
+from study.kconfig_rules import load_kconfig
 from tests.runtime import test_config
 from tests.study.compared import Settings, a_study, recorded, setting
 

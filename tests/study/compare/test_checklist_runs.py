@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from study.compare import build
+from study.compare import compared_studies as build
 from tests.study.compared import (
     SCORE,
     VARIANTS,

@@ -13,7 +13,7 @@ from scipy import stats
 
 from runtime import run_record
 from study.analysis.verdict import BETTER, judge
-from study.compare import build
+from study.compare import compared_studies as build
 from study.compare import ranking as compare_ranking
 from study.compare.ranking import NO_ORDER, Ranking
 from tests.study.compared import (

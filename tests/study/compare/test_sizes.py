@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 
 from runtime.run_record import run_name
-from study.analysis.trend import CANNOT_TELL, HOLDS, SHRINKS
-from study.compare.build import as_json, build_comparison
-from study.compare.size_sections import effects_figure
-from study.compare.sizes import SizeComparison
-from study.report.build import build_report
+from study.analysis.size_trend import CANNOT_TELL, HOLDS, SHRINKS
+from study.compare.compare_sizes import SizeComparison, effects_figure
+from study.compare.compared_studies import as_json, build_comparison
+from study.report.report_data import build_report
 from tests.study.compared import terminal
 from tests.study.sample_records import a_study, edit
-from tests.study.sweep.test_tuned_report import CHOSEN, Tuned, table
+from tests.study.test_tuned_report import CHOSEN, Tuned, table
 
 PARAMETERS = {"tiny": 150_000, "mini": 900_000, "small": 10_900_000}
 

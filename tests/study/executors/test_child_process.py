@@ -20,7 +20,7 @@ from study.executors.child_process import (
     StopAsked,
     process_settings,
 )
-from study.runner.preconditions import locked
+from study.preconditions import locked
 
 
 class Fake:

@@ -17,17 +17,14 @@ from runtime.resolve import resolve
 from runtime.run_plan import plan_batch
 from runtime.settings import Config, load_config
 from runtime.signals import Stop
-from scripts.status.table import status_text
-from study.executors.child_process import EXIT_FINISHED
-from study.executors.executor import Message
-from study.executors.local import LocalExecutor
-from study.executors.slots import cores
-from study.records import plan_file
-from study.records.plan_file import Plan, PlanBudget
-from study.runner import worker
-from study.runner.status_text import beside_note
-from study.runner.study import Study
-from study.runner.worker import run_plan
+from study import plan_file, worker
+from study.executors.child_process import EXIT_FINISHED, cores
+from study.executors.executor import LocalExecutor, Message
+from study.plan_file import Plan, PlanBudget
+from study.status_table import status_text
+from study.study import Study
+from study.terminal import beside_note
+from study.worker import run_plan
 from tests.busy_machine import other_work
 from tests.faults.in_process import InProcessExecutor
 from tests.faults.workplace import Workplace, injected, write_stories

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from runtime.errors import UserError
-from study.executors import ray_tasks
+from study.executors import ray_executor as ray_tasks
 from study.executors.child_process import EXIT_INTERRUPTED, Event
 from study.executors.claims import claimed
-from study.executors.executor import Ended, Message, Started, Task, TaskProgress
-from study.executors.ray_tasks import RayExecutor, start_process
-from study.executors.run_files import write_exit
+from study.executors.executor import Ended, Message, Started, Task, TaskProgress, write_exit
+from study.executors.ray_executor import RayExecutor, start_process
 
 
 class FakeRay(ModuleType):

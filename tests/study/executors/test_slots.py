@@ -8,9 +8,9 @@ import pytest
 from runtime.resolve import ResolvedTarget, resolve
 from runtime.settings import Config
 from runtime.torch_devices import TorchDevice, TorchDevices
-from study.executors import slots
-from study.executors.child_process import Slot
-from study.executors.slots import (
+from study.executors import child_process
+from study.executors.child_process import (
+    Slot,
     SlotsError,
     card_slots,
     cores,
@@ -56,8 +56,8 @@ def test_runs_of_small_steps_take_the_cores_that_memory_allows(cpu: ResolvedTarg
 def test_without_affinity_runs_of_known_threads_share_the_cores(
     cpu: ResolvedTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slots, "cores", list)
-    monkeypatch.setattr(slots, "cpu_threads", lambda requested: requested or 4)
+    monkeypatch.setattr(child_process, "cores", list)
+    monkeypatch.setattr(child_process, "cpu_threads", lambda requested: requested or 4)
     assert [slot.cpus for slot in local_slots(0, cpu, 1, small=True)] == [frozenset()] * 4
     with pytest.raises(SlotsError, match=r"CONFIG_SLOTS=2 needs 2 cores"):
         local_slots(2, cpu, 0)

@@ -16,15 +16,14 @@ from runtime.resolve import resolve, target_record
 from runtime.run_plan import BatchPlan
 from runtime.run_record import RecordedTarget
 from runtime.typed_json import to_plain
-from study.executors import slurm
+from study import plan_file
+from study.executors import slurm_executor as slurm
 from study.executors.child_process import EXIT_INTERRUPTED, Event
-from study.executors.executor import Ended, Message, Started, Task, TaskProgress
-from study.executors.run_files import read_exit, write_exit
-from study.executors.slurm import SlurmExecutor
-from study.records import plan_file
-from study.records.plan_file import Plan, PlanBudget, PlanRow
-from study.runner.study import Study
-from study.runner.worker import refuse_another_card
+from study.executors.executor import Ended, Message, Started, Task, TaskProgress, read_exit, write_exit
+from study.executors.slurm_executor import SlurmExecutor
+from study.plan_file import Plan, PlanBudget, PlanRow
+from study.study import Study
+from study.worker import refuse_another_card
 from tests.faults.workplace import Workplace, wait_for
 from tests.small_runs import configuration
 from tests.study.executors import fake_slurm

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from runtime import files
-from study.planning.past import find_past_studies, newest_noise
-from study.report.build import build_report
+from study.planning.planned_power import find_past_studies, newest_noise
+from study.report.report_data import build_report
 from tests.study.sample_records import STEPS, UPDATE, VARIANTS, a_study, edit
-from tests.study.sweep.test_tuned_report import CHOSEN, Tuned, table
+from tests.study.test_tuned_report import CHOSEN, Tuned, table
 
 SETTINGS = {
     "GPT2_MODEL_MINI": "y", "GPT2_MODEL_TINY": "n", "DATASET_EMBEDDED": "y", "TOKENIZER_BYTES": "y",

@@ -13,15 +13,13 @@ from referee.verdict.looks import nominal_levels
 from referee.verdict.power import mde
 from runtime.dotconfig import Symbols, read_symbols
 from runtime.settings import CORE_WORK, load_config
+from study import plan_file
 from study.analysis.designs import Noise, detectable_difference
 from study.planning.forecast import forecast, planned_runs
-from study.planning.page import plan_document, times
-from study.planning.past import find_past_studies
-from study.planning.power import published_noise, study_sight
-from study.records import plan_file
-from study.runner.preconditions import needed_bytes
-from study.runner.settings import StudySettings
-from study.sweep.rates import judged_runs, most_runs, tuning_runs
+from study.planning.plan_page import plan_document, times
+from study.planning.planned_power import find_past_studies, published_noise, study_sight
+from study.preconditions import needed_bytes
+from study.study_settings import StudySettings, judged_runs, most_runs, tuning_runs
 from tests.kconfig_commands import defconfig
 from tests.study.planning.test_past import finished_study
 from tests.study.sample_records import edit

@@ -7,10 +7,10 @@ import pytest
 
 from gpt2 import tokenizer
 from referee.pages.document import render_markdown, render_terminal
-from study.compare.build import build_comparison
-from study.compare.sections import comparison_document
-from study.report.build import as_json, build_report
-from study.report.document import report_document, terminal_document
+from study.compare.compare_page import comparison_document
+from study.compare.compared_studies import build_comparison
+from study.report.report_data import as_json, build_report
+from study.report.report_page import report_document, terminal_document
 from tests.study.sample_records import a_study, edit
 
 

@@ -9,7 +9,10 @@ import pytest
 from scipy import stats
 
 from runtime import files, run_record
-from study.report import build, sentences, summary, write
+from study.report import report_data as build
+from study.report import report_files as write
+from study.report import report_sentences as sentences
+from study.report import report_summary as summary
 from tests.study.report import rendered
 from tests.study.sample_records import ENVIRONMENT, with_derived
 

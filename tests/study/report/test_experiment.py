@@ -6,10 +6,10 @@ import pytest
 
 from referee.pages.document import Paragraph
 from referee.pages.markup import to_plain
-from study.report.build import as_json, build_report
-from study.report.document import report_document
-from study.report.sentences import CAPPED, capped
-from study.report.write import latex_caption
+from study.report.report_data import as_json, build_report
+from study.report.report_files import latex_caption
+from study.report.report_page import report_document
+from study.report.report_sentences import CAPPED, capped
 from tests.runtime.test_config import VALUES
 from tests.study.report import rendered
 from tests.study.sample_records import a_study

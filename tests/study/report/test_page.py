@@ -14,9 +14,10 @@ from scipy import stats
 
 from referee.pages import components
 from runtime import files, run_record
+from study import curves, runs
 from study.arm_colors import legend
-from study.records import curves, runs
-from study.report import build, figures, figures_final
+from study.report import figures, figures_final
+from study.report import report_data as build
 from tests.study.browser import percent
 from tests.study.report.rendered import outline, page
 from tests.study.sample_records import STEPS, VARIANTS, a_plan, a_record, a_study, edit
@@ -205,7 +206,8 @@ def test_a_hostile_variant_name_is_escaped_in_every_figure(tmp_path: Path) -> No
 def test_the_page_needs_no_torch(tmp_path: Path) -> None:
     a_study(tmp_path)
     code = (
-        "import sys, pathlib; from study.report.write import write_report; write_report(pathlib.Path(sys.argv[1])); "
+        "import sys, pathlib; from study.report.report_files import write_report; "
+        "write_report(pathlib.Path(sys.argv[1])); "
         "sys.exit('torch' in sys.modules)"
     )
     root = Path(components.__file__).parents[2]

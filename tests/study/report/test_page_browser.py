@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from runtime import files
-from study.report import write
+from study.report import report_files as write
 from tests.study.browser import BROWSER, empty, faultless, look, percent
 from tests.study.sample_records import UPDATE, VARIANTS, a_study, edit
 

@@ -11,22 +11,22 @@ import torch
 
 from ra import attention_maps
 from referee.pages.html_page import render_html
-from study.attention.data import (
+from study.compare import compare_page as write
+from study.compare import compared_studies as compare
+from study.evaluation.attention_data import (
     InputText,
     RunAttention,
     statistic_key,
     statistics_by_path,
     write_study,
 )
-from study.attention.inspect import READABLE, head_maps, layer_attention
-from study.compare import build as compare
-from study.compare import write
-from study.memory.page import memory_document
-from study.report.write import write_report
+from study.evaluation.loaded_runs import READABLE, head_maps, layer_attention
+from study.planning.memory_page import memory_document
+from study.report.report_files import write_report
 from tests.study import sample_records as records
 from tests.study.browser import BROWSER, faultless, percent, printed
 from tests.study.compared import a_study, recorded
-from tests.study.memory.test_page import a_row, peak_at_the_end
+from tests.study.planning.test_memory_page import a_row, peak_at_the_end
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")]
 

@@ -5,8 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from runtime import files
-from study.attention import data
-from study.report import build, write
+from study.evaluation import attention_data as data
+from study.report import report_data as build
+from study.report import report_files as write
 from tests.study.report import rendered
 from tests.study.sample_records import a_study, edit
 

@@ -1,0 +1,157 @@
+"""Amend an existing plan: add variants, or rebuild a lost plan.json from run records.
+
+Counts of existing runs never change, even if the speed of the device changed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from gpt2.optimizer import warmup_iterations
+from runtime.run_plan import BatchPlan
+from runtime.run_record import Schedule
+from runtime.settings import OptimizerConfig
+from study import plan_file
+from study.experiment import planned_seeds, primary_arm, recorded_settings
+from study.plan_file import Plan, PlanRow, Primary
+from study.planner import SAME_SPEED_RATIO, CountedArm, planned_row
+from study.runs import read_records
+from study.study_settings import StudySettings
+
+
+def recorded_schedules(study_dir: Path) -> dict[str, Schedule]:
+    """Return the recorded schedule of each variant that has a run."""
+    records = read_records(study_dir).values()
+    return {record.variant: record.schedule for record in records if record.schedule}
+
+
+def restore_counts(plan: Plan, schedules: Mapping[str, Schedule], arms: Mapping[str, CountedArm]) -> Plan:
+    """Return the plan with the recorded counts and warm-ups of existing runs, after plan.json was lost.
+
+    With equal counts every other variant also gets the recorded count. arms: of the study.
+    """
+    rows, notes = dict(plan.variants), list(plan.notes)
+    schedules = {plan.arm(name): schedule for name, schedule in schedules.items()}
+    for name in rows.keys() & schedules.keys():
+        row, schedule = rows[name], schedules[name]
+        count = schedule.iterations
+        if count != row.iterations:
+            notes.append(
+                f"plan.json was rebuilt; {name} has the {count} iterations of its existing runs "
+                f"(new step times give {row.iterations})"
+            )
+        tokens = row.tokens // row.iterations
+        restored = planned_row(row.cost_class, count, tokens, arms[name].optimizer, row.predicted_bytes)
+        rows[name] = dataclasses.replace(restored, warmup_iterations=schedule.warmup_iterations)
+    recorded = next((rows[name] for name in rows if name in schedules), None)
+    if recorded and not plan.budget.equal_time:
+        rows |= {
+            name: _own_warmup(_share_count(row, recorded), arms[name].optimizer)
+            for name, row in rows.items()
+            if name not in schedules
+        }
+    return dataclasses.replace(plan, variants=rows, notes=tuple(notes))
+
+
+def with_variants(
+    study_dir: Path,
+    plan: Plan,
+    arms: Mapping[str, CountedArm],
+    replan: Callable[[BatchPlan], Plan],
+) -> Plan:
+    """Return the plan with the arms that .config added; existing counts never change.
+
+    A variant of a known cost class takes the row of that class. For a new class `replan` times steps now, at the
+    existing micro-batch or at a smaller one where that does not fit. The new row takes the existing count; at equal
+    time it takes the count of its own step time. Its warm-up is its own.
+    """
+    missing = {name: arm for name, arm in arms.items() if name not in plan.variants}
+    if not missing:
+        return plan
+    known = {row.cost_class: row for row in plan.variants.values()}
+    unknown = [name for name, arm in missing.items() if arm.cost_class not in known]
+    fresh = replan(plan.batch) if unknown else plan
+    if fresh.batch != plan.batch:
+        plan = _step_down(plan, fresh, unknown)
+    plan = dataclasses.replace(
+        plan,
+        classes={**fresh.classes, **plan.classes},
+        step_time_ratios={**fresh.step_time_ratios, **plan.step_time_ratios},
+        notes=tuple(dict.fromkeys((*plan.notes, *fresh.notes))),
+    )
+    rows, existing = dict(plan.variants), next(iter(plan.variants.values()), None)
+    for name, arm in missing.items():
+        if arm.cost_class in known:
+            rows[name] = _own_warmup(known[arm.cost_class], arm.optimizer)
+            continue
+        row = fresh.variants[name]
+        if existing and not plan.budget.equal_time:
+            row = _share_count(row, existing)
+        rows[name] = _own_warmup(row, arm.optimizer)
+    plan = dataclasses.replace(plan, variants=rows)
+    notes = (*plan.notes, *filter(None, (_longer_than_the_limit(plan, name) for name in unknown)))
+    return plan_file.write(study_dir, dataclasses.replace(plan, notes=notes))
+
+
+def with_design(study_dir: Path, plan: Plan, settings: StudySettings) -> Plan:
+    """Return the plan with the primary comparison and the planned seeds of each variant, from before its first run.
+
+    A variant that has a run keeps its planned seeds; a larger CONFIG_SEEDS is appended. Where plan.json lacks them,
+    they are those in the configurations of the runs. A study with runs keeps its primary comparison.
+    """
+    recorded, rows = recorded_settings(study_dir, plan.arm), dict(plan.variants)
+    for name in settings.variants:
+        looks: tuple[int, ...] = ()
+        if name in recorded:
+            seeds = sorted(filter(None, set(map(planned_seeds, recorded[name]))))
+            looks = rows[name].looks or tuple(seeds)
+        if not looks or settings.seeds > looks[-1]:
+            looks = (*looks, settings.seeds)
+        rows[name] = dataclasses.replace(rows[name], looks=looks)
+    primary = Primary.planned(settings.primary, settings.seeds, settings.equivalence_margin)
+    if recorded:
+        first = min((one for found in recorded.values() for one in found), key=planned_seeds)
+        restored = Primary.planned(primary_arm(first) or "", planned_seeds(first), plan.equivalence_margin)
+        primary = plan.primary or restored
+    return dataclasses.replace(plan, variants=rows, primary=primary)
+
+
+def _step_down(plan: Plan, fresh: Plan, added: list[str]) -> Plan:
+    """Give the plan the smaller micro-batch of `fresh`, which the added variants need."""
+    rows = {
+        name: dataclasses.replace(
+            row, predicted_bytes=fresh.variants[name].predicted_bytes if name in fresh.variants else None
+        )
+        for name, row in plan.variants.items()
+    }
+    note = (
+        f"added: {', '.join(added)}; does not fit in memory at micro-batch {plan.batch.micro}; later steps of all "
+        f"runs use {fresh.batch.micro}. The effective batch of {fresh.batch.effective} does not change"
+    )
+    return dataclasses.replace(plan, batch=fresh.batch, variants=rows, notes=(*plan.notes, note))
+
+
+def _share_count(row: PlanRow, existing: PlanRow) -> PlanRow:
+    """Return the row with the count and warm-up of an existing one."""
+    return dataclasses.replace(existing, cost_class=row.cost_class, predicted_bytes=row.predicted_bytes)
+
+
+def _own_warmup(row: PlanRow, optimizer: OptimizerConfig) -> PlanRow:
+    """Return the row with the warm-up of these settings, which an arm may change."""
+    if row.warmup_iterations is None:
+        return row
+    warmup = warmup_iterations(row.iterations, optimizer.warmup_fraction)
+    return dataclasses.replace(row, warmup_iterations=warmup)
+
+
+def _longer_than_the_limit(plan: Plan, name: str) -> str:
+    """Return a note if the existing count takes an added variant longer than the time limit; else empty."""
+    limit, seconds = plan.budget.max_time_seconds, plan.planned_seconds(name)
+    if not limit or seconds is None or seconds <= SAME_SPEED_RATIO * limit:
+        return ""
+    return (
+        f"added: {name}, with the same {plan.variants[name].iterations} iterations as the existing variants; "
+        f"it trains for about {seconds:.0f} s, longer than the limit of {limit:g} s"
+    )

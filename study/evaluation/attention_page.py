@@ -1,0 +1,289 @@
+"""Attention of trained runs: statistics by layer, then maps of the chosen heads for both paths.
+
+Builds attention.html and a section of the study's report. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ra.names import is_control_arm, one_class
+from referee.pages.document import (
+    Block,
+    BulletList,
+    Details,
+    Document,
+    Figure,
+    Note,
+    Paragraph,
+    Section,
+    Table,
+)
+from referee.pages.markup import Code, Text, escape_html, pieces
+from referee.pages.plots import Plain, axis, figure, line
+from study.arm_colors import color, color_label, legend
+from study.evaluation.attention_data import (
+    PATHS,
+    STATISTICS,
+    AttentionMap,
+    InputText,
+    Masses,
+    RunAttention,
+    early_late_means,
+    layer_means,
+    statistic_key,
+    statistics_by_path,
+    used_path,
+)
+
+Matrix = NDArray[np.float64]
+FLOOR = 1e-4  # smaller masses share the darkest color
+SIDE = 330  # pixels on the screen
+SPANS = (1, 6)  # limits of the color scale against an even spread, in powers of two
+DIVERGING = [[0, "#2166ac"], [0.25, "#92c5de"], [0.5, "#f4f4f2"], [0.75, "#f4a582"], [1, "#b2182b"]]
+SCALES = ("against an even spread", "mass")
+ABOUT_MAPS = (
+    'A row is a query position. A column is a key position at or before it. Under "against an even spread", blue is '
+    "less mass and red is more mass than uniform attention gives. In long texts one cell is a block of tokens."
+)
+ABOUT_MASS = f'Under "mass", dark is {FLOOR:g} or less and bright is 1, on a logarithmic scale.'
+SHORT = {
+    "total_variation": "total variation", "jensen_shannon": "Jensen-Shannon", "entropy": "entropy",
+    "distance": "distance", "previous": "previous token", "first": "first token",
+}  # fmt: skip
+
+
+def layer_figure(runs: Sequence[RunAttention], variants: Sequence[str]) -> Plain:
+    """One line for each run and path against the layer. The reader chooses the statistic."""
+    lines = [(run, path) for run in runs for path in PATHS]
+    data = [
+        line(
+            f"{run.name}, {path}",
+            color(run.variant, variants),
+            run.variant,
+            label=run.variant if path == PATHS[0] else "",
+            dash="solid" if path == PATHS[0] else "dash",
+            marker={"size": 6},
+            x=[layer.layer for layer in run.layers],
+            y=[],
+        )
+        for run, path in lines
+    ]
+    options = []
+    for name, (title, by_path) in STATISTICS.items():
+        shown = [layer_means(run, name, path) if by_path or path == PATHS[0] else {} for run, path in lines]
+        values = [{"y": [float(f"{value:.4g}") for value in means.values()]} for means in shown]
+        options.append({"name": SHORT[name], "data": values, "layout": {"yaxis": axis(title)}})
+    narrow = {"margin": {"l": 62, "r": 74}, "height": 320}
+    choices = [{"label": "Statistic", "options": options}]
+    across, upwards = axis("layer", dtick=1), {"rangemode": "tozero"}
+    return figure(data, 380, (66, 84, 12, 48), narrow, choices, xaxis=across, yaxis=upwards)
+
+
+RunMap = tuple[RunAttention, AttentionMap]
+
+
+def maps_by_head(runs: Sequence[RunAttention]) -> dict[tuple[int, int], list[RunMap]]:
+    """(layer, head) -> the runs with a map of it."""
+    found: dict[tuple[int, int], list[RunMap]] = {}
+    for run in runs:
+        for drawn in run.pictures:
+            found.setdefault((drawn.layer, drawn.head), []).append((run, drawn))
+    return dict(sorted(found.items()))
+
+
+def map_figure(
+    drawn_runs: Sequence[RunMap], text: InputText, scales: Sequence[str] = SCALES
+) -> tuple[Plain, int]:
+    """The two paths of one run at a time as heat maps of one head, and the powers of two that the colors reach.
+
+    Switches choose the run and the color scale. The color scales are those of all runs.
+    """
+    block = drawn_runs[0][0].block
+    even = even_spread(text.tokens, block)
+    maps = [(drawn.standard, drawn.reciprocal) for _, drawn in drawn_runs]
+    lower = np.tril_indices(len(even))
+    distances = np.sort([abs(ratios(masses, even)[lower]) for pair in maps for masses in pair], axis=None)
+    reach = min(max(math.ceil(distances[int(0.99 * (len(distances) - 1))]), SPANS[0]), SPANS[1])
+    colors: dict[str, Plain] = {
+        SCALES[0]: {"zmin": -reach, "zmax": reach, "colorscale": DIVERGING},
+        SCALES[1]: {"zmin": math.log10(FLOOR), "zmax": 0, "colorscale": "Viridis"},
+    }
+    drawn = [(scale, column) for scale in scales for column in range(2)]
+    data = [_heat(column, len(even), block, text) | colors[scale] for scale, column in drawn]
+    options = []
+    for (run, one), pair in zip(drawn_runs, maps, strict=True):
+        share = run.share(one.layer)
+        uses = used_path(share)
+        options.append({
+            "name": f"{run.name} ({uses})" if "%" in uses else run.name,
+            "data": [{"z": _cells(pair[column], even, scale)} for scale, column in drawn],
+            "layout": {"annotations": [_title(run.name, column, share) for column in range(2)]},
+        })  # fmt: skip
+    shown = [{"name": scale, "data": [{"visible": other == scale} for other, _ in drawn]} for scale in scales]
+    choices = [{"label": "Run", "options": options}, {"label": "Color", "options": shown}]
+    narrow = {"font": {"size": 10}, "margin": {"l": 36, "r": 4}}
+    axes = {name: values for column in range(2) for name, values in _axes(column).items()}
+    return figure(data, SIDE + 60, (56, 12, 32, 24), narrow, choices, **axes), reach
+
+
+def _axes(column: int) -> dict[str, Plain]:
+    number, left = "2" if column else "", 0.53 * column
+    both = {"showgrid": False, "zeroline": False, "constrain": "domain", "nticks": 6}
+    across = both | {"domain": [left, left + 0.47], "anchor": f"y{number}"}
+    down = both | {"anchor": f"x{number}", "autorange": "reversed", "scaleanchor": f"x{number}"}
+    return {f"xaxis{number}": across, f"yaxis{number}": down}
+
+
+def _title(run: str, column: int, share: float | None) -> Plain:
+    text = f"{escape_html(run)}: {PATHS[column]}{' (used)' if share == column else ''}"
+    place = {"x": 0.53 * column + 0.235, "xanchor": "center", "y": 1, "yanchor": "bottom", "yshift": 6}
+    return {"text": text, "xref": "paper", "yref": "paper", "showarrow": False} | place
+
+
+def _heat(column: int, cells: int, block: int, text: InputText) -> Plain:
+    """Positions and hover texts of a map."""
+    at, number = [place * block for place in range(cells)], "2" if column else ""
+    heat: Plain = {"type": "heatmap", "x": at, "y": at, "xaxis": f"x{number}", "yaxis": f"y{number}"}
+    heat |= {
+        "showscale": False,
+        "hoverongaps": False,
+        "hovertemplate": "query %{y}, key %{x}: %{z}<extra></extra>",
+    }
+    if len(text.pieces) == cells:
+        pieces = [escape_html(piece) or "·" for piece in text.pieces]
+        heat["text"] = [[f"{query} → {key}" for key in pieces] for query in pieces]
+        heat["hovertemplate"] = "%{text}: %{z}<extra></extra>"
+    return heat
+
+
+def even_spread(tokens: int, block: int) -> Matrix:
+    """The map (N, N) of uniform causal attention, `block` tokens a cell."""
+    rows = np.tril(np.ones((tokens, tokens))) / np.arange(1, tokens + 1)[:, None]
+    starts = np.arange(0, tokens, block)
+    sums: Matrix = np.add.reduceat(np.add.reduceat(rows, starts, axis=1), starts, axis=0)
+    return sums / np.diff(np.append(starts, tokens))[:, None]
+
+
+def ratios(masses: Masses, even: Matrix) -> Matrix:
+    """log2 of the mass over that of an even spread; 0 above the diagonal."""
+    ratio: Matrix = np.log2(np.maximum(_matrix(masses), 1e-30) / np.maximum(even, 1e-30))
+    return ratio
+
+
+def _matrix(rows: Masses) -> Matrix:
+    matrix = np.zeros((len(rows), len(rows)))
+    matrix[np.tril_indices(len(rows))] = [mass for row in rows for mass in row]
+    return matrix
+
+
+def _cells(masses: Masses, even: Matrix, scale: str) -> list[list[float]]:
+    """The values of a color scale. A row ends at the diagonal: what follows is the future."""
+    if scale == SCALES[0]:
+        values = np.clip(ratios(masses, even), -2 * SPANS[1], 2 * SPANS[1])
+    else:
+        values = np.log10(np.maximum(_matrix(masses), FLOOR))
+    rows: list[list[float]] = np.round(values, 2).tolist()
+    return [row[: place + 1] for place, row in enumerate(rows)]
+
+
+ABOUT_PATHS = (
+    "The standard path is softmax(Q·K) and the reciprocal path is softmax(K·Q). Both are causal and use the same "
+    "projections. A layer uses one path or a mix of the two. In a layer with a fixed path, the other path is the "
+    "result of exchanging W_Q and W_K. One text is one sample, so differences between runs are not evidence alone."
+)
+ABOUT_HEAD = "Means over all positions except the first. attention.json has every cell of the map."
+ABOUT_LAYERS = (
+    "Mean over the heads of a layer and over all positions except the first. Solid: the standard path. Dashed: the "
+    "reciprocal path, for the statistics that differ between the paths."
+)
+
+
+def attention_document(runs: Sequence[RunAttention], text: InputText) -> Document:
+    """attention.html of one or several runs on one text."""
+    names = " | ".join(f"{run.name} at iteration {run.iteration:,}" for run in runs)
+    variants = list(dict.fromkeys(run.variant for run in runs))
+    controls = [variant for variant in variants if is_control_arm(variant)]
+    blocks: list[Block] = [Paragraph(ABOUT_PATHS)]
+    blocks += [Paragraph(one_class(controls))] if len(controls) > 1 else []
+    blocks += [legend(variants)] if len(runs) > 1 else []
+    blocks += [*_sections(runs, text, variants, 2, SCALES), *map(_layer_details, runs)]
+    about = f"Attention on {text.tokens:,} tokens: {text.source}"
+    return Document(names, blocks, subtitle=about)
+
+
+def report_section(runs: Sequence[RunAttention], text: InputText, variants: Sequence[str]) -> Section:
+    """The section of a study's report: each variant's run of the lowest seed."""
+    seeds = " and ".join(str(seed) for seed in sorted({run.seed for run in runs}))
+    about = f"{ABOUT_PATHS} Each variant's run of seed {seeds}, on {text.tokens:,} tokens: {text.source}."
+    command = Code("make attention RUN=results/STUDY/runs/NAME")
+    more = Note(("For other runs, layers, heads and texts: ", command, "."))
+    blocks: list[Block] = [Paragraph(about), *_sections(runs, text, variants, 3, SCALES[:1]), more]
+    return Section("Where attention goes", blocks if runs else [])
+
+
+def _sections(
+    runs: Sequence[RunAttention], text: InputText, variants: Sequence[str], level: int, scales: Sequence[str]
+) -> list[Section]:
+    """Statistics by layer, maps and notes. level: of the headings. scales: the color scales of the maps."""
+    layers = Figure("attention-layers", layer_figure(runs, variants), ABOUT_LAYERS)
+    table = Details("means over the early and over the late layers", [_early_late_table(runs, variants)])
+    maps: list[Block] = []
+    for (layer, head), drawn in maps_by_head(runs).items():
+        spec, reach = map_figure(drawn, text, scales)
+        caption = f"Layer {layer}, head {head}. The colors reach a factor of {2**reach}."
+        numbers: list[Block] = [_head_table([run for run, _ in drawn], layer, head), Note(ABOUT_HEAD)]
+        maps.append(Figure(f"attention-map{layer}-{head}", spec, caption, numbers))
+    notes = [f"{run.name}: {note}" for run in runs for note in run.notes]
+    about = ABOUT_MAPS if len(scales) == 1 else f"{ABOUT_MAPS} {ABOUT_MASS}"
+    return [
+        Section("Layer by layer", [layers], level),
+        Section("Early and late layers", [table], level),
+        Section("Maps", [Paragraph(about if maps else ""), *maps], level),
+        Section("Notes on attention", [BulletList(notes)], level),
+    ]
+
+
+def _head_table(runs: Sequence[RunAttention], number: int, head: int) -> Table:
+    """The statistics of one head: a row for each run and path."""
+    rows = []
+    for run in runs:
+        layer = next(one for one in run.layers if one.layer == number)
+        for path in PATHS:
+            values = [getattr(layer, statistic_key(name, path))[head] for name in STATISTICS]
+            rows.append([f"{run.name}, {path}", *map(_number, values)])
+    return Table(["run and path", *(title for title, _ in STATISTICS.values())], rows)
+
+
+def _early_late_table(runs: Sequence[RunAttention], variants: Sequence[str]) -> Table:
+    """One row for each run, statistic and path."""
+    rows = []
+    for run in runs:
+        label: Text = (*pieces(color_label(run.variant, variants)), f", seed {run.seed}")
+        for name, path in statistics_by_path():
+            title, by_path = STATISTICS[name]
+            statistic = f"{title}, {path}" if by_path else title
+            rows.append([label, statistic, *map(_number, early_late_means(run, name, path))])
+    return Table(["run", "statistic", "early", "late"], rows, (1,))
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def _layer_details(run: RunAttention) -> Details:
+    """All statistics of one run, one row for each layer."""
+    headings, columns = ["layer", "uses"], []
+    for name, path in statistics_by_path():
+        title, by_path = STATISTICS[name]
+        headings.append(title.partition(" (")[0] + (f", {path}" if by_path else ""))
+        columns.append(layer_means(run, name, path))
+    rows = [
+        [str(one.layer), used_path(one.reciprocal_share), *(_number(column[one.layer]) for column in columns)]
+        for one in run.layers
+    ]
+    return Details(f"{run.name} in numbers", [Table(headings, rows)])

@@ -1,0 +1,359 @@
+"""Collect the evaluations of finished runs on platforms, and judge them. Needs no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ra.names import is_control_arm
+from referee.verdict.statistics import PairedTest, holm, mean, paired_t
+from runtime.errors import UserError
+from study import plan_file
+from study.analysis.verdict import LEVEL, MARGIN, VERDICT_SEEDS
+from study.evaluation.transfer_records import (
+    ItemGap,
+    PlatformRecord,
+    home_platform,
+    item_gap,
+    read,
+    read_at_home,
+)
+from study.runs import SHARED, Run, diverged_seeds, losses, read_runs
+from study.study_settings import FIRST_TUNING_SEED
+
+NO_GAP, GAP, SMALL_GAP = "no gap", "a gap", "a gap within the margin"
+SHRINKS, GROWS = "shrinks the gap", "grows the gap"
+COSTS, HELPS, FREE = "costs", "helps", "equivalent"
+CANNOT_TELL, TOO_FEW = "cannot tell", "too few seeds"
+ENDS = (NO_GAP, SMALL_GAP)  # no difference that noise could shrink
+
+Losses = Mapping[str, Mapping[str, Mapping[int, float]]]  # platform -> arm -> seed -> loss in nats
+
+
+@dataclass(frozen=True)
+class TransferVerdict:
+    """An answer. arm: with noise; "" for the gap itself. p_value, p_outside: by Holm; None under three seeds."""
+
+    platform: str
+    arm: str
+    word: str
+    test: PairedTest
+    p_value: float | None
+    p_outside: float | None
+
+    @property
+    def seeds(self) -> int:
+        return self.test.difference.count
+
+
+@dataclass(frozen=True)
+class TransferVerdicts:
+    """Answers to the three questions. gaps: one a platform. shrinks: platform and arm. costs: one an arm."""
+
+    gaps: list[TransferVerdict]
+    shrinks: list[TransferVerdict]
+    costs: list[TransferVerdict]
+
+
+def without_noise(arm: str) -> str:
+    """Return the arm without +AQN=; "" for an arm without noise. A custom attention needs no file here."""
+    parts = arm.split("+")
+    others = [part for part in parts if not part.startswith("AQN=")]
+    return "+".join(others) if len(others) < len(parts) else ""
+
+
+def judge_transfer(
+    losses: Losses, home: str, margin: float, diverged: Collection[str] = ()
+) -> TransferVerdicts:
+    """Judge the platforms of a study. home: the platform of training. margin: of equivalence, in nats.
+
+    diverged: arms with a diverged run. Noise that made runs diverge is not judged by the others.
+    """
+    platforms = [name for name in losses if name != home]
+    arms = list(losses.get(home, {}))
+    controls = [arm for arm in arms if is_control_arm(arm)]
+    plain = controls or [arm for arm in arms if not without_noise(arm)]
+    noisy = [arm for arm in arms if without_noise(arm) and arm not in diverged]
+
+    def gap_of(platform: str, names: Sequence[str]) -> dict[int, float]:
+        return _mean_by_seed([_minus(losses[platform].get(arm, {}), losses[home][arm]) for arm in names])
+
+    found = [_verdict(name, "", gap_of(name, plain), margin) for name in platforms]
+    gaps = _decided(found, {-1: GAP, 1: GAP, 0: NO_GAP}, within=SMALL_GAP)
+    open_ones = [one.platform for one in gaps if one.word not in ENDS]
+    shrinks: list[TransferVerdict | None] = []
+    costs: list[TransferVerdict | None] = []
+    for arm in noisy:
+        bases = controls if without_noise(arm) in controls else [without_noise(arm)]
+        bases = [base for base in bases if base in arms]
+        if not bases:
+            continue
+        base = _mean_by_seed([losses[home][name] for name in bases])
+        costs.append(_verdict(home, arm, _minus(losses[home][arm], base), margin))
+        shrinks += [
+            _verdict(platform, arm, _minus(gap_of(platform, [arm]), gap_of(platform, bases)), margin)
+            for platform in open_ones
+        ]
+    return TransferVerdicts(
+        gaps,
+        _decided(shrinks, {-1: SHRINKS, 1: GROWS, 0: CANNOT_TELL}),
+        _decided(costs, {-1: HELPS, 1: COSTS, 0: FREE}),
+    )
+
+
+def _minus(one: Mapping[int, float], other: Mapping[int, float]) -> dict[int, float]:
+    return {seed: loss - other[seed] for seed, loss in one.items() if seed in other}
+
+
+def _mean_by_seed(arms: Sequence[Mapping[int, float]]) -> dict[int, float]:
+    """Return the mean over the arms at each seed that all of them have."""
+    seeds = set.intersection(*(set(arm) for arm in arms)) if arms else set()
+    return {seed: mean([arm[seed] for arm in arms]) for seed in sorted(seeds)}
+
+
+def _verdict(platform: str, arm: str, by_seed: Mapping[int, float], margin: float) -> TransferVerdict | None:
+    if not by_seed:
+        return None
+    test = paired_t(list(by_seed.values()))
+    enough = len(by_seed) >= VERDICT_SEEDS
+    outside = test.p_outside(margin) if enough else None
+    return TransferVerdict(platform, arm, TOO_FEW, test, (test.p_value or 0.0) if enough else None, outside)
+
+
+def _decided(
+    answers: Sequence[TransferVerdict | None], words: Mapping[int, str], within: str = ""
+) -> list[TransferVerdict]:
+    """Choose the words. words: of a difference below zero, above zero, and of equivalence.
+
+    within: of a difference that is not zero and lies within the margin.
+    """
+    found = [one for one in answers if one]
+    judged = [one for one in found if one.p_value is not None]
+    p_values = holm([one.p_value or 0.0 for one in judged])
+    outside = holm([1.0 if one.p_outside is None else one.p_outside for one in judged])
+    adjusted = {id(one): pair for one, *pair in zip(judged, p_values, outside, strict=True)}
+    result = []
+    for one in found:
+        if id(one) in adjusted:
+            p, q = adjusted[id(one)]
+            side = 1 if one.test.difference.mean > 0 else -1
+            word = CANNOT_TELL
+            if p < LEVEL:
+                word = within if within and q < LEVEL else words[side]
+            elif q < LEVEL:
+                word = words[0]
+            one = replace(one, word=word, p_value=p, p_outside=q)
+        result.append(one)
+    return result
+
+
+FIFTHS = 5
+
+
+@dataclass(frozen=True)
+class RowItems:
+    """HellaSwag of a run on a platform. The gaps are to the home platform, paired by item; None at home."""
+
+    acc: float
+    acc_norm: float
+    acc_gap: ItemGap | None
+    acc_norm_gap: ItemGap | None
+
+
+@dataclass(frozen=True)
+class MatrixRow:
+    """The loss (nats per token) of a run on a platform. device: that computed it. hellaswag: None without items."""
+
+    study: str
+    run: str
+    arm: str
+    seed: int
+    platform: str
+    loss: float
+    device: str
+    torch: str
+    hellaswag: RowItems | None
+
+
+@dataclass(frozen=True)
+class Disruption:
+    """Validation loss with noise minus without (nats) at each fifth of training: the mean over seeds."""
+
+    arm: str
+    differences: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class TransferReport:
+    """home: the platform of training, on device. missing: evaluations that do not exist yet. margin: in nats.
+
+    diverged: arm -> seeds of its runs whose loss was not finite. They are in no mean, and an arm with noise is not
+    judged then: its other runs are those that did not diverge.
+    """
+
+    studies: list[str]
+    home: str
+    device: str
+    platforms: list[str]
+    matrix: list[MatrixRow]
+    verdicts: TransferVerdicts
+    disruptions: list[Disruption]
+    missing: list[str]
+    margin: float
+    diverged: dict[str, list[int]] = field(default_factory=dict)
+
+    @property
+    def arms(self) -> list[str]:
+        return list(dict.fromkeys(row.arm for row in self.matrix))
+
+    def mean_loss(self, arm: str, platform: str) -> float | None:
+        """Return the mean loss of an arm on a platform over its seeds; None without one."""
+        found = [row.loss for row in self.matrix if (row.arm, row.platform) == (arm, platform)]
+        return mean(found) if found else None
+
+    def mean_gap(self, arm: str, platform: str) -> float | None:
+        """Return the mean over seeds of loss on a platform minus loss at home of the same run; None without one."""
+        home = {row.seed: row.loss for row in self.matrix if (row.arm, row.platform) == (arm, self.home)}
+        gaps = [
+            row.loss - home[row.seed]
+            for row in self.matrix
+            if (row.arm, row.platform) == (arm, platform) and row.seed in home
+        ]
+        return mean(gaps) if gaps else None
+
+    def item_gaps(self, arm: str, platform: str) -> list[ItemGap]:
+        """Return the gaps in acc_norm of HellaSwag, one a seed."""
+        rows = [row for row in self.matrix if (row.arm, row.platform) == (arm, platform)]
+        return [row.hellaswag.acc_norm_gap for row in rows if row.hellaswag and row.hellaswag.acc_norm_gap]
+
+
+def counted_runs(studies: Sequence[Path]) -> list[tuple[Path, Run]]:
+    """Return the counted runs with their study's folder, tuning runs left out. UserError without one."""
+    found = [
+        (study, run)
+        for study in studies
+        for run in read_runs(study)
+        if run.used and run.record.seed < FIRST_TUNING_SEED
+    ]
+    if not found:
+        named = " ".join(map(str, studies))
+        raise UserError(f"{named} has no finished run; fix: run `make` until a run is finished")
+    first = found[0][1].record.fingerprint
+    for study, run in found:
+        theirs = run.record.fingerprint
+        differing = [name for name in SHARED if getattr(first, name) != getattr(theirs, name)]
+        if differing:
+            raise UserError(
+                f"{study}/runs/{run.name} differs in {', '.join(differing)} from {found[0][1].name}; fix: name studies "
+                "of one model, one text and one recipe"
+            )
+    names = [(run.variant, run.seed) for _, run in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise UserError(
+            f"{twice[0]} with seed {twice[1]} is in two studies; fix: name studies of different arms"
+        )
+    return found
+
+
+def diverged_runs(studies: Sequence[Path]) -> dict[str, list[int]]:
+    """Return arm -> seeds of the diverged runs, tuning runs left out."""
+    runs = [run for study in studies for run in read_runs(study)]
+    return diverged_seeds([run for run in runs if (run.seed or 0) < FIRST_TUNING_SEED])
+
+
+def build_transfer(studies: Sequence[Path], platforms: Sequence[str]) -> TransferReport:
+    """Read the evaluations of every counted run on its home platform and on `platforms`, and judge them.
+
+    UserError for runs of several formats or devices, and for a platform of several machines.
+    """
+    runs, diverged = counted_runs(studies), diverged_runs(studies)
+    homes = {(home_platform(run.record), run.record.target.device) for _, run in runs}
+    if len(homes) > 1:
+        trained = " and ".join(f"{name} on {device}" for name, device in sorted(homes))
+        raise UserError(
+            f"the runs were trained in {trained}; fix: name studies of one format and one machine"
+        )
+    home, device = homes.pop()
+    names = [home, *(name for name in dict.fromkeys(platforms) if name != home)]
+    matrix, missing = [], []
+    for study, run in runs:
+        folder = study / "runs" / run.name
+        at_home = read_at_home(folder, run.record, home)
+        for name in names:
+            record = read(folder, name) if "@" in name else read_at_home(folder, run.record, name)
+            if record is None or at_home is None:
+                missing.append(f"{run.name} on {name}")
+            elif (record.weights, record.windows) != (at_home.weights, at_home.windows):
+                missing.append(f"{run.name} on {name} (its record is of other weights or another text)")
+            else:
+                matrix.append(_row(study.name, run, at_home, record))
+    _refuse_two_machines(matrix)
+    table: dict[str, dict[str, dict[int, float]]] = {name: {} for name in names}
+    for row in matrix:
+        table[row.platform].setdefault(row.arm, {})[row.seed] = row.loss
+    plan = plan_file.read(studies[0])
+    margin = plan.equivalence_margin if plan else MARGIN
+    return TransferReport(
+        studies=[study.name for study in studies],
+        home=home,
+        device=device,
+        platforms=names,
+        matrix=matrix,
+        verdicts=judge_transfer(table, home, margin, diverged),
+        disruptions=_disruptions([run for _, run in runs]),
+        missing=missing,
+        margin=margin,
+        diverged=diverged,
+    )
+
+
+def _row(study: str, run: Run, home: PlatformRecord, record: PlatformRecord) -> MatrixRow:
+    found = record.hellaswag
+    gaps = [
+        None if record.platform == home.platform else item_gap(home, record, norm) for norm in (False, True)
+    ]
+    items = RowItems(found.acc, found.acc_norm, *gaps) if found else None
+    of_run = (study, run.name, run.variant, run.record.seed)
+    return MatrixRow(*of_run, record.platform, record.loss, record.device, record.torch, items)
+
+
+def _refuse_two_machines(matrix: Sequence[MatrixRow]) -> None:
+    """Refuse a platform of several devices or versions of torch: the arms would differ by them."""
+    first: dict[str, MatrixRow] = {}
+    for row in matrix:
+        other = first.setdefault(row.platform, row)
+        if (row.device, row.torch) != (other.device, other.torch):
+            arithmetic, _, machine = row.platform.partition("@")
+            fix = f"PLATFORMS={arithmetic}" + (f" MACHINE={machine}" if machine else "")
+            raise UserError(
+                f"{row.platform} is of {other.device} with torch {other.torch} for {other.run}, and of "
+                f"{row.device} with torch {row.torch} for {row.run}; fix: on one of them, make transfer with {fix}"
+            )
+
+
+def _disruptions(runs: Sequence[Run]) -> list[Disruption]:
+    """Compare each noisy arm with its arm without noise at the evaluation nearest to each fifth of training."""
+    found = []
+    for arm in dict.fromkeys(run.variant for run in runs if without_noise(run.variant)):
+        differences: list[list[float]] = [[] for _ in range(FIFTHS)]
+        for run in (run for run in runs if run.variant == arm):
+            base = next(
+                (one for one in runs if (one.variant, one.seed) == (without_noise(arm), run.seed)), None
+            )
+            shared = sorted(losses(run.record).keys() & losses(base.record).keys()) if base else []
+            if base is None or len(shared) < FIFTHS:
+                continue
+            for fifth in range(FIFTHS):
+                tokens = min(shared, key=lambda at: abs(at - shared[-1] * (fifth + 1) / FIFTHS))
+                differences[fifth].append(losses(run.record)[tokens] - losses(base.record)[tokens])
+        found.append(Disruption(arm, tuple(mean(one) if one else None for one in differences)))
+    return [one for one in found if any(value is not None for value in one.differences)]
+
+
+def as_json(report: TransferReport) -> dict[str, Any]:
+    """The report as plain data: `matrix` has a row for each run and platform, `verdicts` the three questions."""
+    return {"schema": 1} | dataclasses.asdict(report)

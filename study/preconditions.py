@@ -1,0 +1,254 @@
+"""Preconditions of a study: one `make` at a time, one configuration, unchanged variants, free disk space."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ra import names
+from ra.arms import parse_arm
+from runtime import files, run_record
+from runtime.errors import UserError, free_bytes, gib
+from runtime.files import DamagedFileError, read_bytes, read_text
+from runtime.settings import Config, ModelConfig
+from study import plan_file
+from study.experiment import planned_seeds, primary_arm
+from study.hellaswag_scores import Items, scored_items
+from study.runs import read_records
+
+if TYPE_CHECKING:
+    from ra.variants import Variant
+
+# Symbols that may change after the first run: they change no number and no verdict.
+FREE_SYMBOLS = {
+    "CHECKPOINT_SECONDS", "DATA_WORKERS", "DATA_DIR", "RESULTS_DIR", "GPT2_HARD_LIMIT", "RANKS_TIMEOUT",
+    "SLOTS", "EXECUTOR_LOCAL", "EXECUTOR_SLURM", "EXECUTOR_RAY", "SLURM_OPTIONS", "RAY_ADDRESS",
+    "WANDB", "WANDB_MODE", "WANDB_PROJECT", "TENSORBOARD",
+    "MONITOR", "MONITOR_TARGETS", "MONITOR_INTERVAL", "MONITOR_TRIGGERS", "MONITOR_FULL_STEPS",
+}  # fmt: skip
+# Symbols that change rounding alone: the same sequences, however they are shared out.
+ROUNDING_SYMBOLS = {"RANKS"}
+GROWING_SYMBOLS = {"SEEDS", "VARIANTS", "PRIMARY"}  # `_shrunk` compares them
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[int]:
+    """Lock the study's folder for one `make`; the value is the descriptor that holds the lock.
+
+    The system drops the lock with the last process that has the descriptor, so no lock is ever stale. A training
+    process that still saves after its study was killed holds the lock until it is done.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        file = files.open_append(directory / "lock")
+    except OSError as error:
+        raise UserError(
+            f"{directory} cannot be written: {error.strerror}; fix: set CONFIG_RESULTS_DIR to a writable folder"
+        ) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = (_content(directory / "lock") or b"").decode(errors="replace").strip() or "unknown"
+            raise UserError(
+                f"{directory} is being run by process {holder} (or by its training process, "
+                "which still saves); fix: wait for it or stop it"
+            ) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield file.fileno()
+
+
+def refuse_another_configuration(directory: Path, config_text: str) -> None:
+    """Raise UserError that names every change of effect since the study began: a study only grows.
+
+    Before the first run the seeds, the variants and the primary comparison may change, too.
+    """
+    started = any(directory.glob("runs/*/"))
+    if not started and not (directory / plan_file.FILE).exists():
+        return
+    for path in (directory / "config", *sorted(directory.glob("runs/*/config"))):
+        with contextlib.suppress(FileNotFoundError, DamagedFileError):
+            before = read_text(path)
+            break
+    else:
+        return
+    changed = differing_symbols(before, config_text) + (_shrunk(before, config_text) if started else [])
+    if changed:
+        raise UserError(
+            f"{path} has another configuration than .config ({'; '.join(changed)}); a study only grows: seeds and "
+            "variants can be added, and nothing else of effect on its numbers and verdicts changes; fix: set another "
+            "CONFIG_STUDY_NAME, or restore the first values in .config"
+        )
+
+
+def differing_symbols(before: str, now: str, free: Collection[str] = ()) -> list[str]:
+    """Return each symbol of effect that differs, with its two values. free: symbols that may differ, too."""
+    pair = symbol_values(before), symbol_values(now)
+    kept = (pair[0].keys() | pair[1].keys()) - FREE_SYMBOLS - ROUNDING_SYMBOLS - GROWING_SYMBOLS - set(free)
+    return [
+        f"CONFIG_{name}: {pair[0].get(name)} -> {pair[1].get(name)}"
+        for name in sorted(kept)
+        if pair[0].get(name) != pair[1].get(name)
+    ]
+
+
+def _shrunk(before: str, now: str) -> list[str]:
+    """Return the change of fewer seeds, of removed variants and of another primary comparison."""
+    texts = (before, now)
+    old, new = ({name: value.strip('"') for name, value in symbol_values(text).items()} for text in texts)
+    changes = []
+    if planned_seeds(new) < planned_seeds(old):
+        changes.append(f"CONFIG_SEEDS: {planned_seeds(old)} -> {planned_seeds(new)}")
+    if not set(old.get("VARIANTS", "").split()) <= set(new.get("VARIANTS", "").split()):
+        changes.append(f"CONFIG_VARIANTS: {old.get('VARIANTS')} -> {new.get('VARIANTS')}")
+    if primary_arm(old) not in (primary_arm(new), "", None):
+        changes.append(f"CONFIG_PRIMARY: {primary_arm(old)} -> {primary_arm(new)}")
+    return changes
+
+
+def refuse_unknown_names(config: Config, variants: Mapping[str, Variant], device_type: str) -> None:
+    """Raise UserError where a word of CONFIG_NUMERICS_FIX has no effect in an arm, or a monitor's target in none.
+
+    device_type: of the runs. No memory is allocated. Examination names an arm that cannot be built.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from gpt2.training_step import build_model
+    from gpt2.watch import check_fixes
+    from referee.numerics.monitor.targets import ModelNames, parse_targets
+
+    targets = [target for target in parse_targets(config.monitor.targets) if target.path]
+    if not config.numerics_fix and not targets:
+        return
+    models = {}
+    with contextlib.suppress(Exception, SystemExit), FakeTensorMode(allow_non_fake_inputs=True):
+        for name, variant in variants.items():
+            models[name] = build_model(variant.model, variant.parts)
+    for name, model in models.items():
+        try:
+            check_fixes(model, config.numerics_fix, device_type)
+        except UserError as error:
+            raise UserError(f"arm {name}: {error}") from error
+    names = [ModelNames.of(model) for model in models.values()]
+    for target in targets:
+        if names and not any(one.matches(target) for one in names):
+            raise UserError(f"CONFIG_MONITOR_TARGETS: {names[0].problem(target)}")
+
+
+def quarantine_damaged(directory: Path) -> list[str]:
+    """Move each damaged config and run.json of the study into a folder damaged/ beside it. Returns messages.
+
+    Nothing is lost: a run without a record continues from its checkpoint, and `make` writes the configuration.
+    """
+    damaged = []
+    try:
+        read_text(directory / "config")
+    except FileNotFoundError:
+        pass
+    except DamagedFileError as error:
+        damaged.append((directory / "config", f"{error}", "the configuration of the runs is used"))
+    for folder in sorted(directory.glob("runs/*/")):
+        try:
+            run_record.load(folder)
+        except run_record.RecordError as error:
+            if os.path.lexists(folder / "run.json"):
+                damaged.append((folder / "run.json", f"{error}", "the run continues from its checkpoint"))
+    if not damaged:
+        return []
+    with locked(directory):
+        return [f"{reason}; moved to {files.quarantine(path)}; {then}" for path, reason, then in damaged]
+
+
+def symbol_values(text: str) -> dict[str, str]:
+    """Return the values of the CONFIG lines by symbol; symbols that are off are absent."""
+    pairs = (line.partition("=") for line in text.split("\n") if line.startswith("CONFIG_"))
+    return {name.removeprefix("CONFIG_"): value for name, _, value in pairs}
+
+
+def refuse_other_items(directory: Path, source: Path, items: int, digest: str) -> None:
+    """Raise UserError if a run has a HellaSwag score on items with another number or digest."""
+    for folder, record in read_records(directory).items():
+        seen = scored_items(record)
+        if seen and seen != Items(items, digest):
+            raise UserError(
+                f"{source} gives {Items(items, digest)}, but {folder.name} was scored on {seen}; fix: "
+                "use the items of the existing scores, or set another CONFIG_STUDY_NAME"
+            )
+
+
+def snapshot_sources(study_dir: Path, variants: Iterable[str], has_runs: Callable[[str], bool]) -> None:
+    """Copy ra/custom/<name>.py of each custom variant to <study_dir>/own/. UserError if one with runs changed.
+
+    has_runs(name): whether a run of that variant exists that must stay comparable. Modules that the file imports are
+    not compared.
+    """
+    arms = [parse_arm(name) for name in variants]
+    for name in dict.fromkeys(file for arm in arms for file in arm.file_variants if names.is_custom(file)):
+        users = [arm.name for arm in arms if name in arm.file_variants]
+        source = names.source(name)
+        copy = study_dir / "own" / source.name
+        try:
+            content = read_bytes(source)
+        except (FileNotFoundError, DamagedFileError) as error:
+            raise UserError(f"{error}; fix: restore ra/custom/{source.name}") from error
+        if _content(copy) == content:
+            continue
+        if os.path.lexists(copy) and any(map(has_runs, users)):
+            raise UserError(
+                f"ra/custom/{source.name} differs from the source of existing runs of {name} ({copy}); fix: "
+                "set another CONFIG_STUDY_NAME, or restore the file from that copy"
+            )
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        files.write_bytes(copy, content)
+
+
+def _content(path: Path) -> bytes | None:
+    """Return the content of a file, None if it is missing or cannot be read."""
+    try:
+        return read_bytes(path)
+    except (FileNotFoundError, DamagedFileError):
+        return None
+
+
+BYTES_A_PARAMETER = 12  # of a checkpoint: the weight and AdamW's two moments in float32
+SAVED_CHECKPOINTS = {"cosine": 1, "wsd": 2}  # per finished run: the last, and the one at the decay start
+WHILE_RUNNING = 3  # checkpoints of the run in progress: the last two and the one being written
+BYTES_AN_ITERATION = 400  # of metrics.jsonl
+SPARE_BYTES = 64 * 2**20  # reports, logs, and other use of the disk
+
+
+def needed_bytes(model: ModelConfig, iterations: list[int], schedule: str = "cosine") -> int:
+    """Most bytes that runs of these iterations write; a finished run has SAVED_CHECKPOINTS[schedule] checkpoints."""
+    if not iterations:
+        return 0
+    checkpoint = BYTES_A_PARAMETER * model.parameters
+    checkpoints = SAVED_CHECKPOINTS[schedule] * len(iterations) - 1 + WHILE_RUNNING
+    return checkpoints * checkpoint + BYTES_AN_ITERATION * sum(iterations) + SPARE_BYTES
+
+
+def checkpoint_bytes(run_dir: Path) -> int:
+    """Bytes of the existing checkpoints of a run."""
+    folders = [run_dir / kind for kind in run_record.CHECKPOINTS]
+    return sum(path.stat().st_size for folder in folders for path in folder.rglob("*") if path.is_file())
+
+
+def require_space(
+    directory: Path, model: ModelConfig, iterations: list[int], schedule: str = "cosine", written: int = 0
+) -> None:
+    """Raise UserError if the disk of `directory` has less free space than runs of these iterations need.
+
+    written: bytes of existing checkpoints.
+    """
+    needed, free = max(0, needed_bytes(model, iterations, schedule) - written), free_bytes(directory)
+    if free < needed:
+        raise UserError(
+            f"{directory} has {gib(free)} of free space; {len(iterations)} runs need about {gib(needed)} "
+            f"({gib(BYTES_A_PARAMETER * model.parameters)} a checkpoint); fix: free disk space, or "
+            "set CONFIG_RESULTS_DIR to another disk"
+        )

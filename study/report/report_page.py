@@ -1,0 +1,174 @@
+"""The report of a study as a document, for report.html, report.md and the terminal. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from gpt2.clocks import UNEVEN_TIMES
+from referee.pages.document import (
+    FILTER,
+    HTML,
+    SORT,
+    Block,
+    BulletList,
+    Details,
+    Document,
+    Figure,
+    Findings,
+    Note,
+    Only,
+    Paragraph,
+    Section,
+    Table,
+)
+from referee.pages.markup import Link, Strong, Text
+from referee.verdict.statistics import percent, perplexity
+from runtime.run_record import RunRecord
+from study.arm_colors import legend
+from study.evaluation.attention_data import InputText, read_study
+from study.evaluation.attention_page import report_section
+from study.evaluation.lm_eval_page import downstream_section
+from study.hellaswag_scores import TASKS
+from study.report import figures_final
+from study.report import report_sections as sections
+from study.report.eval_set_section import held_out_section
+from study.report.method import facts_section, method
+from study.report.rate_section import learning_rates_blocks
+from study.report.report_data import Report, Row, bits
+from study.report.report_sentences import run_names, score, seeds_text, shown
+from study.report.report_summary import (
+    context,
+    control_findings,
+    findings,
+    next_step,
+    no_verdict,
+    rate_findings,
+    sensitivity_sentences,
+)
+from study.runs import Run
+
+LONG = 40  # runs, above which their list is folded
+MANY = 8  # notes, above which they are folded
+NOTHING = "No finished run yet: there is nothing to compare."
+
+
+def report_document(report: Report, study_dir: Path) -> Document:
+    """report.html and report.md."""
+    blocks = [
+        Paragraph(report.experiment.text),
+        *_verdict(report),
+        Only((HTML,), [Findings(control_findings(report))]),
+        BulletList(context(report), small=True),
+    ]
+    if report.rows:
+        differences = Figure("differences", figures_final.differences(report), sections.ABOUT_DIFFERENCES)
+        runs, text = read_study(study_dir) or ([], InputText("", 0))
+        names = {run.record.variant: run.variant for run in report.used}
+        attention = [replace(run, variant=names[run.variant]) for run in runs if run.variant in names]
+        blocks += [
+            sections.results_section(report),
+            legend(report.variants),
+            Section("Final differences", [differences]),
+            _learning_rates(report),
+            Only((HTML,), [sections.training_section(report, study_dir)]),
+            Section("Detectable differences", [BulletList(sensitivity_sentences(report))]),
+            *(sections.endings_section(report, task) for task in TASKS),
+            held_out_section(report.eval_sets, report.variants),
+            downstream_section(study_dir, report.used, report.variants),
+            sections.cost_section(report),
+            sections.alternation_section(report),
+            Only((HTML,), [report_section(attention, text, report.variants)]),
+        ]
+    blocks += [
+        *([] if report.rows else [_learning_rates(report)]),
+        _runs(report),
+        _notes(report),
+        Section("Method", [BulletList(method(report))]),
+        Only((HTML,), [facts_section(report)]),
+    ]
+    return Document(report.study, blocks, subtitle=_subtitle(report))
+
+
+def terminal_document(report: Report) -> Document:
+    """The verdict and the next step, the table, then the limits of the verdict."""
+    notes = [sections.near_chance_note(report, task) for task in TASKS]
+    head = [Paragraph(report.experiment.text), *_verdict(report)]
+    uneven = [note for note in report.notes if note.startswith(UNEVEN_TIMES)]
+    return Document("", [*head, _terminal_table(report), *notes, BulletList([*context(report), *uneven])])
+
+
+def _subtitle(report: Report) -> str:
+    counted = f"{len(report.used)} of {len(report.runs)} runs counted"
+    return f"GPT-2 attention · {counted} · {seeds_text(len({run.seed for run in report.used}))}"
+
+
+def _verdict(report: Report) -> list[Block]:
+    """The verdicts, and the next step."""
+    damaged = [Paragraph((Strong("Damaged:"), f" {sentence}")) for sentence in report.damaged]
+    nothing = Paragraph("" if report.rows else Strong(NOTHING))
+    notes = [Paragraph(no_verdict(report)), Paragraph(next_step(report))]
+    return [*damaged, nothing, Findings(findings(report)), *notes]
+
+
+def _learning_rates(report: Report) -> Section:
+    """The tuning of the learning rates, and the verdicts at one rate."""
+    rates = report.rates
+    if rates is None:
+        return Section("", [])
+    heading = f"All arms at one rate: {rates.control_rate}, that of the control arms"
+    verdicts = [Findings(rate_findings(report))]
+    return Section(
+        "Learning rates",
+        [*learning_rates_blocks(rates, report.variants), Section(heading, verdicts, level=3)],
+    )
+
+
+def _runs(report: Report) -> Section:
+    """Every run with a link to its record."""
+    columns: dict[str, Callable[[Run], Text]] = {
+        "run": lambda run: (
+            run.name if run.status == "missing" else Link(run.name, f"runs/{run.name}/run.json")
+        ),
+        "status": lambda run: "pending" if run.status == "missing" else run.status,
+        "counted": lambda run: "yes" if run.used else f"no: {run.why_not}",
+        "perplexity": _perplexity,
+        "tokens": lambda run: f"{run.record.progress.tokens:,.0f}" if run.record.progress else "-",
+        "training s": lambda run: f"{run.record.progress.train_seconds:,.1f}" if run.record.progress else "-",
+    }
+    table = Table.of(report.runs, columns, (2,), tools=(SORT, FILTER))
+    return Section("Runs", [Note(run_names(report)), _folded(table, len(report.runs), LONG, "runs")])
+
+
+def _perplexity(run: Run) -> str:
+    record: RunRecord = run.record  # not complete where the run is not used
+    loss = record.validation.loss if record.validation else None
+    return "-" if loss is None else perplexity(loss)
+
+
+def _notes(report: Report) -> Section:
+    """The notes of the plan and of the runs."""
+    return Section("Notes", [_folded(BulletList(report.notes), len(report.notes), MANY, "notes")])
+
+
+def _folded(block: Block, count: int, most: int, what: str) -> Block:
+    return Details(f"{count:,} {what}", [block]) if count > most else block
+
+
+def _terminal_table(report: Report) -> Table:
+    """The table that fits into a terminal."""
+    columns: dict[str, Callable[[Row], Text]] = {
+        "variant": lambda row: row.variant,
+        "seeds": sections.seeds_cell,
+        "perplexity [95 %]": lambda row: shown(row.final_loss),
+        "bits/byte": lambda row: f"{found.mean:.3f}" if (found := bits(report, row.final_loss)) else "-",
+        f"to {report.reference}": lambda row: (
+            percent(row.against_controls.mean) if row.against_controls else "-"
+        ),
+        **{task.name: partial(score, task=task, measure="acc") for task in TASKS},
+        "tokens": lambda row: f"{row.tokens / 1e6:,.2f}M",
+        "tok/s": sections.tokens_per_second,
+    }
+    return Table.of(report.rows, columns)

@@ -1,0 +1,227 @@
+"""The sections of a report: results, curves, tasks of four endings, cost, learned probabilities and attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from referee.pages.document import COPY, MARKDOWN, SORT, Block, Figure, Note, Only, Paragraph, Section, Table
+from referee.pages.markup import Text, number_with_detail
+from study.arm_colors import color_label
+from study.curves import probabilities, scalars, thinned, training_curves, validation_curves
+from study.hellaswag_scores import TASKS, EndingsScore, EndingsTask
+from study.report import figures, figures_final, figures_ranking
+from study.report.report_data import Report, Row, bits, ended_runs
+from study.report.report_sentences import (
+    capped,
+    difference,
+    hours_text,
+    item_result,
+    score,
+    seeds_text,
+    shown,
+    shown_bits,
+)
+from study.runs import BASELINE, losses
+
+ABOUT_RESULTS = (
+    "after the last update, mean over seeds [95 % interval]. The difference is to the mean of the control arms of the "
+    "same seed, in percent of perplexity; lower is better."
+)
+ABOUT_LOOKS = "The interval of a verdict is wider than these: it holds at all looks at the study together."
+ABOUT_VERDICT = f"The first screen gives the verdicts. {ABOUT_LOOKS}"
+OTHER_SEEDS = "Warning: the variants have different seeds. Compare the paired differences, not the means."
+ABOUT_TIMES = (
+    "Times of the runs include the effect of other load on the machine. Compare variants by the step-time ratio on the "
+    "first screen: it was measured before the first run, in interleaved steps, with a 95 % interval."
+)
+ABOUT_DIFFERENCES = (
+    "Differences to the mean of the control arms of the same seed, with 95 % intervals (t over seeds). Grey: the "
+    "margin of equivalence. A variant is equivalent if its 90 % interval lies within it."
+)
+BAND = "Lines: mean over seeds. Shaded: from the lowest seed to the highest. "
+TOGETHER = "Seeds move all variants together; the differences below do not contain that. "
+ABOUT_STEPS = "Means over spans of training steps, from metrics.jsonl."
+NO_RANKING = "No ranking: the variants share no seed and point of evaluation."
+ABOUT_RANKING = (
+    "Difference to the mean of the control arms, where every run was evaluated. Grey: a variant without effect that "
+    "varies like the control arms lies there in 95 % of studies, at each point. Ranks: the control arms share one rank "
+    "with the variants that a paired t test over seeds does not separate from them."
+)
+ABOUT_COST = (
+    "Means over the runs that ended their schedule, or over the runs that were cut short where a variant has no other. "
+    "Memory is the highest peak that one of them allocated."
+)
+ABOUT_ITEMS = (
+    "McNemar's exact test, adjusted by Holm; with several seeds, the exact sign test of each item's net score. It "
+    "compares these trained runs on these items and contains no seed noise."
+)
+
+
+Columns = dict[str, Callable[[Row], Text]]
+
+
+def seeds_cell(row: Row) -> str:
+    """The number of seeds with a final loss, and the number of all seeds where it is larger."""
+    ended = row.final_loss.count if row.final_loss else 0
+    return str(ended) if ended == len(row.seeds) else f"{ended} of {len(row.seeds)}"
+
+
+def results_table(report: Report) -> Table:
+    """The main table, a row for each variant."""
+    columns: Columns = {
+        "variant": lambda row: color_label(row.variant, report.variants),
+        "seeds": seeds_cell,
+        "final perplexity": lambda row: number_with_detail(shown(row.final_loss, len(row.seeds))),
+        "bits per byte": lambda row: number_with_detail(shown_bits(bits(report, row.final_loss))),
+        "best perplexity": lambda row: number_with_detail(shown(row.best_loss, len(row.seeds))),
+        f"final against {report.reference}": lambda row: number_with_detail(
+            difference(row.against_controls, len(row.seeds))
+        ),
+        **{task.heading: partial(score, task=task, measure=task.measures[-1]) for task in TASKS},
+    }
+    return Table.of(report.rows, columns, tools=(SORT, COPY))
+
+
+def results_section(report: Report) -> Section:
+    about = f"Perplexity per {report.unit} {ABOUT_RESULTS} {ABOUT_VERDICT if report.verdicts else ''}"
+    several = len({(*row.seeds, seeds_cell(row)) for row in report.rows}) > 1
+    notes = [Note(about), Note(OTHER_SEEDS if several else "")]
+    return Section("Results", [results_table(report), *notes])
+
+
+def training_section(report: Report, study_dir: Path) -> Section:
+    """Curves over training."""
+    batch, block = report.experiment.batch, report.experiment.length
+    tokens_per_update = batch * block if batch and block else None
+    several = len({run.seed for run in report.used}) > 1
+    band, together = (BAND, TOGETHER) if several else ("", "")
+    validation, training = validation_curves(ended_runs(report)), training_curves(study_dir, report.used)
+    places = thinned(sorted(set.intersection(*(set(losses(run.record)) for run in report.used))), 100)
+    ranking, order = figures_ranking.over_training(report, places)
+    curves = figures.loss_curves(validation, tokens_per_update, "validation", True)
+    steps = figures.loss_curves(training, tokens_per_update, "training", False)
+    about = f"{band}{together}{figures.coinciding(validation)}"
+    parts: dict[str, list[Block]] = {
+        "Validation": [Figure("validation", curves, about)],
+        "Differences and ranking": [
+            Figure("ranking", ranking, ABOUT_RANKING),
+            Note(order if ranking else NO_RANKING),
+        ],
+        "Training loss": [Figure("training", steps, f"{band}{ABOUT_STEPS}")],
+    }
+    return Section("Over training", [Section(heading, blocks, level=3) for heading, blocks in parts.items()])
+
+
+def endings_section(report: Report, task: EndingsTask) -> Section:
+    """Accuracies with chance, and the paired test of the items where the runs have kept them."""
+    title = task.name[:1].upper() + task.name[1:]
+    scores: dict[str, EndingsScore] = {row.variant: getattr(row, task.key) for row in report.rows}
+    if all(one.acc is None for one in scores.values()):
+        reasons = dict.fromkeys(one.absent for one in scores.values() if one.absent)
+        return Section(title, [Paragraph(f"Not run: {reason.rstrip('. ')}.") for reason in reasons])
+    columns: Columns = {
+        "variant": lambda row: color_label(row.variant, report.variants),
+        **{measure: partial(score, task=task, measure=measure) for measure in task.measures},
+        "items": lambda row: f"{scores[row.variant].items:,}" if scores[row.variant].items else "-",
+        "runs": lambda row: f"{scores[row.variant].runs} of {len(row.seeds)}",
+    }
+    absent = [
+        Note(f"{name} not run: {one.absent.rstrip('. ') or 'not asked for'}.")
+        for name, one in scores.items()
+        if one.acc is None
+    ]
+    open_marks = " Open: acc_norm." if "acc_norm" in task.measures else ""
+    caption = f"Filled: acc.{open_marks} Bars: one standard error of the items."
+    return Section(title, [
+        Note(task.about),
+        Figure(task.key, figures_final.endings(report, task), caption),
+        Table.of(report.rows, columns, tools=(SORT, COPY)),
+        Note("± one standard error of the items, which more seeds do not shrink: same items. Chance is 25 %."),
+        near_chance_note(report, task),
+        *absent,
+        _items(report, task),
+    ])  # fmt: skip
+
+
+def near_chance_note(report: Report, task: EndingsTask) -> Note:
+    near = ", ".join(row.variant for row in report.rows if getattr(row, task.key).near_chance)
+    return Note(near and f"† Within two standard errors of chance, so no sign of skill: {near}.")
+
+
+def _items(report: Report, task: EndingsTask) -> Section:
+    tests = [test for test in report.items if test.task == task.key]
+    results = {(test.variant, test.measure): item_result(test) for test in tests}
+    rows: list[list[Text]] = [
+        [color_label(name, report.variants), *(results.get((name, key), "-") for key in task.measures)]
+        for name in dict.fromkeys(variant for variant, _ in results)
+    ]
+    table = Table(["variant", *(f"{measure}: items won / lost" for measure in task.measures)], rows)
+    return Section(
+        f"Item by item against {BASELINE}",
+        [table, Note(ABOUT_ITEMS), Note(capped(test.adjusted_p for test in tests))] if rows else [],
+        level=3,
+    )
+
+
+def tokens_per_second(row: Row) -> str:
+    return f"{row.tokens_per_second:,.0f}" if row.tokens_per_second else "-"
+
+
+def gibibytes(row: Row) -> str:
+    """The highest peak of the variant's runs."""
+    return "-" if row.peak_memory_bytes is None else f"{row.peak_memory_bytes / 2**30:.2f}"
+
+
+def cost_section(report: Report) -> Section:
+    columns: Columns = {
+        "variant": lambda row: color_label(row.variant, report.variants),
+        "updates": lambda row: f"{row.iterations:,.0f}",
+        "tokens": lambda row: f"{row.tokens:,.0f}",
+        "training": lambda row: (
+            f"{row.train_seconds:,.1f} s" if row.train_seconds < 90 else hours_text(row.train_seconds / 3600)
+        ),
+        "parameters": lambda row: f"{row.parameters:,}" if row.parameters else "-",
+        "tokens/s": tokens_per_second,
+        "MFU": lambda row: f"{100 * row.mfu:.1f} %" if row.mfu is not None else "-",
+        "peak GiB": gibibytes,
+        "cut short": lambda row: f"{row.cut} of {len(row.seeds)}" if row.cut else "-",
+    }
+    cut = ", ".join(f"{row.variant} ({row.cut} of {len(row.seeds)})" for row in report.rows if row.cut)
+    times = Note(ABOUT_TIMES if report.speeds else "")
+    short = Note(cut and f"Cut short (the learning rate did not finish its decay): {cut}.")
+    drawn = Figure("cost", figures_final.cost(report), ABOUT_COST)
+    return Section(
+        "Speed and memory", [drawn, Table.of(report.rows, columns, tools=(SORT, COPY)), times, short]
+    )
+
+
+def alternation_section(report: Report) -> Section:
+    """The learned probabilities of the reciprocal path, and the other learned scalars."""
+    blocks: list[Block] = []
+    for number, found in enumerate(probabilities(report.used)):
+        seeds = seeds_text(found.seeds)
+        caption = f"{found.variant}: mean over {seeds}. From blue, the first layer, to orange, the last."
+        blocks.append(Figure(f"alternation{number}", figures.alternation(found), caption))
+    tables: list[Block] = []
+    for name, moments in report.learned.items():
+        layers = [str(layer) for layer in range(len(moments["last"]))]
+        rows = [[moment, *(f"{p:.3f}" for p in moments[moment])] for moment in ("first", "last")]
+        tables.append(Table([name, *layers], rows))
+    about = (
+        "Probability of the reciprocal path by layer, mean over seeds, at the first and the last evaluation."
+    )
+    blocks.append(Only((MARKDOWN,), [Paragraph(about), *tables] if tables else []))
+    others = scalars(report.used)
+    if others:
+        rows = [[found.variant, found.name, _layers(found.first), _layers(found.last)] for found in others]
+        blocks.append(
+            Paragraph("Other learned scalars, one value for each layer that has it, mean over seeds.")
+        )
+        blocks.append(Table(["variant", "scalar", "first evaluation", "last evaluation"], rows))
+    return Section("What was learned", blocks)
+
+
+def _layers(values: list[float]) -> str:
+    return " ".join(f"{value:.3f}" for value in values)

@@ -1,0 +1,300 @@
+"""The page of `make transfer`: the three answers, the matrix as a heat map, the dose-response curve. Needs no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from gpt2.platforms import Platform, parse_platform
+from referee.pages.document import (
+    COPY,
+    HTML,
+    MARKDOWN,
+    SORT,
+    Block,
+    BulletList,
+    Document,
+    Figure,
+    Note,
+    Only,
+    Paragraph,
+    Section,
+    Table,
+)
+from referee.pages.markup import Strong, Text, escape_html
+from referee.pages.plots import Plain, axis, figure, line, trace
+from referee.verdict.statistics import mean, mean_interval
+from study.arm_colors import color
+from study.evaluation.transfer_matrix import ENDS, GAP, TransferReport, TransferVerdict, without_noise
+from study.evaluation.transfer_records import ItemGap, PlatformRecord, gap, item_gap
+from study.report.report_sentences import p_text, seeds_text
+
+METHOD = (
+    "Gap: loss on a platform minus loss on the platform of training, of the same weights on the same windows; lower is "
+    "better.",
+    "Each answer is a paired t test over seeds. The tests of one question share 5 % by Holm's method. Under three "
+    "seeds there is no answer.",
+    "Where the gap is equivalent to zero (two one-sided tests within the margin), noise has nothing to shrink and is "
+    "not judged there.",
+    "Without control arms the gap is that of all arms without noise. An arm with noise is compared with the control "
+    "arms, or with its own arm without noise.",
+)
+ABOUT_ITEMS = (
+    "acc_norm of HellaSwag on a platform minus that at home, in points: mean over the seeds with its 95 % interval; "
+    "the mean number of items with another chosen ending. transfer.json has the gap of each run, paired by item, with "
+    "its standard error. Verdicts are on the loss, which is far more precise than an accuracy on these items."
+)
+
+
+def transfer_document(report: TransferReport) -> Document:
+    """transfer.html, transfer.md and the terminal."""
+    answers = [*report.verdicts.gaps, *report.verdicts.shrinks, *report.verdicts.costs]
+    missing = [f"Not evaluated: {', '.join(report.missing[:5])}{' ...' if len(report.missing) > 5 else ''}."]
+    blocks: list[Block] = [
+        summary(report),
+        BulletList([_sentence(one, report) for one in answers]),
+        BulletList(_diverged(report)),
+        BulletList(missing if report.missing else []),
+        Only((HTML,), [Figure("heat", heat_map(report), "Mean gap over the seeds, in nats per token.")]),
+        Only(
+            (HTML,),
+            [Figure("dose", dose_response(report), "Mean gap against the strength of foreign arithmetic.")],
+        ),
+        Section("Gap by arm and platform", [gap_table(report)]),
+        Section("HellaSwag", [*_hellaswag(report)]),
+        Section("During training", [*_disruptions(report)]),
+        Only((HTML, MARKDOWN), [Section("Platforms", [BulletList(_legend(report))])]),
+        Only((HTML, MARKDOWN), [Section("Method", [BulletList(METHOD)])]),
+    ]
+    seeds = len({row.seed for row in report.matrix})
+    trained = f"trained on {report.home}, {report.device}"
+    subtitle = f"{', '.join(report.studies)} · {trained} · {seeds_text(seeds)} · {len(report.arms)} arms"
+    return Document("Transfer", blocks, subtitle=subtitle)
+
+
+def _sentence(one: TransferVerdict, report: TransferReport) -> Text:
+    found = one.test.difference
+    interval = "" if found.low is None else f" [{found.low:+.5f}, {found.high:+.5f}]"
+    number = f"{found.mean:+.5f} nats{interval}, {seeds_text(one.seeds)}"
+    if one.p_value is not None:
+        number += f", {p_text(one.p_value)}"
+    if not one.arm:
+        tail = "; noise has nothing to shrink there" if one.word in ENDS else ""
+        return (Strong(one.platform), f": {one.word} ({number}){tail}.")
+    if one.platform == report.home:
+        return (Strong(one.arm), f" on the platform of training, {report.home}: {one.word} ({number}).")
+    return (Strong(one.arm), f" on {one.platform}: {one.word} (change of the gap {number}).")
+
+
+def _diverged(report: TransferReport) -> list[Text]:
+    return [
+        (
+            Strong(arm, bad=True),
+            f": {_seeds(seeds)} diverged; in no mean{', not judged' if without_noise(arm) else ''}.",
+        )
+        for arm, seeds in report.diverged.items()
+    ]
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+
+
+def gap_table(report: TransferReport) -> Table:
+    """Mean loss on the platform of training, and mean gap on every other."""
+    others = [name for name in report.platforms if name != report.home]
+    rows: list[list[Text]] = []
+    for arm in report.arms:
+        home = report.mean_loss(arm, report.home)
+        cells: list[Text] = [arm, "-" if home is None else f"{home:.5f}"]
+        for name in others:
+            gap = report.mean_gap(arm, name)
+            cells.append("-" if gap is None else f"{gap:+.5f}")
+        rows.append(cells)
+    return Table(["arm", f"loss on {report.home}", *others], rows, tools=(SORT, COPY))
+
+
+def _disruptions(report: TransferReport) -> list[Block]:
+    if not report.disruptions:
+        return []
+    rows = [
+        [one.arm, *("-" if value is None else f"{value:+.4f}" for value in one.differences)]
+        for one in report.disruptions
+    ]
+    count = len(report.disruptions[0].differences)
+    headings = ["arm", *(f"{100 * (fifth + 1) // count} %" for fifth in range(count))]
+    about = "Validation loss with noise minus without, in nats, at each fifth of training on the platform of training."
+    return [Table(headings, rows), Note(about)]
+
+
+def _hellaswag(report: TransferReport) -> list[Block]:
+    """The change of acc_norm on each platform, and how many items changed their answer."""
+    others = [name for name in report.platforms if name != report.home]
+    if not any(report.item_gaps(arm, name) for arm in report.arms for name in others):
+        return []
+    rows: list[list[Text]] = [
+        [arm, _accuracy(report, arm), *(_item_cell(report.item_gaps(arm, name)) for name in others)]
+        for arm in report.arms
+    ]
+    return [Table(["arm", f"acc_norm on {report.home}", *others], rows), Note(ABOUT_ITEMS)]
+
+
+def _accuracy(report: TransferReport, arm: str) -> str:
+    rows = [row for row in report.matrix if (row.arm, row.platform) == (arm, report.home)]
+    found = [row.hellaswag.acc_norm for row in rows if row.hellaswag]
+    return f"{mean(found):.4f}" if found else "-"
+
+
+def _item_cell(gaps: Sequence[ItemGap]) -> str:
+    if not gaps:
+        return "-"
+    found = mean_interval([100 * one.difference for one in gaps])
+    interval = "" if found.low is None else f" [{found.low:+.2f}, {found.high:+.2f}]"
+    return f"{found.mean:+.2f}{interval}, {mean([one.changed for one in gaps]):.1f} changed"
+
+
+def _legend(report: TransferReport) -> list[str]:
+    devices = {row.platform: f"{row.device}, torch {row.torch}" for row in report.matrix}
+    return [
+        f"{name}: {parse_platform(name).text}"
+        + (f" ({devices[name]})" if "@" in name and name in devices else "")
+        for name in report.platforms
+    ]
+
+
+def heat_map(report: TransferReport) -> Plain | None:
+    """Draw arms against platforms. The color is the square root of the mean gap, so that small gaps differ, too."""
+    others = [name for name in report.platforms if name != report.home]
+    values = [[report.mean_gap(arm, name) for name in others] for arm in report.arms]
+    known = [abs(value) for row in values for value in row if value is not None]
+    if not known:
+        return None
+    limit = math.sqrt(max(known)) or 1.0
+    roots = [[None if v is None else math.copysign(math.sqrt(abs(v)), v) for v in row] for row in values]
+    data = trace(
+        "gap",
+        type="heatmap",
+        x=[escape_html(name) for name in others],
+        y=[escape_html(arm) for arm in report.arms],
+        z=roots,
+        customdata=values,
+        showscale=False,
+        zmin=-limit,
+        zmax=limit,
+        colorscale=[[0, "#2166ac"], [0.5, "#f7f7f7"], [1, "#b2182b"]],
+        text=[["-" if value is None else f"{value:+.4f}" for value in row] for row in values],
+        texttemplate="%{text}",
+        hovertemplate="%{y} on %{x}<br>%{customdata:+.5f} nats<extra></extra>",
+    )
+    height = 120 + 34 * len(report.arms)
+    return figure([data], height, (170, 48, 16, 84), {"margin": {"l": 120, "r": 40}, "font": {"size": 10}},
+                  xaxis=axis(""), yaxis=axis("", autorange="reversed"))  # fmt: skip
+
+
+def dose_response(report: TransferReport) -> Plain | None:
+    """Draw the mean gap against the strength of foreign arithmetic, a line for each arm, kind and machine."""
+    platforms = [parse_platform(name) for name in report.platforms]
+    foreign = [one for one in platforms if one.kind and one.strength > 0]
+    series: dict[str, list[Platform]] = {}
+    for one in sorted(foreign, key=lambda one: one.strength):
+        series.setdefault(f"{one.kind}@{one.machine}" if one.machine else one.kind, []).append(one)
+    data = []
+    for place, (kind, same) in enumerate((kind, same) for kind, same in series.items() if len(same) > 1):
+        for arm in report.arms:
+            points = [(one.strength, report.mean_gap(arm, one.label)) for one in same]
+            shown: Sequence[tuple[float, float]] = [(x, y) for x, y in points if y is not None]
+            if len(shown) > 1:
+                data.append(
+                    line(
+                        f"{arm}, {kind}", color(arm, report.arms), arm, label=arm if not place else "",
+                        dash=("solid", "dot", "dash")[place % 3], marker={"size": 6},
+                        x=[x for x, _ in shown], y=[y for _, y in shown],
+                        hovertemplate=f"%{{y:+.5f}} nats at %{{x}}<extra>{escape_html(arm)}</extra>",
+                    )
+                )  # fmt: skip
+    if not data:
+        return None
+    positive = all(gap > 0 for one in data for gap in one["y"])
+    return figure(
+        data,
+        340,
+        (70, 110, 16, 56),
+        {"margin": {"l": 60, "r": 70}, "font": {"size": 11}},
+        xaxis=axis("strength of foreign arithmetic (log)", type="log"),
+        yaxis=axis("gap in nats per token" + " (log)" * positive, type="log" if positive else "linear"),
+    )
+
+
+def summary(report: TransferReport) -> Paragraph:
+    """One sentence on whether there is a gap at all."""
+    gaps = [one.platform for one in report.verdicts.gaps if one.word == GAP]
+    none = [one.platform for one in report.verdicts.gaps if one.word in ENDS]
+    parts = [f"a gap on {', '.join(gaps)}"] if gaps else []
+    parts += [f"none that matters on {', '.join(none)}"] if none else []
+    return Paragraph(f"Trained on {report.home}: {'; '.join(parts)}." if parts else "")
+
+
+ABOUT = (
+    "Difference to the home platform, on which the run was trained, in nats per token (lower is better), with its 95 % "
+    "interval over validation windows. It holds for these weights and this text; another seed is another run."
+)
+ABOUT_PLATFORM_ITEMS = (
+    "acc_norm: of HellaSwag. Its difference is paired by item, in points, with its standard error. Changed: items with "
+    "another chosen ending than on the home platform."
+)
+NO_HOME = (
+    "There is no record of the home platform on the machine of training, so there is no difference. Evaluate the run "
+    "there, then copy the records of one machine to the other."
+)
+
+
+def platforms_document(
+    home: PlatformRecord | None, records: Sequence[PlatformRecord], notes: Sequence[str] = ()
+) -> Document:
+    """Return the page of one run. home: its record on the platform and machine of training."""
+    shown = [
+        *([home] if home else []),
+        *(one for one in records if not home or one.platform != home.platform),
+    ]
+    columns: dict[str, Callable[[PlatformRecord], Text]] = {
+        "platform": lambda record: record.platform + (" (home)" if record is home else ""),
+        "loss": lambda record: f"{record.loss:.5f}",
+        "perplexity": lambda record: f"{math.exp(min(record.loss, 700.0)):.3f}",
+        "difference in nats [95 %]": lambda record: _difference(home, record),
+    }
+    explained: list[Block] = [Note(ABOUT if home else NO_HOME)]
+    if any(record.hellaswag for record in shown):
+        columns |= {
+            "acc_norm": lambda record: f"{record.hellaswag.acc_norm:.4f}" if record.hellaswag else "-",
+            "difference in points": lambda record: _item_difference(home, record),
+            "changed": lambda record: _changed(home, record),
+        }
+        explained.append(Note(ABOUT_PLATFORM_ITEMS))
+    devices = dict.fromkeys(f"{one.device}, torch {one.torch}" for one in shown)
+    subtitle = f"{shown[0].run} on {' and '.join(devices)}, {len(shown[0].window_losses)} windows"
+    legend = [f"{record.platform}: {parse_platform(record.platform).text}" for record in shown]
+    table = Table.of(shown, columns, tools=(SORT, COPY))
+    blocks: list[Block] = [table, *explained, BulletList(legend), *map(Note, notes)]
+    return Document("Platforms", blocks, subtitle=subtitle)
+
+
+def _difference(home: PlatformRecord | None, other: PlatformRecord) -> str:
+    if home is None or other is home:
+        return "-"
+    found = gap(home, other)
+    if found.low is None or found.high is None:
+        return f"{found.mean:+.5f}"
+    return f"{found.mean:+.5f} [{found.low:+.5f}, {found.high:+.5f}]"
+
+
+def _item_difference(home: PlatformRecord | None, other: PlatformRecord) -> str:
+    found = item_gap(home, other) if home and other is not home else None
+    if found is None:
+        return "-"
+    error = "" if found.stderr is None else f" ± {100 * found.stderr:.2f}"
+    return f"{100 * found.difference:+.2f}{error}"
+
+
+def _changed(home: PlatformRecord | None, other: PlatformRecord) -> str:
+    found = item_gap(home, other) if home and other is not home else None
+    return f"{found.changed} of {found.items}" if found else "-"

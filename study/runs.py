@@ -1,0 +1,320 @@
+"""Read the runs of a study: which exist, which count, and why the others do not.
+
+Needs no torch. Runs that are missing, unfinished, unreadable, damaged or not comparable are named and never averaged.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, cast
+
+from ra.names import PATTERNS
+from runtime import run_record, seal
+from runtime.files import DamagedFileError
+from runtime.run_record import (
+    Batch,
+    Environment,
+    Fingerprint,
+    Progress,
+    RecordedTarget,
+    RecordedValidation,
+    RunRecord,
+    Schedule,
+)
+from runtime.typed_json import Count, JsonObject, Missing, Range, Text, read_file
+from study.hellaswag_scores import TASKS, scored_items
+
+
+def read_record(run_dir: Path) -> RunRecord | None:
+    """Return the record of a run; None where it is missing or damaged."""
+    try:
+        return run_record.load(run_dir)
+    except run_record.RecordError:
+        return None
+
+
+def read_records(study_dir: Path) -> dict[Path, RunRecord]:
+    """Return folder -> record of each run that has a readable one, in the order of the names."""
+    found = {folder: read_record(folder) for folder in sorted((study_dir / "runs").glob("*/"))}
+    return {folder: record for folder, record in found.items() if record}
+
+
+REMEDY = "fix: restore the files from a copy, or delete the run's folder and run `make`"
+
+
+@dataclass(frozen=True)
+class FinishedValidation(RecordedValidation):
+    """A validation with a finite loss."""
+
+    loss: float
+
+
+@dataclass(frozen=True)
+class FinishedRecord(RunRecord):
+    """A record whose results count: these parts are known. A type for readers; `load` returns RunRecord."""
+
+    fingerprint: Fingerprint
+    target: RecordedTarget
+    batch: Batch
+    progress: Progress
+    validation: FinishedValidation
+    environment: Environment
+    schedule: Schedule
+
+
+def disagreements(run: RunRecord, folder: Path) -> list[str]:
+    """Return a message for every side file of a finished run whose SHA-256 is not that of the record's seal."""
+    if run.status != "finished" or run.seal is None:
+        return []
+    found = []
+    for name, recorded in run.seal.files.items():
+        path = folder / name
+        actual = seal.digest(path) if path.is_file() else "missing"
+        if actual != recorded:
+            found.append(f"{path.name}: SHA-256 is {actual[:12]}; the record has {recorded[:12]}")
+    return found
+
+
+BASELINE = "B"
+EXPECTED = "expected.json"
+CONTINUE = "fix: restore the file from a copy, or run `make`, which continues the run from its checkpoint"
+DAMAGED = "damaged"  # cause of a run whose files do not agree
+DIVERGED = "diverged"  # cause of a run that ended because its loss or gradient is not finite
+NOT_FINITE = "NotFiniteError"  # start of the error of such a run
+PENDING = ("missing", "interrupted", "running")  # statuses of runs that a study still has to finish
+UNREADABLE = "unreadable"  # status of a run whose run.json is missing, damaged or altered
+# of every run; initial weights: at each seed
+SHARED = ("model", "data", "tokenizer", "batch", "schedule", "validation", "numbers", "numerics_fix")
+# the record of a run whose run.json is missing or unreadable
+UNREAD = cast("FinishedRecord", run_record.blank("?", "?", 0))
+
+
+@dataclass(frozen=True)
+class ExpectedRun(JsonObject):
+    """A run that the study is configured for."""
+
+    variant: Text
+    seed: Count
+
+
+@dataclass(frozen=True)
+class Expected(JsonObject):
+    """The content of expected.json: the runs that the study is configured for. runs: None: every variant and seed."""
+
+    variants: tuple[Text, ...]
+    seeds: Annotated[int, Range(0, 1000)]
+    runs: Missing[tuple[ExpectedRun, ...]] = None
+
+    @property
+    def all_runs(self) -> list[tuple[str, int]]:
+        """(variant, seed) of every run."""
+        if self.runs is not None:
+            return [(run.variant, run.seed) for run in self.runs]
+        return [(name, seed) for seed in range(self.seeds) for name in self.variants]
+
+
+@dataclass
+class Run:
+    """One run of the report. used: whether its numbers count; why_not: the reason if they do not.
+
+    cause: the reason in a few words, where the status does not give it.
+    record: complete if the run is used; UNREAD if run.json is missing or unreadable.
+    """
+
+    name: str
+    variant: str
+    seed: int | None
+    status: str
+    used: bool
+    why_not: str = ""
+    record: FinishedRecord = field(default=UNREAD, repr=False)
+    cause: str = ""
+
+    def file(self, study_dir: Path, name: str) -> Path:
+        """Return the path of a result file of the run, such as metrics.jsonl."""
+        return study_dir / "runs" / self.name / name
+
+
+def read_runs(study_dir: Path) -> list[Run]:
+    """Every existing or expected run, with the reason if its numbers do not count."""
+    folder = study_dir / "runs"
+    names = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    runs = [_read(path) for path in names]
+    runs += _missing(study_dir, {run.name for run in runs})
+    _refuse_other_experiments(runs)
+    runs.sort(key=lambda run: (-1 if run.seed is None else run.seed, variant_order(run.variant), run.name))
+    return runs
+
+
+def variant_order(name: str) -> tuple[int, str]:
+    """The sort key of variants: the built-in ones as the project lists them, then the others by name."""
+    attention = name.partition("+")[0]
+    return list(PATTERNS).index(attention) if attention in PATTERNS else len(PATTERNS), name
+
+
+def _read(folder: Path) -> Run:
+    try:
+        record = run_record.load(folder)
+    except run_record.RecordError as error:
+        return Run(folder.name, "?", None, UNREADABLE, False, f"{error}; {CONTINUE}")
+    cause, reason = _why_not(record, folder.name)
+    complete = cast("FinishedRecord", record)
+    run = Run(folder.name, record.variant, record.seed, record.status, not reason, reason, complete, cause)
+    if run.used:
+        found = disagreements(complete, folder)
+        if found:
+            run.used, run.cause, run.why_not = False, DAMAGED, f"{'; '.join(found)}; {REMEDY}"
+    return run
+
+
+def _why_not(record: RunRecord, name: str) -> tuple[str, str]:
+    """Return the cause and the reason why the numbers of a record in folder `name` do not count; "" if they do."""
+    if record.run != name or run_record.run_name(record.variant, record.seed) != name:
+        owner = f"{record.run} ({record.variant}, seed {record.seed})"
+        return "record of another run", f"its record is that of {owner}, not of this folder"
+    if diverged(record.status, record.error):
+        return DIVERGED, f"it diverged: {record.error}"
+    if record.status != "finished":
+        return "", record.error or f"it is {record.status}"
+    parts = ("validation", "progress", "fingerprint", "batch", "target", "environment", "schedule")
+    unknown = [name for name in parts if getattr(record, name) is None]
+    if unknown:
+        return "incomplete record", f"its record says finished but has no {', '.join(unknown)}"
+    if not record.validation or record.validation.loss is None or not losses(record):
+        return "no finite loss", "it has no finite validation loss"
+    faults = record.admission.faults if record.admission else ()
+    if faults:
+        return "not admitted", f"its trained model fails the check {faults[0].check}: {faults[0].message}"
+    points = [record.learned.alternation_probability] if record.learned else []
+    points += [point.probability for point in (record.learned and record.learned.history) or ()]
+    layers = sorted({len(point) for point in points})
+    if len(layers) > 1:
+        return "damaged record", f"its learned probabilities are of different numbers of layers: {layers}"
+    return "", ""
+
+
+def diverged(status: str, error: str | None) -> bool:
+    """Return whether a run failed because its loss or gradient is not finite, so that a repetition fails again."""
+    return status == "failed" and (error or "").startswith(NOT_FINITE)
+
+
+def diverged_seeds(runs: list[Run]) -> dict[str, list[int]]:
+    """Return variant -> seeds of its diverged runs, for variants with one."""
+    found: dict[str, list[int]] = {}
+    for run in runs:
+        if run.cause == DIVERGED and run.seed is not None:
+            found.setdefault(run.variant, []).append(run.seed)
+    return found
+
+
+def losses(record: RunRecord) -> dict[int, float]:
+    """Return tokens -> validation loss in nats, of every evaluation with a finite loss."""
+    history = record.validation.history if record.validation else ()
+    return {row.tokens: row.loss for row in history if row.loss is not None}
+
+
+def final_losses(runs: Sequence[Run]) -> dict[str, dict[int, float]]:
+    """Return variant -> seed -> final validation loss in nats, of runs that count."""
+    table: dict[str, dict[int, float]] = {}
+    for run in runs:
+        table.setdefault(run.variant, {})[run.record.seed] = run.record.validation.loss
+    return table
+
+
+def read_expected(study_dir: Path) -> Expected:
+    """Return what the study is configured for; no seed and no variant where it is not recorded."""
+    try:
+        return read_file(Expected, study_dir / EXPECTED)
+    except (FileNotFoundError, DamagedFileError):  # missing_files names a damaged one
+        return Expected((), 0)
+
+
+def run_folders(study_dir: Path) -> tuple[list[Path], list[str]]:
+    """Return the folders in runs/ with a record or the name of an expected run, and the names of the others."""
+    expected = {run_record.run_name(name, seed) for name, seed in read_expected(study_dir).all_runs}
+    folders = sorted((study_dir / "runs").glob("*/"))
+    runs = [folder for folder in folders if folder.name in expected or (folder / "run.json").exists()]
+    return runs, [folder.name for folder in folders if folder not in runs]
+
+
+def missing_files(study_dir: Path, used: list[Run]) -> list[str]:
+    """Return notes on files without which a part of the report is missing."""
+    notes = []
+    try:
+        read_file(Expected, study_dir / EXPECTED)
+    except FileNotFoundError:
+        pass
+    except DamagedFileError as error:
+        notes.append(
+            f"{error}; runs that have not started are not listed; fix: run `make`, which writes the file"
+        )
+    for name, consequence in (
+        ("metrics.jsonl", "their training curves are not shown"),
+        *(
+            (f"{task.key}.json", f"they are left out of the paired tests of {task.name} items")
+            for task in TASKS
+        ),
+    ):
+        scored = [task for task in TASKS if name == f"{task.key}.json"]
+        runs = [run for run in used if all(scored_items(run.record, task) for task in scored)]
+        lacking = [run.name for run in runs if not run.file(study_dir, name).exists()]
+        if lacking:
+            more = f" and {len(lacking) - 5} more runs" if len(lacking) > 5 else ""
+            notes.append(f"{name} is missing in {', '.join(lacking[:5])}{more}: {consequence}")
+    return notes
+
+
+def _missing(study_dir: Path, present: set[str]) -> list[Run]:
+    return [
+        Run(run_record.run_name(name, seed), name, seed, "missing", False, "it has not been run")
+        for name, seed in read_expected(study_dir).all_runs
+        if run_record.run_name(name, seed) not in present
+    ]
+
+
+def _refuse_other_experiments(runs: list[Run]) -> None:
+    """Exclude the runs whose fingerprint is not the majority's (at its seed for the initial weights)."""
+    _refuse([run for run in runs if run.used], SHARED, "")
+    for seed in {run.seed for run in runs if run.used}:
+        members = [run for run in runs if run.used and run.seed == seed]
+        _refuse(members, ("initial_weights",), f" of seed {seed}")
+
+
+def _refuse(runs: list[Run], entries: tuple[str, ...], of: str) -> None:
+    """Exclude runs with another fingerprint than most runs, or than the baseline where no fingerprint has the most."""
+    prints = {run.name: tuple(getattr(run.record.fingerprint, entry) for entry in entries) for run in runs}
+    count = Counter(prints.values())
+    with_baseline = {prints[run.name] for run in runs if run.variant == BASELINE}
+    usual = max(count, key=lambda seen: (count[seen], seen in with_baseline), default=())
+    for run in runs:
+        pairs = zip(entries, prints[run.name], usual, strict=True)
+        differing = [entry for entry, own, other in pairs if own != other]
+        if differing:
+            run.used, run.cause = False, "not comparable"
+            tie = list(count.values()).count(count[usual]) > 1
+            others = f"{'the baseline' if tie else 'most runs'}{of}"
+            run.why_not = (
+                f"not comparable: its fingerprint differs in {', '.join(differing)} from that of {others}"
+            )
+
+
+def provenance(runs: list[Run]) -> list[str]:
+    """Notes on the origin of the numbers: commits, changes, devices that differ."""
+    said = []
+    commits = Counter(str(run.record.commit)[:12] for run in runs)
+    if len(commits) > 1:
+        listed = ", ".join(f"{commit} ({count})" for commit, count in commits.most_common())
+        said.append(f"The runs come from different commits: {listed}.")
+    dirty = [run.name for run in runs if run.record.dirty]
+    if dirty:
+        said.append(f"{len(dirty)} of {len(runs)} runs had uncommitted changes in the repository.")
+    machines = Counter(f"{run.record.target.device}, {run.record.target.dtype}" for run in runs).most_common()
+    if len(machines) > 1:
+        listed = "; ".join(f"{name} ({count})" for name, count in machines)
+        said.append(
+            f"The runs come from different devices: {listed}. Times, speeds and memory are mixed means."
+        )
+    return said

@@ -1,0 +1,412 @@
+"""Run a study: prepare data, plan, run the missing runs seed by seed, report after every run.
+
+`Study(...).run()` is all of `make`. Finished runs are never changed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import shutil
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from gpt2 import dataset, hellaswag
+from gpt2.eval_texts import check_texts
+from ra.alternation import AlternationSettings
+from runtime import files, resolve, run_record
+from runtime.cpu import cpu_threads
+from runtime.detect import detected_target_name
+from runtime.dotconfig import Symbols
+from runtime.errors import UserError, disk_full
+from runtime.output import LiveLine, duration
+from runtime.run_plan import BatchPlan
+from runtime.settings import Config
+from runtime.typed_json import parse, to_plain
+from study import admit, amend_plan, plan_file, planner
+from study.continuation import check_starts, continued
+from study.dispatch import Dispatcher, full_disk_error
+from study.evaluation.attention_data import uninspected_runs
+from study.executors.child_process import (
+    EXIT_FAILED,
+    EXIT_FINISHED,
+    EXIT_OUT_OF_MEMORY,
+    Event,
+    Session,
+    Slot,
+    StopAsked,
+    exit_text,
+    local_slots,
+    threads_notice,
+)
+from study.executors.executor import Executor, LocalExecutor, Task, run_tasks
+from study.executors.ray_executor import RayExecutor
+from study.executors.slurm_executor import SlurmExecutor
+from study.hellaswag_scores import ItemsFile
+from study.plan_file import Plan
+from study.planner import CountedArms, CountRequest
+from study.preconditions import (
+    checkpoint_bytes,
+    locked,
+    quarantine_damaged,
+    refuse_another_configuration,
+    refuse_other_items,
+    require_space,
+    snapshot_sources,
+)
+from study.rate_tuning import RunList
+from study.report import report_files as write
+from study.report.report_files import render_terminal
+from study.runs import read_records
+from study.step_timing import DoesNotFitError, Timing
+from study.study_settings import StudySettings
+from study.terminal import (
+    MAPS_SECONDS,
+    Estimate,
+    Terminal,
+    beside_note,
+    expected_seconds,
+    final_share,
+    summary,
+)
+from study.trackers import ExperimentLoggers
+from study.verdict_tracker import track_verdict
+
+
+class Study:
+    """The runs of one configuration in results/<name>/."""
+
+    def __init__(self, symbols: Symbols, config_text: str) -> None:
+        self.symbols, self.config_text = symbols, config_text
+        self.settings = StudySettings.from_symbols(symbols)
+        self.directory = self.settings.results_dir / self.settings.name
+        self.config = plan_file.with_threads(Config.from_symbols(symbols), self.directory)
+        self.session = Session()
+        self._counted: dict[BatchPlan | None, CountedArms] = {}
+        wanted = self.settings
+        self.runs = RunList(self.directory, wanted.variants, wanted.seeds, wanted.rates)
+
+    @functools.cached_property
+    def resolved(self) -> resolve.ResolvedTarget:
+        """Resolve the device. Call after export_environment, which selects the visible devices."""
+        if self.settings.executor == "local":
+            return resolve.resolve(self.config.target)
+        files.write_text(self.directory / "config", self.config_text)
+        print(f"asking {self.settings.executor} for a node, to know its device", flush=True)
+        return parse(resolve.ResolvedTarget, self.ask(self.executor(), "--resolve"), "resolved")
+
+    @functools.cached_property
+    def slots(self) -> list[Slot]:
+        """Divide this machine among runs at once. SlotsError where it has too few cards or cores."""
+        config, wanted, target = self.config, self.settings.slots, self.config.target
+        machine = (self.resolved, target.cpu_threads, target.ranks)
+        return local_slots(wanted, *machine, config.batch.effective, config.small_step)
+
+    def has_checkpoint_or_result(self, name: str) -> bool:
+        """Return whether a run of this variant, of any seed, is finished or has a checkpoint."""
+        return any(
+            self.runs.arm(record.variant) == name
+            and (record.status == "finished" or checkpoint_bytes(folder))
+            for folder, record in read_records(self.directory).items()
+        )
+
+    def has_plan(self) -> bool:
+        """Return whether plan.json is a plan. A missing or damaged one is rebuilt, also of a finished study."""
+        return plan_file.read_valid(self.directory) is not None
+
+    # -- all of `make` ----------------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        """Run the missing runs; return the exit status for the shell."""
+        for message in quarantine_damaged(self.directory):
+            print(message)
+        refuse_another_configuration(self.directory, self.config_text)
+        if self.settings.continues:
+            new = [run for run in self.runs.pending() if not checkpoint_bytes(self.runs.folder(*run))]
+            check_starts(self.settings.continues, self.config_text, new)
+        if self.directory.exists():
+            snapshot_sources(self.directory, self.settings.variants, self.has_checkpoint_or_result)
+        self.runs.read_choice()
+        left = not self.directory.exists() or self.runs.pending() or self.runs.unchosen()
+        if not left and self.has_plan():
+            self.runs.write_expected()
+            return self.nothing_to_do()
+        detected = detected_target_name()
+        notice = resolve.scale_notice(self.config.target, detected)
+        if notice:
+            print(notice)
+        resolve.export_environment(self.config.target.name, detected, self.config.target.deterministic)
+        with locked(self.directory) as lock, self.session.signals():
+            self.session.lock = lock
+            try:
+                return self.run_pending()
+            except OSError as error:
+                number = disk_full(error)
+                if not number:
+                    raise
+                raise full_disk_error(self.directory, number) from error
+            except StopAsked:
+                self.session.close()
+                self.report()
+                print(f"stopped; `make` continues from there: {self.directory}")
+                return 130
+
+    def run_pending(self) -> int:
+        """Prepare data and plan, execute the pending runs, write the report. Returns the exit status."""
+        self.require_space()  # before anything that takes long
+        local = self.settings.executor == "local"
+        resolved = self.resolved
+        note = f" ({resolved.note})" if resolved.note else ""
+        print(f"on {resolved.device_name}, {resolved.dtype}{note}")
+        if local:
+            self.executor()  # SlotsError
+            notice = threads_notice(resolved, self.config.target.cpu_threads, cpu_threads(0))
+            if notice:
+                print(notice)
+        self.admit()
+        directory = dataset.prepare(self.config.data, report=print)
+        dataset.check_corpus(directory, self.config.model.block_size, report=print)
+        self.find_hellaswag()
+        check_texts(self.config, report=print)
+        plan = self.execute_pending(self.runs.choose(self.plan()))
+        if self.runs.unchosen():
+            plan = self.runs.choose(plan)
+            if not self.runs.unchosen() and self.runs.pending():
+                plan = self.execute_pending(plan)
+        self.inspect_attention()
+        print(render_terminal(self.report()))
+        print(f"report: {self.directory / 'report.html'} (and .md)    records: {self.directory / 'runs'}")
+        unfinished = [run_record.run_name(*run) for run in self.runs.pending()]
+        if unfinished:
+            print(f"not finished: {', '.join(unfinished)}; fix: `make` retries them", file=sys.stderr)
+        else:
+            track_verdict(self.directory, self.config.tracking)
+        return 1 if unfinished else 0
+
+    def execute_pending(self, plan: Plan) -> Plan:
+        """Execute the pending runs, with a report after each. Returns the plan, which a run can change."""
+        left = self.runs.pending()
+        self.require_space(plan)
+        executor = self.executor()
+        local = self.settings.executor == "local"
+        if local:
+            plan = self.with_places(plan, executor.slots())
+        slots = min(executor.slots() if local else self.settings.slots, len(left))
+        evaluation, count = self.config.evaluation, len(self.runs.all())
+        each, closing = expected_seconds(plan, evaluation), MAPS_SECONDS * len(plan.variants)
+        estimate = Estimate(len(left), each, slots, final_share(plan, evaluation), closing)
+        terminal = Terminal(estimate, count)
+        terminal.say(summary(plan, self.settings.variants, len(left), count, each, slots))
+        runs, config = self.runs, self.config
+        driver = Dispatcher(runs, config, self.config_text, executor, self.session, self.report)
+        return driver.execute(left, plan, terminal)
+
+    def require_space(self, plan: Plan | None = None) -> None:
+        """UserError where the disk is too full for the pending runs; without a plan, for their checkpoints alone."""
+        left = self.runs.pending()
+        counts = [plan.row(name).iterations if plan else 0 for name, _ in left]
+        written = sum(checkpoint_bytes(self.runs.folder(*run)) for run in left)
+        require_space(self.directory, self.config.model, counts, self.config.optimizer.schedule, written)
+
+    def with_places(self, plan: Plan, slots: int) -> Plan:
+        """Write the runs at once on this machine and the threads of a run into the plan."""
+        threads, target = None, self.config.target
+        if self.resolved.device_type == "cpu" and target.ranks == 1:
+            threads = target.cpu_threads or max(1, cpu_threads(0) // slots)
+        note = beside_note(min(slots, len(self.runs.pending())))
+        notes = dict.fromkeys((*plan.notes, note) if note else plan.notes)
+        plan = dataclasses.replace(plan, notes=tuple(notes), slots=slots, threads=threads or plan.threads)
+        return plan_file.write(self.directory, plan)
+
+    def executor(self) -> Executor:
+        """Return the executor of .config."""
+        settings, threads = self.settings, self.config.target.cpu_threads
+        if settings.executor == "slurm":
+            return SlurmExecutor(self.directory, settings.slots, settings.slurm_options)
+        if settings.executor == "ray":
+            gpus = 0 if self.config.target.scale_cpu or self.config.target.name == "cpu" else 1
+            ranks = self.config.target.ranks
+            return RayExecutor(settings.ray_address, settings.slots, max(threads, 1) * ranks, gpus * ranks)
+        return LocalExecutor(
+            self.session, self.slots, lambda folder: ExperimentLoggers(folder, self.config.tracking)
+        )
+
+    def nothing_to_do(self) -> int:
+        print(f"nothing to run: all {len(self.runs.all())} runs of {self.settings.name} are finished")
+        if not write.is_current(self.directory):
+            self.inspect_attention()
+            self.report()
+        print(f"report: {self.directory / 'report.html'} (and .md)")
+        return 0
+
+    # -- before the runs ----------------------------------------------------------------------------------------
+
+    def find_hellaswag(self) -> None:
+        """Find the HellaSwag items once and save their path, or the reason why they are absent, for all runs."""
+        found = ItemsFile(absent="CONFIG_HELLASWAG is off")
+        if self.config.evaluation.hellaswag:
+            source = hellaswag.obtain(self.config.evaluation, self.config.data.directory, report=print)
+            if isinstance(source, str):
+                found = ItemsFile(absent=source)
+                print(f"HellaSwag will not be scored: {source}")
+            else:
+                items = hellaswag.load_items(source, self.config.evaluation.hellaswag_limit)
+                digest = hellaswag.digest(items)
+                refuse_other_items(self.directory, source, len(items), digest)
+                found = ItemsFile(path=str(source), items_sha256=digest)
+        files.write_json(self.directory / "hellaswag.json", found.to_json())
+
+    def admit(self) -> None:
+        """Examine the variants of the pending runs. UserError for one that fails a check."""
+        arms = list(dict.fromkeys(self.runs.arm(name) for name, _ in self.runs.pending()))
+        autocast = self.resolved.dtype == "bfloat16"
+        admit.require_admitted(admit.examine_cached(arms, self.config, self.alternation, autocast))
+
+    @property
+    def alternation(self) -> AlternationSettings:
+        return AlternationSettings.from_symbols(self.symbols)
+
+    def count(self, existing: BatchPlan | None = None) -> CountedArms:
+        """Count the arms in a process of their own: this one never imports a variant."""
+        if existing not in self._counted:
+            files.write_text(self.directory / "config", self.config_text)
+            request = json.dumps(to_plain(CountRequest(self.resolved, existing, self.copies())))
+            answer = self.ask(self.here(), "--count", request)
+            self._counted[existing] = parse(CountedArms, answer, "counted arms")
+        return self._counted[existing]
+
+    def plan(self) -> Plan:
+        """Return the existing plan, or create one by timing steps on the device."""
+        snapshot_sources(self.directory, self.settings.variants, self.has_checkpoint_or_result)
+        try:
+            plan = plan_file.read(self.directory)
+        except plan_file.PlanFileError as error:
+            moved = files.quarantine(self.directory / plan_file.FILE)
+            reason, _, _ = str(error).partition("; fix")
+            print(f"{reason}; moved to {moved}; the plan is rebuilt from the records of the runs")
+            plan = None
+        named = self.config.numerics_fix or self.config.monitor.targets  # names that the model may lack
+        missing = plan is None or not set(self.settings.variants) <= plan.variants.keys()
+        arms = self.count(plan.batch if plan else None).arms if named or missing else {}
+        files.write_text(self.directory / "config", self.config_text)
+        self.runs.write_expected()
+        if plan is None:
+            recorded = amend_plan.recorded_schedules(self.directory)
+            plan = amend_plan.restore_counts(self.make_plan(), recorded, arms)
+        else:
+            plan = amend_plan.with_variants(self.directory, plan, arms, self.make_plan)
+        if self.settings.continues:
+            plan = continued(plan, self.settings.continues)
+        return plan_file.write(self.directory, amend_plan.with_design(self.directory, plan, self.settings))
+
+    def make_plan(self, existing: BatchPlan | None = None) -> Plan:
+        """Create a plan. existing: batch of a previous plan."""
+        note = planner.load_note(self.config)
+        if note:
+            print(f"notice: {note}")
+        plan = planner.make_plan(
+            self.config,
+            self.settings,
+            self.resolved,
+            self.count,
+            self.time_steps,
+            existing,
+            self.resolved.device_type == "cpu",
+            self.copies(),
+        )
+        return dataclasses.replace(plan, notes=(*plan.notes, *filter(None, [note])))
+
+    def copies(self) -> int:
+        """Return how many processes time steps at once: on a CPU, runs at once share caches and memory."""
+        alone = self.settings.executor != "local" or self.resolved.device_type != "cpu"
+        return 1 if alone else min(self.executor().slots(), len(self.runs.all()))
+
+    def time_steps(self, names: Sequence[str], batch: BatchPlan, seconds: float) -> dict[str, Timing]:
+        """Time steps of the variants in turn, in one separate process."""
+        text = f"planning: timing steps of {', '.join(names)}, at most {duration(seconds * len(names))}"
+        print(text, flush=True)
+        began, line = time.monotonic(), LiveLine()
+        first, *others = names
+        arguments = [first, "0", "--time", str(seconds), "--micro", str(batch.micro)]
+        arguments += ["--beside", *others] if others else []
+        with line:
+            timings = self.run_tasks(
+                self.executor(),
+                [arguments] * self.copies(),
+                lambda: line.update(f"{text}; {duration(time.monotonic() - began)} passed"),
+                f"timing {first} failed",
+            )
+        peak = None if others else timings[0].peak_bytes
+        return {
+            name: Timing((tuple(step for timing in timings for step in timing.seconds[name]),), peak)
+            for name in names
+        }
+
+    def here(self) -> Executor:
+        """Return an executor of this machine."""
+        if self.settings.executor == "local":
+            return self.executor()
+        return LocalExecutor(self.session, [Slot("")])
+
+    def ask(self, executor: Executor, *question: str) -> Mapping[str, Any]:
+        """Return the answer of a process that may import variants. UserError is that of the process."""
+        return self.run_tasks(executor, [[self.settings.variants[0], "0", *question]])[0].answer
+
+    def run_tasks(
+        self,
+        executor: Executor,
+        calls: Sequence[Sequence[str]],
+        waiting_for: Callable[[], None] = lambda: None,
+        what: str = "",
+    ) -> list[Event]:
+        """Return the results of calls of `scripts.train`, at once. StopAsked; UserError if one fails.
+
+        what: the beginning of its message; "": it is the message of the process.
+        """
+        token, log = uuid.uuid4().hex[:8], self.directory / "plan.log"
+        tasks = [
+            Task(f"task {token} {n}", (str(self.directory), *call), self.directory / f"task-{token}-{n}", log)
+            for n, call in enumerate(calls)
+        ]
+        ended = run_tasks(executor, tasks, waiting_for)
+        for task in tasks:
+            shutil.rmtree(task.folder, ignore_errors=True)  # of executors on other machines
+        if self.session.asked:
+            raise StopAsked
+        for one in ended:
+            if one.status == EXIT_OUT_OF_MEMORY:
+                raise DoesNotFitError(one.message)
+            if one.status != EXIT_FINISHED or one.result is None:
+                if one.status == EXIT_FAILED and not what:
+                    raise UserError(one.message.removeprefix("error: "))
+                how = "lost with its machine" if one.status is None else exit_text(one.status)
+                raise UserError(f"{what or 'planning failed'}, {how}: {one.message} (see {log})")
+        return [one.result for one in ended if one.result]
+
+    def inspect_attention(self) -> None:
+        """Create the attention maps of the report. No number depends on them, so a failure does not end the study."""
+        if not uninspected_runs(self.directory):
+            return
+        try:
+            reasons = self.ask(self.here(), "--inspect")["reasons"]
+        except Exception as error:
+            text = " ".join(f"{type(error).__name__}: {error}".split())
+            reasons = [f"{text}; fix: make attention RUN={self.directory / 'runs' / 'NAME'}"]
+        for reason in reasons:
+            print(f"attention maps not created; the rest of the report is complete: {reason}")
+
+    def report(self) -> Any:
+        """Write the report; UserError if it cannot be written."""
+        try:
+            return write.write_report(self.directory)
+        except OSError as error:
+            if disk_full(error):  # run names the fix
+                raise
+            raise UserError(
+                f"the report in {self.directory} cannot be written: {error.strerror or error}; the records are "
+                "complete; fix: make the folder writable, then run `make report`"
+            ) from error

@@ -1,0 +1,278 @@
+"""Progress of a study on the terminal, and the estimate of its remaining time."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from referee.verdict.statistics import mean
+from runtime import run_record
+from runtime.output import INDENT as GAP
+from runtime.output import LiveLine, duration
+from runtime.settings import EvaluationConfig
+from study.executors.child_process import Event
+from study.hellaswag_scores import TASKS, entry
+from study.plan_file import Plan
+
+PLAIN_SECONDS = 15.0
+MANY = 16  # runs at once, beyond which the estimate is computed once a second
+LEAST_PROGRESS = 0.02  # of a run, before its own speed says how long it takes
+
+
+def short(count: float, unit: str = "") -> str:
+    """12345 -> '12.3k': for counts and rates."""
+    for limit, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(count) >= limit:
+            return f"{count / limit:.1f}{suffix}{unit}"
+    return f"{count:.0f}{unit}"
+
+
+@dataclass
+class _Present:
+    """A run that executes.
+
+    resumed_at: fraction that earlier processes made; None before the first step. stepped: time of the first step.
+    """
+
+    began: float
+    resumed_at: float | None = None
+    stepped: float = 0.0
+    done: float = 0.0
+
+
+class Estimate:
+    """Seconds left in the study, from the runs finished in this session and the progress of the present ones.
+
+    expected_seconds: of a run, until one shows its own speed; None where it is unknown. slots: runs at once; 0: as many
+    as execute. final: seconds of a run after its last step, relative to those of its steps. closing: seconds of the
+    study after its last run.
+    """
+
+    def __init__(
+        self,
+        runs: int,
+        expected_seconds: float | None,
+        slots: int = 1,
+        final: float = 0.0,
+        closing: float = 0.0,
+    ) -> None:
+        self.left, self.slots = runs, slots
+        self._expected, self._final, self._closing = expected_seconds, final, closing
+        self._present: dict[str, _Present] = {}
+        self._finished: list[float] = []
+        self._computed_at, self._computed = 0.0, None  # type: tuple[float, float | None]
+
+    def begin(self, name: str = "") -> None:
+        self._present[name] = _Present(time.monotonic())
+
+    def end(self, name: str = "") -> None:
+        self._finished.append(time.monotonic() - self._present.pop(name).began)
+        self.left -= 1
+
+    def add(self, seconds: float) -> None:
+        """Count the report after the last finished run as a part of it."""
+        self._finished[-1] += seconds
+
+    def pause(self, name: str = "") -> None:
+        """Leave out a run that waits for its retry."""
+        self._present.pop(name)
+
+    def seconds_left(self, done: float = 0.0, name: str = "") -> float | None:
+        """Seconds left, or None before there is an estimate. done: finished fraction of the named run."""
+        run = self._present[name]
+        run.done = done
+        now = time.monotonic()
+        if run.resumed_at is None and done > 0:
+            run.resumed_at, run.stepped = done, now
+        if len(self._present) > MANY and now - self._computed_at < 1.0:
+            return self._computed
+        self._computed_at, self._computed = now, self.compute()
+        return self._computed
+
+    def compute(self) -> float | None:
+        """Return the seconds left at the last known progress of the present runs."""
+        wholes = [whole for run in self._present.values() if (whole := self._whole(run)) is not None]
+        known = self._finished or wholes
+        each = sum(known) / len(known) if known else self._expected
+        if each is None:
+            return None
+        here = [self._rest(present, each) for present in self._present.values()]
+        rest = (sum(here) + each * max(self.left - len(here), 0)) / (self.slots or len(here) or 1)
+        return max([*here, rest]) + self._closing
+
+    def _steps(self, run: _Present) -> float | None:
+        """Seconds of all steps of a run at the speed of this one, without its start; None before LEAST_PROGRESS."""
+        made = run.done - (run.resumed_at or 0.0)
+        return (time.monotonic() - run.stepped) / made if made >= LEAST_PROGRESS else None
+
+    def _whole(self, run: _Present) -> float | None:
+        """Seconds of a whole run, with a start as long as that of this one; None before LEAST_PROGRESS."""
+        steps = self._steps(run)
+        return None if steps is None else run.stepped - run.began + steps * (1 + self._final)
+
+    def _rest(self, run: _Present, each: float) -> float:
+        """Seconds left of a run. each: seconds of an average run."""
+        spent, steps = time.monotonic() - run.began, self._steps(run) or 0.0
+        return max(
+            each * (1.0 - (run.resumed_at or 0.0)) - spent, steps * (1.0 - run.done + self._final), 0.0
+        )
+
+
+@dataclass
+class _Line:
+    """The line of a run. step: its last training step."""
+
+    title: str
+    validation: str = ""
+    step: Event | None = None
+
+
+class Terminal:
+    """Show the progress of runs: `begin`, any number of `update`, then `end` or `pause`; `say` at any time."""
+
+    def __init__(self, estimate: Estimate, total: int, stream: TextIO | None = None) -> None:
+        self._live = LiveLine(PLAIN_SECONDS, stream=stream)
+        self.say, self.close = self._live.say, self._live.stop
+        self.estimate = estimate
+        self._total = total
+        self._lines: dict[str, _Line] = {}
+
+    def begin(self, name: str, number: int, where: str = "") -> None:
+        """where: slot, host or job."""
+        self.estimate.begin(name)
+        title = f"[{number}/{self._total}] {name}"
+        line = self._lines[name] = _Line(f"{title} ({where})" if where else title)
+        self._live.start(f"{line.title}{GAP}starting", name)
+
+    def update(self, name: str, event: Event) -> None:
+        line = self._lines[name]
+        if event.event == "validation":
+            line.validation = f"val ppl {digits(event.perplexity)}" if event.perplexity else ""
+        if event.event == "note":
+            self.say(f"{line.title}: {event.message}")
+        if event.event == "train":
+            line.step = event
+        if event.event in ("train", "phase"):
+            self._show(name, line, event.phase)
+
+    def _show(self, name: str, line: _Line, phase: str) -> None:
+        """Show the most important number first, since a narrow terminal crops the line."""
+        step = line.step
+        done = step.iteration / step.iterations if step and step.iterations else 0.0
+        left = self.estimate.seconds_left(done, name)
+        parts = [line.title, f"{done:4.0%}{GAP}loss {step.loss:.3f}" if step else "", phase]
+        parts += [f"study {duration(left)} left"] if left is not None and left >= 1 else []
+        parts += [line.validation]
+        if step and step.train_seconds > 0 and done > 0:
+            parts += [f"run {duration(step.train_seconds / done * (1 - done))} left"]
+        if step and step.tokens_per_second:
+            parts += [short(step.tokens_per_second, " tok/s")]
+        if step and step.memory_bytes:
+            parts += [f"{step.memory_bytes / 2**30:.1f} GiB"]
+        self._live.update(GAP.join(filter(None, parts)), done, name)
+
+    def end(self, name: str, text: str) -> None:
+        self.estimate.end(name)
+        self._remove(name, text)
+
+    def pause(self, name: str, text: str) -> None:
+        """End the live line of a run that is retried."""
+        self.estimate.pause(name)
+        self._remove(name, text)
+
+    def _remove(self, name: str, text: str) -> None:
+        self._live.stop(name)
+        self.say(f"{self._lines.pop(name).title}{GAP}{text}")
+
+
+def digits(value: float) -> str:
+    """Four significant digits, without an exponent where a person would write none."""
+    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+FORWARD_SHARE = (
+    1 / 3
+)  # of the seconds of a training token that a scored token takes; backward takes two thirds
+START_SECONDS = 3.0  # of the process of a run, until its first step
+MAPS_SECONDS = 1.0  # of the attention maps of an arm, after the last run
+# with their four endings: tokens of an item of HellaSwag, about, and of all items of the continuation choice
+HELLASWAG_TOKENS, HELLASWAG_ITEMS, CHOICE_TOKENS = 400, 10_042, 30_720
+
+
+def expected_seconds(plan: Plan, evaluation: EvaluationConfig) -> float | None:
+    """Return the seconds of an average run: its start, training and evaluations; None if no steps were timed."""
+    found = []
+    for name, row in plan.variants.items():
+        if (seconds := plan.planned_seconds(name)) is not None:
+            during = evaluation.interval_tokens and (row.tokens - 1) // evaluation.interval_tokens
+            share = FORWARD_SHARE * during * evaluation.tokens / row.tokens
+            found.append(START_SECONDS + seconds * (1 + share + final_share(plan, evaluation)))
+    return mean(found) if found else None
+
+
+def final_share(plan: Plan, evaluation: EvaluationConfig) -> float:
+    """Return the seconds of the evaluation after the last step, relative to those of training."""
+    items = HELLASWAG_TOKENS * (evaluation.hellaswag_limit or HELLASWAG_ITEMS)
+    scored = evaluation.tokens + (items if evaluation.hellaswag else CHOICE_TOKENS)
+    return FORWARD_SHARE * scored / mean([row.tokens for row in plan.variants.values()])
+
+
+def summary(
+    plan: Plan, variants: Sequence[str], left: int, runs: int, each: float | None, slots: int = 1
+) -> str:
+    """Describe the batch, the iterations of each variant, the number of pending runs and of runs at once.
+
+    each: seconds of an average run.
+    """
+    batch = plan.batch
+    iterations = {name: plan.variants[name].iterations for name in variants}
+    if len({*iterations.values()}) == 1:
+        counts = f"{next(iter(iterations.values()))} for every variant"
+    else:
+        counts = ", ".join(f"{name} {count}" for name, count in iterations.items())
+    ranks = f" x {batch.world_size} ranks" if batch.world_size > 1 else ""
+    return (
+        f"batch {batch.effective} sequences of {batch.block_size} tokens "
+        f"= micro {batch.micro} x accumulation {batch.accumulation}{ranks}; iterations: {counts}\n"
+        f"{left} of {runs} runs pending"
+        + (f", {slots} at once" if slots > 1 else "")
+        + (f", threads of a run: {plan.threads}" if plan.threads else "")
+        + (f", about {duration(math.ceil(left / max(slots, 1)) * each)}" if each else "")
+    )
+
+
+def beside_note(slots: int) -> str:
+    """Return the note for the report on runs at once; empty for one at a time."""
+    if slots < 2:
+        return ""
+    return (
+        f"up to {slots} runs trained at once: the tokens per second and the training seconds of a run were measured "
+        "beside other runs; step time ratios were measured before the runs, in turns"
+    )
+
+
+def outcome(run_dir: Path) -> str:
+    """Describe a finished run in one line, or the reason why it is not finished."""
+    try:
+        record = run_record.load(run_dir)
+    except run_record.RecordError as error:
+        return str(error)
+    if record.status != "finished":
+        return f"{record.status}: {record.error}"
+    validation, progress = record.validation, record.progress
+    parts = [f"perplexity {validation.perplexity:.2f}"] if validation and validation.perplexity else []
+    for task in TASKS:
+        if (score := entry(record, task)) and score.acc is not None:
+            spread = "" if score.acc_stderr is None else f" +- {score.acc_stderr:.1%}"
+            parts.append(f"{task.name} {score.acc:.1%}{spread}")
+    if progress:
+        parts.append(f"{short(progress.tokens)} tokens in {duration(progress.train_seconds)} of training")
+    if record.throughput and record.throughput.tokens_per_second:
+        parts.append(f"{record.throughput.tokens_per_second:,.0f} tok/s")
+    if record.memory and record.memory.peak_allocated_bytes is not None:
+        parts.append(f"{record.memory.peak_allocated_bytes / 2**30:.2f} GiB")
+    return "  ".join(parts)

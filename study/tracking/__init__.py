@@ -1,1 +1,0 @@
-"""The verdict in experiment trackers."""

@@ -1,1 +1,0 @@
-"""Evaluate trained runs on other platforms."""

@@ -1,0 +1,82 @@
+"""Verify a study's folder: plan, attention maps, records, side files and checkpoints. Needs no torch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime import checkpoint, run_record
+from runtime import eval_set_records as eval_sets
+from runtime.errors import UserError
+from runtime.seal import read_sealed
+from study import plan_file
+from study.runs import disagreements, run_folders
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A file of the study or a run: what was checked, and a message for everything that does not agree."""
+
+    name: str
+    checked: list[str]
+    problems: list[str]
+    state: str = "agrees"
+
+    @property
+    def text(self) -> str:
+        """One line."""
+        checked = f" ({', '.join(self.checked)})" if self.checked else ""
+        return f"{self.name}: {'; '.join(self.problems) or f'{self.state}{checked}'}"
+
+
+def verify_study(study_dir: Path) -> list[Verified]:
+    """Verify the study's own files, then every run."""
+    rows = [Verified(plan_file.FILE, [], _plan_problems(study_dir))]
+    if (study_dir / "attention.json").exists():
+        rows.append(
+            Verified(
+                "attention.json", [], _errors(functools.partial(read_sealed, study_dir / "attention.json"))
+            )
+        )
+    runs, others = run_folders(study_dir)
+    rows += [Verified(name, [], [], "not a run of this study: skipped") for name in others]
+    return [*rows, *(_verify_run(folder) for folder in runs)]
+
+
+def _plan_problems(study_dir: Path) -> list[str]:
+    try:
+        return [] if plan_file.read(study_dir) else [f"{study_dir / plan_file.FILE} does not exist"]
+    except plan_file.PlanFileError as error:
+        return [str(error)]
+
+
+def _verify_run(folder: Path) -> Verified:
+    """Verify the record with the files that belong to it, and the checkpoints."""
+    checked, problems = [], []
+    try:
+        record = run_record.load(folder)
+    except run_record.RecordError as error:
+        problems.append(str(error))
+    else:
+        sides = [name for name in run_record.SIDE_FILES if (folder / name).exists()]
+        checked += [f"run.json ({record.status}, {'sealed' if record.seal else 'unsealed'})", *sides]
+        problems += disagreements(record, folder)
+    for name in ("memory.json", "attention.json", "lm_eval.json", eval_sets.FILE):
+        if (folder / name).exists():
+            checked.append(name)
+            problems += _errors(functools.partial(read_sealed, folder / name))
+    found = [path for kind in run_record.CHECKPOINTS for path in checkpoint.complete(folder / kind)]
+    for path in found:
+        problems += _errors(functools.partial(checkpoint.verify, path))
+    checked += [f"{path.parent.name}/{path.name}" for path in found]
+    return Verified(folder.name, checked, problems)
+
+
+def _errors(work: Callable[[], object]) -> list[str]:
+    try:
+        work()
+    except UserError as error:
+        return [str(error)]
+    return []

@@ -1,0 +1,297 @@
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gpt2.initial_weights import initialise
+from gpt2.training_step import build_model
+from gpt2.transformer import GPT2
+from ra import attention_maps
+from ra.alternation import AlternationSettings
+from ra.control import swap_query_and_key
+from ra.variants import variant
+from referee.pages.html_page import render_html
+from runtime import checkpoint, files, run_record
+from runtime.dotconfig import read_symbols
+from runtime.errors import UserError
+from runtime.settings import Config
+from study.evaluation import loaded_runs as inspect
+from study.evaluation.attention_data import (
+    FILE,
+    InputText,
+    RunAttention,
+    as_json,
+    early_late_means,
+    read_study,
+    write_study,
+)
+from study.evaluation.attention_page import attention_document, even_spread, map_figure, ratios
+from study.report import report_files as write
+from tests.checkout import link_project
+from tests.study.sample_records import a_record, edit
+
+ROOT = Path(__file__).parents[3]
+SETTINGS = (
+    "GPT2_MAX_ITERS=1",
+    "GPT2_BLOCK_SIZE=32",
+    "EVAL_TOKENS=256",
+    "HELLASWAG=n",
+    "DATASET_FILES=nowhere/*.txt",
+)
+
+
+@pytest.fixture(scope="module")
+def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    workplace = tmp_path_factory.mktemp("workplace")
+    link_project(workplace)
+    assignments = [f"CONFIG_{setting}" for setting in SETTINGS]
+    command = [
+        sys.executable,
+        "-m",
+        "scripts.kconfig",
+        "defconfig",
+        "gpt2-ra-ablation-smoke+cpu",
+        *assignments,
+    ]
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL")
+    }
+    subprocess.run(
+        command, cwd=workplace, env=environment | {"RA_DETECTED": "cpu"}, check=True, capture_output=True
+    )
+    return workplace / ".config"
+
+
+def a_run(folder: Path, config_file: Path, name: str, swap: tuple[int, ...] = (), seed: int = 0) -> Path:
+    """A run folder whose checkpoint holds initial weights, drawn wide so that attention is far from even."""
+    symbols = read_symbols(config_file)
+    config = Config.from_symbols(symbols)
+    model = build_model(
+        config.model, variant(name, config.model, AlternationSettings.from_symbols(symbols)).parts
+    )
+    initialise(model, seed)
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attention.qkv.weight *= 15
+    swap_query_and_key(model, swap)
+    run_dir = folder / run_record.run_name(name, seed)
+    run_dir.mkdir(parents=True)
+    (run_dir / "config").write_text(config_file.read_text())
+    files.write_json(run_dir / "run.json", run_record.blank(run_dir.name, name, seed).to_json())
+    checkpoint.save(run_dir / "checkpoint", 7, {"model": model.state_dict()}, {})
+    return run_dir
+
+
+def text_of(words: str, folder: Path) -> Path:
+    path = folder / "words.txt"
+    path.write_text(words)
+    return path
+
+
+def inspected(run_dir: Path, words: Path | None = None) -> tuple[RunAttention, InputText]:
+    run = inspect.load_run(run_dir)
+    ids, text = inspect.choose_text([run], words)
+    return inspect.inspect_run(run, ids, [0], [1]), text
+
+
+def near(one: Any, other: Any) -> None:
+    torch.testing.assert_close(torch.tensor(one), torch.tensor(other), atol=1e-4, rtol=1e-4)
+
+
+def test_a_swapped_reciprocal_run_has_the_maps_of_the_baseline_with_paths_exchanged(
+    tmp_path: Path, config_file: Path
+) -> None:
+    base, _ = inspected(a_run(tmp_path, config_file, "B"))
+    swapped, _ = inspected(a_run(tmp_path, config_file, "RAALL", swap=tuple(range(base.depth))))
+    assert {layer.reciprocal_share for layer in base.layers} == {0.0}
+    assert {layer.reciprocal_share for layer in swapped.layers} == {1.0}
+    for values, other in zip(base.layers, swapped.layers, strict=True):
+        near(values.entropy_standard, other.entropy_reciprocal)
+        near(values.total_variation, other.total_variation)
+        assert min(values.total_variation) > 0.05
+    (one,), (exchanged,) = base.pictures, swapped.pictures
+    assert (one.layer, one.head) == (exchanged.layer, exchanged.head) == (0, 1)
+    for row, other_row in zip(one.standard, exchanged.reciprocal, strict=True):
+        near(row, other_row)
+
+
+def test_early_and_late_values_are_means_over_their_layers(tmp_path: Path, config_file: Path) -> None:
+    run_attention, text = inspected(a_run(tmp_path, config_file, "RALEARN"))
+    written = as_json(run_attention, text)
+    assert len(written["layers"]) == run_attention.depth
+    middle = len(written["layers"]) // 2
+    for key, half in written["halves"].items():
+        means = [sum(layer[key]) / len(layer[key]) for layer in written["layers"]]
+        assert half["early"] == pytest.approx(sum(means[:middle]) / middle)
+        assert half["late"] == pytest.approx(sum(means[middle:]) / len(means[middle:]))
+    assert [layer["reciprocal_share"] for layer in written["layers"]] == pytest.approx(
+        [0.5] * len(written["layers"])
+    )
+    assert (written["iteration"], written["text"]["tokens"]) == (7, 32)
+
+
+def test_the_text_is_the_start_of_the_file_or_a_sentence_without_data(
+    tmp_path: Path, config_file: Path
+) -> None:
+    run = inspect.load_run(a_run(tmp_path, config_file, "B"))
+    ids, words = inspect.choose_text([run], text_of("one two three", tmp_path))
+    assert (len(ids), words.tokens, words.pieces) == (13, 13, tuple("one two three"))
+    assert len(inspect.choose_text([run], text_of("word " * 500, tmp_path))[0]) == 32
+    assert inspect.choose_text([run], None)[1].source.startswith("a built-in sentence")
+
+
+def test_runs_with_several_tokenizers_are_refused(tmp_path: Path, config_file: Path) -> None:
+    run = inspect.load_run(a_run(tmp_path, config_file, "B"))
+    data = dataclasses.replace(run.config.data, tokenizer="gpt2")
+    other = dataclasses.replace(run, config=dataclasses.replace(run.config, data=data))
+    assert inspect.choose_text([other], text_of("one two three", tmp_path))[1].pieces == (
+        "one",
+        " two",
+        " three",
+    )
+    with pytest.raises(UserError, match=r"several tokenizers \(bytes, gpt2\)"):
+        inspect.choose_text([run, other], None)
+
+
+def test_an_error_is_one_line_with_the_problem(tmp_path: Path, config_file: Path) -> None:
+    run_dir = a_run(tmp_path, config_file, "B")
+    run = inspect.load_run(run_dir)
+    empty = tmp_path / "RAALL0"
+    empty.mkdir()
+    files.write_json(empty / "run.json", run_record.blank("RAALL0", "RAALL", 0).to_json())
+    (empty / "config").write_text(config_file.read_text())
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    other = a_run(tmp_path / "other", config_file, "RALEARN")
+    files.write_json(other / "run.json", run_record.blank("B0", "B", 0).to_json())
+    for wrong, message in (
+        (lambda: inspect.load_run(tmp_path / "nowhere"), "is not a folder"),
+        (lambda: inspect.load_run(empty), "has no checkpoint"),
+        (lambda: inspect.load_run(other), "does not fit the model"),
+        (lambda: inspect.choose_text([run], tmp_path / "nowhere"), "does not exist"),
+        (lambda: inspect.choose_text([run], fifo), "is not a file; fix: TEXT="),
+        (lambda: inspect.choose_text([run], text_of("", tmp_path)), "has 0 tokens"),
+        (
+            lambda: inspect.select_indices([9], 4, "layer", [0]),
+            "layer 9 does not exist; fix: LAYERS=0 .. 3",
+        ),
+    ):
+        with pytest.raises(UserError, match=message) as raised:
+            wrong()
+        assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("tokens", "pixels"), [(40, 40), (41, 8), (7, 64), (100, 33)])
+def test_uniform_attention_has_the_neutral_colour(tokens: int, pixels: int) -> None:
+    """Compare with the picture that `ra.attention_maps` draws of equal queries and keys."""
+    even = even_spread(tokens, attention_maps.pixel_tokens(tokens, pixels))
+    nothing_HTD = torch.zeros(1, tokens, 1)
+    drawn, _ = attention_maps.layer_maps(nothing_HTD, nothing_HTD, [0], pixels).pictures[0]
+    torch.testing.assert_close(torch.tensor(even), drawn)
+    lower = [row[: place + 1] for place, row in enumerate(drawn.tolist())]
+    assert abs(ratios(lower, even)).max() < 1e-12
+    doubled = [[2 * mass for mass in row] for row in lower]
+    assert abs(np.tril(ratios(doubled, even) - 1)).max() < 1e-12
+
+
+def test_a_map_has_no_cells_of_the_future(tmp_path: Path, config_file: Path) -> None:
+    run, text = inspected(a_run(tmp_path, config_file, "B"))
+    spec, _ = map_figure([(run, run.pictures[0])], text)
+    for option in spec["choices"][0]["options"]:
+        for trace in option["data"]:
+            assert [len(row) for row in trace["z"]] == list(range(1, len(trace["z"]) + 1))
+
+
+def test_a_layer_of_another_kind_is_not_on_the_page(tmp_path: Path, config_file: Path) -> None:
+    run = inspect.load_run(a_run(tmp_path, config_file, "B"))
+    assert isinstance(run.model, GPT2)
+    run.model.blocks[0].attention = torch.nn.Identity()  # type: ignore[union-attr]
+    ids, text = inspect.choose_text([run], None)
+    run_attention = inspect.inspect_run(run, ids, [0, 1], [0])
+    assert [layer.layer for layer in run_attention.layers] == [1]
+    assert early_late_means(run_attention, "entropy", "standard")[0] is None
+    assert "attention-map1-0" in render_html(attention_document([run_attention], text))
+
+
+def test_the_command_writes_the_numbers_of_each_run_and_one_page(tmp_path: Path, config_file: Path) -> None:
+    runs = [a_run(tmp_path, config_file, name) for name in ("B", "RAALL")]
+    command = [sys.executable, "-m", "scripts.attention", *map(str, runs), "--layers", "1", "--heads", "0 1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (runs[0] / "attention.html").is_file()
+    assert "B0 (variant B, seed 0, iteration 7): " in done.stdout
+    assert [json.loads((run / "attention.json").read_text())["variant"] for run in runs] == ["B", "RAALL"]
+    wrong = subprocess.run([*command[:4], "--layers", "one"], cwd=ROOT, capture_output=True, text=True)
+    assert wrong.returncode == 1
+    assert wrong.stderr == 'error: LAYERS="one" is not a list of whole numbers; fix: LAYERS="0 3"\n'
+
+
+def a_study(folder: Path, config_file: Path, names: tuple[str, ...]) -> Path:
+    """Finished runs, by their records, of two seeds each."""
+    for name in names:
+        for seed in (0, 1):
+            run_dir = a_run(folder / "runs", config_file, name, seed=seed)
+            files.write_json(
+                run_dir / "run.json", a_record(name, seed, 4.0 + seed / 10, 7)
+            )  # as the checkpoint
+    return folder
+
+
+def test_a_study_inspects_the_lowest_seed_of_each_variant_and_only_new_checkpoints(
+    tmp_path: Path, config_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = a_study(tmp_path / "study", config_file, ("B", "RALEARN"))
+    assert inspect.inspect_study(study) == []
+    runs, text = read_study(study) or ([], None)
+    assert [one.name for one in runs] == ["B0", "RALEARN0"]
+    assert text is not None
+    for one in runs:
+        fresh = inspected(study / "runs" / one.name)[0]
+        assert fresh.layers == one.layers
+        assert [drawn.layer for drawn in one.pictures] == [0, one.depth - 1]
+    monkeypatch.setattr(
+        inspect, "load_run", lambda path: pytest.fail("inspected a run that is saved already")
+    )
+    assert inspect.inspect_study(study) == []
+    monkeypatch.undo()
+    shutil.rmtree(study / "runs" / "RALEARN0" / "checkpoint")
+    edit(study, "B0", progress={"iterations": 8})
+    (failed,) = inspect.inspect_study(study)
+    assert "RALEARN0 has no checkpoint" in failed
+    assert [one.name for one in (read_study(study) or ([], None))[0]] == ["B0"]
+
+
+def test_the_report_has_an_attention_section_and_ignores_a_damaged_file(
+    tmp_path: Path, config_file: Path
+) -> None:
+    study = a_study(tmp_path / "study", config_file, ("B", "RALEARN"))
+    write.write_report(study)
+    assert "Where attention goes" not in (study / "report.html").read_text()
+    inspect.inspect_study(study)
+    write.write_report(study)
+    plain = (study / "report.html").read_text()
+    assert all(part in plain for part in ("Where attention goes", "attention-layers", "attention-map1-0"))
+    runs, text = read_study(study) or ([], InputText("", 0))
+    runs[0] = dataclasses.replace(runs[0], notes=("<img src=x onerror=alert(1)>",))
+    write_study(study, runs, InputText("</script><b>words</b>", text.tokens))
+    write.write_report(study)
+    written = (study / "report.html").read_text()
+    assert "<img src=x" not in written
+    assert "<b>words" not in written
+    good = (study / FILE).read_text()
+    for wrong in ("{", "[]", good.replace('"schema": 1', '"schema": 2', 1), good.replace('"block": 1', '"block": 0'),
+                  good.replace('"block": 1', '"block": 2'), good.replace('"head": 0', '"head": "x"'),
+                  good.replace('"depth": ', '"depth": NaN, "x": ', 1)):  # fmt: skip
+        assert wrong != good
+        (study / FILE).write_text(wrong)
+        assert read_study(study) is None
+        write.write_report(study)
+        assert "Where attention goes" not in (study / "report.html").read_text()

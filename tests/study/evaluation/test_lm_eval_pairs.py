@@ -1,0 +1,219 @@
+"""Values and paired differences of arms against formulas written out here, and which results are compared."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from referee.pages.document import render_markdown, render_terminal
+from runtime import run_record
+from study.compare.compare_page import comparison_document
+from study.compare.compared_studies import build_comparison
+from study.evaluation import lm_eval_records as records
+from study.evaluation.lm_eval_page import NO_PAIRS, NO_VERDICT, TaskResults, compare_arms, results_document
+from study.evaluation.lm_eval_records import LmEvalRecord, Metric, TaskResult
+from study.report import report_files as write
+from study.verify import verify_study
+from tests.study.sample_records import a_study
+
+LIKELIHOODS = [-2.5, -4.0, -1.25, -3.0]
+
+
+def accuracy(right: str) -> Metric:
+    share = right.count("1") / len(right)
+    stderr = math.sqrt(share * (1 - share) / (len(right) - 1))
+    return Metric("acc", "none", share, True, stderr, right)
+
+
+def perplexity(items: list[float]) -> Metric:
+    return Metric("perplexity", "none", math.exp(-np.mean(items)), False, 0.5, None, tuple(items))
+
+
+def task(*metrics: Metric, name: str = "piqa", version: str = "1.0", **changes: Any) -> TaskResult:
+    number = len(metrics[0].values) or 7
+    about: dict[str, Any] = {"items_sha256": "i", "truncated": 0, "requests": 8, "chance": 0.5} | changes
+    return TaskResult(
+        task=name, version=version, harness="0.4.13", definition="d", items=number, number_format="float32",
+        device="cpu", torch="2.13.0", seconds=1.0, metrics=metrics, **about,
+    )  # fmt: skip
+
+
+def results(arm: str, seed: int, *tasks: TaskResult) -> TaskResults:
+    return TaskResults(f"{arm}{seed}", arm, seed, tasks)
+
+
+bits = st.lists(st.lists(st.booleans(), min_size=6, max_size=6), min_size=4, max_size=4)
+
+
+@given(bits)
+def test_differences_of_accuracies_are_paired_over_items_and_over_seeds(answers: list[list[bool]]) -> None:
+    rows = ["".join("01"[bit] for bit in row) for row in answers]
+    found = compare_arms([
+        results("RALEARN", 0, task(accuracy(rows[0]))), results("B", 0, task(accuracy(rows[1]))),
+        results("RALEARN", 1, task(accuracy(rows[2]))), results("B", 1, task(accuracy(rows[3]))),
+        results("RALEARN", 2, task(accuracy(rows[2]))),
+    ])  # fmt: skip
+    (difference,) = found.differences
+    matrix = np.array(answers, dtype=float)
+    gaps = np.stack([matrix[0] - matrix[1], matrix[2] - matrix[3]])
+    assert (difference.arm, difference.baseline, difference.seeds) == ("RALEARN", "B", [0, 1])
+    assert difference.difference == pytest.approx(gaps.mean())
+    assert difference.stderr_items == pytest.approx(stats.sem(gaps.mean(axis=0)))
+    assert difference.stderr_seeds == pytest.approx(stats.sem(gaps.mean(axis=1)))
+    value = next(one for one in found.values if one.arm == "B")
+    assert value.value == pytest.approx(matrix[[1, 3]].mean())
+    assert value.stderr == pytest.approx(stats.sem(matrix[[1, 3]].mean(axis=0)))
+
+
+def test_the_value_of_one_seed_has_the_error_of_the_harness() -> None:
+    (value,) = compare_arms([results("B", 0, task(accuracy("0111")))]).values
+    assert (value.value, value.stderr) == (0.75, accuracy("0111").stderr)
+
+
+def test_perplexities_are_compared_by_their_logarithms() -> None:
+    other = [item - 0.5 for item in LIKELIHOODS[:3]] + [LIKELIHOODS[3] + 1.0]
+    found = compare_arms([
+        results("B", 0, task(perplexity(LIKELIHOODS))), results("RAALL", 0, task(perplexity(other))),
+    ])  # fmt: skip
+    (difference,) = found.differences
+    ratio = perplexity(other).value / perplexity(LIKELIHOODS).value
+    assert difference.difference == pytest.approx(math.log(ratio))
+    assert difference.stderr_items == pytest.approx(stats.sem([0.5, 0.5, 0.5, -1.0]))
+    assert difference.stderr_seeds is None
+
+
+def test_a_value_that_does_not_follow_from_its_items_is_shown_and_not_paired() -> None:
+    odd = Metric("f1", "none", 0.9, True, None, None, (0.1, 0.2))
+    found = compare_arms([results("B", 0, task(odd)), results("RAALL", 0, task(odd))])
+    assert [value.value for value in found.values] == [0.9, 0.9]
+    assert found.differences == []
+
+
+@pytest.mark.parametrize("change", [{"items_sha256": "x"}, {"version": "2.0"}])
+def test_results_on_other_items_or_of_another_version_are_left_out_and_named(change: dict[str, Any]) -> None:
+    found = compare_arms([
+        results("B", 0, task(accuracy("0101"))), results("RALEARN", 0, task(accuracy("0111"))),
+        results("RALEARN", 1, task(accuracy("0111"), **change)), results("B", 1, task(accuracy("0111"))),
+    ])  # fmt: skip
+    assert [one.seeds for one in found.differences] == [[0]]
+    assert found.notes == [
+        "piqa leaves out RALEARN1: evaluated on other items, or by another version, than most"
+    ]
+
+
+def test_truncated_rows_are_named() -> None:
+    found = compare_arms([results("B", 0, task(accuracy("01"), truncated=2))])
+    assert found.notes == ["piqa: rows longer than the block size lost their beginning: B0 25%"]
+
+
+def record(variant: str, seed: int, *tasks: TaskResult, iterations: int = 7) -> LmEvalRecord:
+    return LmEvalRecord(run_record.run_name(variant, seed), variant, seed, iterations, "w", tasks)
+
+
+def test_runs_of_one_name_in_two_studies_are_two_arms() -> None:
+    document = results_document(
+        [("a", record("B", 0, task(accuracy("01")))), ("b", record("B", 0, task(accuracy("11"))))], ["piqa"]
+    )
+    text = render_terminal(document)
+    assert "a/B0" in text
+    assert "b/B  " in text
+    assert "+50.00" in text
+
+
+def test_runs_without_a_common_seed_are_not_paired() -> None:
+    pair = [("a", record("B", 0, task(accuracy("01")))), ("a", record("RALEARN", 1, task(accuracy("11"))))]
+    text = render_terminal(results_document(pair, ["piqa"]))
+    assert NO_PAIRS in " ".join(text.split())
+
+
+def test_values_near_guessing_are_marked() -> None:
+    text = render_terminal(results_document([("a", record("B", 0, task(accuracy("0111"))))], ["piqa"]))
+    assert "75.0 ± 25.0 % †" in text
+    assert NO_VERDICT[:20] not in text  # one run claims nothing
+    sure = record("B", 0, task(accuracy("1" * 99 + "0")))
+    assert "99.0 ± 1.0 % †" not in (text := render_terminal(results_document([("a", sure)], ["piqa"])))
+    assert "99.0 ± 1.0 %" in text
+
+
+# --- beside the records
+
+
+def write_results(
+    study: Path, variants: tuple[str, ...] = ("B", "RALEARN"), seeds: int = 3, ends: int = 0
+) -> None:
+    for seed in range(seeds):
+        for number, variant in enumerate(variants):
+            folder = study / "runs" / run_record.run_name(variant, seed)
+            progress = run_record.load(folder).progress
+            assert progress
+            right = "".join("01"[(item + seed + number) % 3 > 0] for item in range(40))
+            found = record(variant, seed, task(accuracy(right)), iterations=progress.iterations - ends)
+            records.write(folder, found)
+
+
+def test_a_report_shows_the_results_of_its_counted_runs_and_is_renewed(tmp_path: Path) -> None:
+    study = a_study(tmp_path / "study")
+    (study / "attention.json").write_text("{}")
+    report = write.write_report(study)
+    assert "Downstream tasks" not in (study / "report.html").read_text()
+    assert "downstream" not in (study / "report.json").read_text()
+    assert write.is_current(study)
+    write_results(study)
+    assert not write.is_current(study)
+    write.write_report(study)
+    page, text = (study / "report.html").read_text(), (study / "report.md").read_text()
+    assert "Downstream tasks" in page
+    for words in (
+        "## Downstream tasks",
+        NO_VERDICT[:60],
+        "Not evaluated: RAEARLY0",
+        "| RALEARN | piqa | acc |",
+    ):
+        assert words in text, words
+    assert '"downstream"' in (study / "report.json").read_text()
+    assert len(report.used) > 6
+
+
+def test_compare_shows_studies_side_by_side_and_their_paired_differences(tmp_path: Path) -> None:
+    studies = [a_study(tmp_path / name) for name in ("one", "two")]
+    assert "Downstream tasks" not in render_markdown(comparison_document(build_comparison(studies)))
+    write_results(studies[0])
+    assert "Downstream tasks" not in render_markdown(comparison_document(build_comparison(studies)))
+    write_results(studies[1], ("RALEARN", "B"))
+    text = render_markdown(comparison_document(build_comparison(studies)))
+    found = {}
+    for name, study in zip(("one", "two"), studies, strict=True):
+        rows = []
+        for seed in range(3):
+            record_of_run = records.read(study / "runs" / f"B{seed}")
+            assert record_of_run
+            rows.append(record_of_run.tasks[0].metrics[0].values)
+        found[name] = np.array(rows)
+    gaps = found["two"] - found["one"]
+    items, seeds = (100 * stats.sem(gaps.mean(axis=axis)) for axis in (0, 1))
+    (line,) = [line for line in text.splitlines() if line.startswith("| B | piqa | acc |")]
+    assert line.endswith(f"| {100 * gaps.mean():+.2f} ± {items:.2f} items, ± {seeds:.2f} seeds |")
+    assert f"| {100 * found['one'].mean():.1f} ± " in line
+
+
+def test_results_of_other_weights_are_not_shown(tmp_path: Path) -> None:
+    study = a_study(tmp_path / "study")
+    write_results(study, ends=1)
+    write.write_report(study)
+    assert "Downstream tasks" not in (study / "report.md").read_text()
+
+
+def test_an_altered_file_is_named_by_verify_and_not_shown(tmp_path: Path) -> None:
+    study = a_study(tmp_path / "study")
+    write_results(study, ("B",), 1)
+    path = study / "runs/B0" / records.FILE
+    assert records.read(study / "runs/B0")
+    path.write_text(path.read_text().replace('"acc"', '"acd"'))
+    assert records.read(study / "runs/B0") is None
+    problems = [problem for row in verify_study(study) for problem in row.problems]
+    assert any("lm_eval.json was altered" in problem for problem in problems)

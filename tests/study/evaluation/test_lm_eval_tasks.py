@@ -1,0 +1,189 @@
+"""Tasks from local files: which files are read, and what is refused in one line."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as arrow
+import pytest
+from pyarrow import parquet
+
+from runtime.errors import UserError
+from study.evaluation.lm_eval_tasks import definition_digest, items_digest, load_tasks, needed_fields
+from tests.study.evaluation.conftest import NAMES
+
+
+def test_every_task_has_its_local_items_and_no_other(local_tasks: dict[str, Any], task_data: Path) -> None:
+    assert tuple(local_tasks) == NAMES
+    counts = {name: len(task.eval_docs) for name, task in local_tasks.items()}
+    assert counts == {"hellaswag": 12, "lambada_openai": 10, "piqa": 10, "arc_easy": 10, "winogrande": 10}
+    first = json.loads((task_data / "piqa.jsonl").read_text().splitlines()[0])
+    assert {key: local_tasks["piqa"].eval_docs[0][key] for key in first} == first
+
+
+def test_parquet_files_as_on_the_hub_give_the_same_items(
+    tmp_path: Path, task_data: Path, small_manager: Any, local_tasks: dict[str, Any]
+) -> None:
+    rows = [json.loads(line) for line in (task_data / "piqa.jsonl").read_text().splitlines()]
+    for part, chosen in (("00000", rows[:4]), ("00001", rows[4:])):
+        path = tmp_path / f"piqa/data/validation-{part}-of-00002.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        parquet.write_table(arrow.Table.from_pylist(chosen), path)
+    task = load_tasks(["piqa"], tmp_path, small_manager)["piqa"]
+    assert items_digest(task) == items_digest(local_tasks["piqa"])
+    assert definition_digest(task) == definition_digest(local_tasks["piqa"])
+
+
+def test_a_folder_of_the_configuration_is_preferred(
+    tmp_path: Path, task_data: Path, small_manager: Any
+) -> None:
+    """ai2_arc has ARC-Easy/ and ARC-Challenge/ in one repository of the hub."""
+    (tmp_path / "arc_easy/ARC-Easy").mkdir(parents=True)
+    lines = (task_data / "arc_easy/test-00000.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "arc_easy/ARC-Easy/test.jsonl").write_text("".join(lines[:3]))
+    (tmp_path / "arc_easy/test.jsonl").write_text("".join(lines))
+    assert len(load_tasks(["arc_easy"], tmp_path, small_manager)["arc_easy"].eval_docs) == 3
+
+
+def test_a_tag_is_replaced_by_its_tasks(small_manager: Any, task_data: Path, tmp_path: Path) -> None:
+    shutil.copytree(task_data, tmp_path / "data")
+    shutil.copyfile(task_data / "lambada_openai.jsonl", tmp_path / "data/lambada_standard.jsonl")
+    found = load_tasks(["lambada"], tmp_path / "data", small_manager)
+    assert sorted(found) == ["lambada_openai", "lambada_standard"]
+
+
+def test_digests_change_with_items_and_with_the_definition(
+    tmp_path: Path, task_data: Path, small_manager: Any, local_tasks: dict[str, Any]
+) -> None:
+    text = (task_data / "winogrande.jsonl").read_text()
+    (tmp_path / "winogrande.jsonl").write_text(text.replace("bread", "rolls"))
+    other = load_tasks(["winogrande"], tmp_path, small_manager)["winogrande"]
+    mine = local_tasks["winogrande"]
+    assert items_digest(other) != items_digest(mine)
+    assert definition_digest(other) == definition_digest(mine)
+    other.set_config(key="description", value="Answer. ")
+    assert definition_digest(other) != definition_digest(mine)
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (
+            ["helaswag"],
+            "TASKS names helaswag, which lm-evaluation-harness does not have; fix: did you mean hellaswag",
+        ),
+        (
+            ["arc_challenge"],
+            r"has no items of arc_challenge; fix: .*arc_challenge.jsonl, or .*arc_challenge/test\*",
+        ),
+    ],
+)
+def test_unknown_tasks_and_missing_files_are_refused(
+    names: list[str], says: str, task_data: Path, small_manager: Any
+) -> None:
+    with pytest.raises(UserError, match=says):
+        load_tasks(names, task_data, small_manager)
+
+
+PIQA = '{"goal": "a", "sol1": "b", "sol2": "c", "label": 0}\n'
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "says"),
+    [
+        ("piqa.jsonl", "", r"piqa.jsonl has no items of piqa \(split validation\); fix: copy the file again"),
+        ("piqa.json", "[]", r"piqa.json has no items of piqa"),
+        (
+            "piqa.jsonl",
+            PIQA + '{"goal": "x",\n',
+            r"piqa.jsonl:2 is not JSON .*; fix: correct",
+        ),
+        ("piqa.json", '[\n{"goal": }]', r"piqa.json is not JSON .*line 2 column 10"),
+        ("piqa.jsonl", PIQA + "[1]\n", r"piqa.jsonl:2 is \[1\], not an item; fix"),
+        (
+            "piqa.jsonl",
+            '{"goal": "a"}\n',
+            r"piqa.jsonl:1 has no label and no sol1 and no sol2, .*\(it has goal\); fix",
+        ),
+        (
+            "piqa.jsonl",
+            PIQA + PIQA.replace("sol2", "s2"),
+            r"piqa.jsonl:2 has no sol2, which piqa needs",
+        ),
+        (
+            "piqa.json",
+            f"[{PIQA}, {{}}]",
+            r"piqa.json, item 2, has no .*\(it has no field\); fix: add goal",
+        ),
+        (
+            "hellaswag.jsonl",
+            '{"ctx": "a"}\n',
+            r"hellaswag.jsonl:1 has no ctx_a, which hellaswag needs",
+        ),
+        ("winogrande.jsonl", '{"sentence": "a _"}\n', r"winogrande.jsonl:1 has no answer, which"),
+        (
+            "piqa.parquet",
+            "PAR1",
+            r"piqa.parquet is not a readable parquet file \(.*\); fix: copy the file again",
+        ),
+    ],
+)
+def test_empty_broken_and_incomplete_files_are_refused_by_file_line_and_field(
+    file: str, content: str, says: str, tmp_path: Path, small_manager: Any
+) -> None:
+    (tmp_path / file).write_text(content)
+    with pytest.raises(UserError, match=says):
+        load_tasks([Path(file).stem], tmp_path, small_manager)
+
+
+def test_a_line_that_is_not_utf8_is_named(tmp_path: Path, small_manager: Any) -> None:
+    (tmp_path / "piqa.jsonl").write_bytes(PIQA.encode() + PIQA.replace("b", "\xe4").encode("latin-1"))
+    with pytest.raises(UserError, match=r"piqa.jsonl:2 is not UTF-8"):
+        load_tasks(["piqa"], tmp_path, small_manager)
+
+
+def test_a_list_in_one_json_file_and_objects_by_line_are_the_same_items(
+    tmp_path: Path, small_manager: Any
+) -> None:
+    for name, text in (("list", f"[{PIQA}]"), ("one", PIQA)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "piqa.json").write_text(text)
+    digests = {
+        items_digest(load_tasks(["piqa"], tmp_path / name, small_manager)["piqa"]) for name in ("list", "one")
+    }
+    assert len(digests) == 1
+
+
+def test_only_fields_that_a_template_always_reads_are_needed() -> None:
+    found = needed_fields({"doc_to_text": "{{a.b}} {{range(3)}}", "doc_to_target": "{{x if y else z}}"})
+    assert found == ["a"]
+    assert needed_fields({"doc_to_text": "{{a}}", "process_docs": "utils.process"}) == []
+
+
+def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path, small_manager: Any) -> None:
+    with pytest.raises(UserError, match="nowhere is not a folder; fix: TASK_DATA="):
+        load_tasks(["piqa"], tmp_path / "nowhere", small_manager)
+
+
+def test_without_local_files_and_without_a_hub_the_refusal_names_the_fix_and_nothing_is_retried(
+    small_manager: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    asked = []
+    original = datasets.load_dataset
+
+    def load(*arguments: Any, **options: Any) -> Any:
+        asked.append(datasets.config.HF_HUB_OFFLINE)
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    before = datasets.config.HF_HUB_OFFLINE
+    with pytest.raises(UserError) as refused:
+        load_tasks(["piqa"], None, small_manager)
+    assert asked == [True]
+    assert datasets.config.HF_HUB_OFFLINE == before
+    assert "fix: TASK_DATA=" in str(refused.value)

@@ -1,0 +1,248 @@
+"""A run in the harness has the numbers of the harness's class for transformers on the exported run."""
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lm_eval import evaluate, simple_evaluate
+from lm_eval.api.instance import Instance
+from lm_eval.api.registry import get_model
+from lm_eval.models.huggingface import HFLM
+from torch import Tensor, nn
+
+from gpt2 import tokenizer
+from gpt2.initial_weights import initialise
+from gpt2.transformer import GPT2, ModelParts
+from runtime.errors import UserError
+from study.evaluation.export import export_run
+from study.evaluation.lm_eval_model import NAME, RunModel, ScoredModel
+from tests.study.evaluation.test_inspect import a_run, config_file
+
+__all__ = ["config_file"]
+pytestmark = pytest.mark.slow
+ARMS = {"B": "GPT2", "RAALL": "BYTES"}  # and the tokenizer of each
+BLOCK = 96
+TEXTS = [
+    ("The woman kneads", " dough on the floured table."),
+    ("", "An empty context is the end of text."),
+    ("A context that ends with spaces  ", "and is followed by é 日本."),
+    ("word " * 80, "after more tokens than the block size has"),
+]
+
+
+@pytest.fixture(scope="module", params=ARMS)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, config_file: Path) -> Any:
+    """(ours, theirs): the same weights, ours from the run, theirs from its export."""
+    folder = tmp_path_factory.mktemp("pair")
+    lines = config_file.read_text().replace("CONFIG_GPT2_BLOCK_SIZE=32", f"CONFIG_GPT2_BLOCK_SIZE={BLOCK}")
+    for name in ("GPT2", "BYTES"):
+        chosen = ARMS[request.param] == name
+        other = f"# CONFIG_TOKENIZER_{name} is not set" if chosen else f"CONFIG_TOKENIZER_{name}=y"
+        line = f"CONFIG_TOKENIZER_{name}=y" if chosen else f"# CONFIG_TOKENIZER_{name} is not set"
+        lines = lines.replace(other, line)
+    (folder / "config").write_text(lines)
+    run = a_run(folder, folder / "config", request.param)
+    exported = export_run(run, folder / "out")
+    ours = get_model(NAME).create_from_arg_obj({"run": str(run)}, {"batch_size": 4})
+    theirs = HFLM(
+        pretrained=str(exported.folder),
+        device="cpu",
+        dtype="float32",
+        batch_size=3,
+    )
+    assert isinstance(ours, RunModel)
+    assert (
+        (ours.max_length, ours.eot_token_id)
+        == (theirs.max_length, theirs.eot_token_id)
+        == (BLOCK, ours.encoding.eot)
+    )
+    ours.folder = run
+    return ours, theirs
+
+
+def requests(kind: str, arguments: list[Any]) -> list[Instance]:
+    return [Instance(kind, {}, each, number) for number, each in enumerate(arguments)]
+
+
+def test_log_likelihoods_and_greedy_flags_are_theirs(pair: Any) -> None:
+    ours, _ = pair
+    greedy = ours.generate_until(requests("generate_until", [("The ", {"until": [], "max_gen_toks": 3})]))
+    texts = [*TEXTS, ("The ", greedy[0])] if greedy[0].isascii() else TEXTS
+    found, expected = (model.loglikelihood(requests("loglikelihood", texts)) for model in pair)
+    for (score, right), (other, wanted) in zip(found, expected, strict=True):
+        assert score == pytest.approx(other, abs=1e-3, rel=1e-5)
+        assert right == wanted
+    assert len({round(score, 2) for score, _ in found}) == len(texts)
+
+
+def test_rolling_log_likelihoods_over_several_windows_are_theirs(pair: Any) -> None:
+    texts = [("One short text.",), ("The old clock struck ten. " * 30,), ("é",)]
+    found, expected = (
+        model.loglikelihood_rolling(requests("loglikelihood_rolling", texts)) for model in pair
+    )
+    assert found == pytest.approx(expected, abs=1e-2, rel=1e-5)
+
+
+@pytest.mark.parametrize("until", [["e"], ["no text has this"], []])
+def test_greedy_texts_are_theirs(pair: Any, until: list[str]) -> None:
+    contexts = ["The woman", "A man", "Four people carry a long boat down to the lake. " * 9]
+    given = [(context, {"until": [*until], "max_gen_toks": 12, "do_sample": False}) for context in contexts]
+    found, expected = (model.generate_until(requests("generate_until", given)) for model in pair)
+    assert found == expected
+    assert any(found)
+
+
+def test_every_item_of_every_task_is_theirs(pair: Any, local_tasks: dict[str, Any]) -> None:
+    whole = pair[0].encoding.eot == 256
+    tasks = {name: task for name, task in local_tasks.items() if whole or name in ("lambada_openai", "piqa")}
+    found, expected = (
+        evaluate(model, {"tasks": tasks}, bootstrap_iters=20, log_samples=True) for model in pair
+    )
+    assert set(found["results"]) == set(tasks)
+    for name, results in expected["results"].items():
+        for key, value in results.items():
+            if key not in ("alias", "name"):
+                assert found["results"][name][key] == pytest.approx(value, rel=1e-4), (name, key)
+        for one, other in zip(found["samples"][name], expected["samples"][name], strict=True):
+            assert one["doc_hash"] == other["doc_hash"]
+            for metric in other["metrics"]:
+                assert one[metric] == pytest.approx(other[metric], rel=1e-4), (name, one["doc_id"], metric)
+    assert len(found["samples"]["piqa"]) == 10
+
+
+def test_the_harness_finds_the_class_by_its_name(
+    pair: Any, local_tasks: dict[str, Any], small_manager: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, _ = pair
+    monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda storage: None)  # it starts processes
+    arguments = {"run": str(ours.folder), "batch_size": 2}
+    task = [local_tasks["piqa"]]
+    found = simple_evaluate(model=NAME, model_args=arguments, tasks=task, task_manager=small_manager)
+    expected = evaluate(ours, {"tasks": {"piqa": local_tasks["piqa"]}})
+    assert found["results"] == expected["results"]
+
+
+def test_a_continuation_longer_than_the_block_is_truncated_and_counted(pair: Any) -> None:
+    ours, _ = pair
+    ours.truncated = 0
+    ids = [7] * (BLOCK + 20)
+    (long,) = ours._loglikelihood_tokens([(None, [1, 2, 3], ids)])
+    (cut,) = ours._loglikelihood_tokens([(None, [7], ids[:BLOCK])])
+    assert long[0] == pytest.approx(cut[0], rel=1e-6)
+    assert ours.truncated == 1
+
+
+def test_results_do_not_depend_on_the_batch_and_a_batch_that_exceeds_memory_is_divided(
+    pair: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, _ = pair
+    expected = ours.loglikelihood(requests("loglikelihood", TEXTS))
+    sizes = []
+
+    def score(self: ScoredModel, rows: Any) -> Any:
+        sizes.append(len(rows))
+        if len(rows) > 1:
+            raise torch.OutOfMemoryError("out of memory")
+        return original(self, rows)
+
+    original = ScoredModel._score
+    before = ours.batch_tokens
+    ours.batch_tokens = 10**6
+    with monkeypatch.context() as patched:
+        patched.setattr(ScoredModel, "_score", score)
+        found = ours.loglikelihood(requests("loglikelihood", TEXTS))
+    assert sizes == [4, 2, 1, 1, 2, 1, 1]
+    assert ours.batch_tokens == 10**6 // 8  # three batches were divided
+    ours.batch_tokens = before
+    assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
+    assert [score for score, _ in found] == pytest.approx([score for score, _ in expected], rel=1e-5)
+
+
+def test_sampling_depends_on_the_request_and_not_on_its_batch(pair: Any) -> None:
+    ours, _ = pair
+    given = [("The woman", {"do_sample": True, "temperature": 1.0, "max_gen_toks": 8, "until": []})] * 3
+    together = ours.generate_until(requests("generate_until", given))
+    before = ours.batch_tokens
+    ours.batch_tokens = 1
+    assert ours.generate_until(requests("generate_until", given)) == together
+    ours.batch_tokens = before
+    assert len(set(together)) > 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [({"max_gen_toks": BLOCK}, f"asks for {BLOCK} new tokens"), ({"num_beams": 4}, "num_beams=4")],
+)
+def test_texts_that_cannot_be_written_are_refused(pair: Any, settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        pair[0].generate_until(requests("generate_until", [("The", settings)]))
+
+
+def tiny(name: str) -> ScoredModel:
+    """A model of two layers with random weights and the tokenizer of that name."""
+    encoding = tokenizer.load(name)
+    model = GPT2(
+        layers=2,
+        heads=2,
+        width=16,
+        block_size=48,
+        vocabulary=encoding.eot + 1,
+        padded_vocabulary=encoding.eot + 1,
+    )
+    initialise(model, 0)
+    return ScoredModel(model, encoding, "cpu", contextlib.nullcontext)
+
+
+@pytest.mark.parametrize(("context", "continuation"), [("Ans", "wer"), ("-" * 32, "-" * 32), ("hel", "lo")])
+def test_a_continuation_that_joins_the_context_is_scored_alone(context: str, continuation: str) -> None:
+    ours = tiny("gpt2")
+    given, scored = ours._encode_pair(context, continuation)
+    assert scored
+    assert tokenizer.decode(ours.encoding, given + scored) == context + continuation
+    ((nats, greedy),) = ours.loglikelihood(requests("loglikelihood", [(context, continuation)]))
+    ids = torch.tensor([given + scored])
+    with torch.no_grad():
+        logs = ours.model(ids)[0].log_softmax(-1)[len(given) - 1 : -1]
+    assert nats == pytest.approx(float(logs.gather(1, torch.tensor([scored]).T).sum()), rel=1e-5)
+    assert nats < -1
+    assert greedy == (logs.argmax(-1).tolist() == scored)
+
+
+@pytest.mark.parametrize("context", ["The answer:", ""])
+def test_an_item_with_an_empty_continuation_is_refused_by_its_name(context: str) -> None:
+    item = Instance("loglikelihood", {}, (context, ""), 0, ("piqa", 7, 1))
+    with pytest.raises(UserError, match=r"item 7 of piqa has an empty continuation.*; fix: "):
+        tiny("bytes").loglikelihood([item])
+
+
+class RunningMean(nn.Module):
+    """An attention without queries and keys, which cannot be cached."""
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        return x_BTC.cumsum(1) / torch.arange(1, x_BTC.shape[1] + 1)[:, None]
+
+
+def test_an_attention_without_a_cache_continues_texts_greedily() -> None:
+    encoding = tokenizer.load("bytes")
+    sizes = {
+        "layers": 2,
+        "heads": 2,
+        "width": 16,
+        "block_size": 48,
+        "vocabulary": 257,
+        "padded_vocabulary": 384,
+    }
+    model = GPT2(**sizes, parts=ModelParts(attention=lambda layer: RunningMean())).eval()
+    initialise(model, 0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter *= 10
+    ours = ScoredModel(model, encoding, "cpu", contextlib.nullcontext)
+    (found,) = ours.generate_until(requests("generate_until", [("A man", {"max_gen_toks": 9, "until": []})]))
+    ids = encoding.encode("A man")
+    for _ in range(9):
+        ids.append(int(model(torch.tensor([ids]))[0, -1].argmax()))
+    assert found == tokenizer.decode(encoding, ids[5:]).split(tokenizer.END_OF_TEXT)[0]
+    assert found

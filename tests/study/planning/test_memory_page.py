@@ -1,0 +1,137 @@
+"""The page of a memory prediction: every byte drawn once, the peak marked, and no name that is more than text."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpt2.allocation_tracker import KINDS, Allocation, Timeline
+from gpt2.predicted_memory import Prediction
+from referee.pages.document import Section
+from referee.pages.html_page import render_html
+from study.planning.memory_page import (
+    COLUMNS,
+    MemoryRow,
+    drawn_events,
+    format_bytes,
+    memory_document,
+    timeline_figure,
+)
+
+PHASES = ("forward", "backward", "optimizer", "evaluation")
+MIB = 2**20
+
+
+@st.composite
+def timelines(draw) -> Timeline:
+    """Blocks of any life in four phases of any length."""
+    ends = sorted(draw(st.sets(st.integers(2, 3000), min_size=4, max_size=4)))
+    spans = list(zip([0, *ends], ends, strict=False))
+    phases = [(name, a + 1, b) for name, (a, b) in zip(PHASES, spans, strict=True)]
+    blocks = [Allocation(draw(st.integers(1, 2**36)), 0, "", "token", kind="parameters")]
+    for _ in range(draw(st.integers(0, 25))):
+        start = draw(st.integers(1, ends[-1]))
+        end = draw(st.none() | st.integers(start, ends[-1]))
+        phase = next(name for name, a, b in phases if a <= start <= b)
+        kind = draw(st.sampled_from(["", *KINDS]))
+        blocks.append(
+            Allocation(draw(st.integers(1, 2**36)), start, phase, "norm", end, kind, draw(st.booleans()))
+        )
+    return Timeline(blocks, phases, ends[-1])
+
+
+def peak_at_the_end() -> Timeline:
+    """An activation and weights, and at the very last event more than before."""
+    blocks = [
+        Allocation(4 * MIB, 0, "", "token", kind="parameters"),
+        Allocation(3 * MIB, 10, "forward", "blocks.0.mlp.fc", 100),
+        Allocation(40 * MIB, 99, "evaluation", "head and loss", None),
+    ]
+    return Timeline(blocks, [("forward", 1, 50), ("evaluation", 51, 100)], 100)
+
+
+def a_row(timeline: Timeline, name: str = "B", same_as: str = "") -> MemoryRow:
+    for phase in PHASES:
+        if phase not in {found for found, _, _ in timeline.phases}:
+            timeline.phases.append((phase, timeline.events, timeline.events))
+    return MemoryRow(name, 4, Prediction(timeline.peak_bytes(), timeline), 8, True, same_as)
+
+
+def heights(figure: dict[str, Any]) -> list[float]:
+    """The upper edge of the stack at each drawn event."""
+    return [sum(values) for values in zip(*(trace["y"] for trace in figure["data"]), strict=True)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(timelines())
+def test_the_stacked_areas_sum_to_the_allocated_bytes_and_reach_the_peak(timeline: Timeline) -> None:
+    figure = timeline_figure(timeline)
+    unit = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}[figure["layout"]["yaxis"]["title"]["text"]]
+    events = figure["data"][0]["x"]
+    assert len(events) <= COLUMNS
+    top = timeline.peak_bytes() / unit
+    for event, height in zip(events, heights(figure), strict=True):
+        assert height == pytest.approx(timeline.curve()[event] / unit, rel=1e-3, abs=1e-4 * top)
+    assert max(heights(figure)) == pytest.approx(top, rel=1e-3)
+    assert figure["layout"]["yaxis"]["range"][1] > top
+
+
+@settings(max_examples=40, deadline=None)
+@given(timelines())
+def test_the_peak_is_marked_with_its_phase(timeline: Timeline) -> None:
+    figure = timeline_figure(timeline)
+    mark = figure["layout"]["annotations"][-1]
+    peak = timeline.peak_event()
+    assert mark["x"] == peak
+    assert mark["text"] == f"peak {format_bytes(timeline.peak_bytes())}, in {timeline.phase_at(peak)}"
+    assert (mark["xanchor"] == "right") == (mark["ax"] < 0)  # the text is on the side the arrow points from
+    low, high = figure["layout"]["xaxis"]["range"]
+    assert (mark["xanchor"] == "right") == (peak - low > (timeline.phases[-1][2] - low) / 2)
+    assert low <= peak <= high
+
+
+def test_the_events_drawn_contain_the_peak_of_each_column() -> None:
+    blocks = [Allocation(MIB, 0, "", "token"), Allocation(9 * MIB, 1234, "forward", "norm", 1235)]
+    timeline = Timeline(blocks, [("forward", 1, 5000)], 5000)
+    events = drawn_events(timeline, 1, 5000)
+    assert 1234 in events
+    assert len(events) <= COLUMNS
+
+
+@pytest.mark.parametrize(
+    "hostile", ["</script><script>alert(1)</script>", "a & b", '"><img src=//x>', "<b>x</b>"]
+)
+def test_a_hostile_name_is_text_on_the_page_and_in_the_figure(hostile: str) -> None:
+    timeline = peak_at_the_end()
+    timeline.blocks.append(Allocation(50 * MIB, 0, "", hostile, kind="parameters"))
+    timeline.phases.append((hostile, 100, 100))
+    document = memory_document([a_row(timeline, hostile)], hostile, [hostile])
+    page = render_html(document)
+    plain = render_html(memory_document([a_row(peak_at_the_end())], "a card", ["a note"]))
+    for tag in ("<script", "<img", "<b>"):
+        assert page.count(tag) == plain.count(tag)
+    assert "<b>x" not in str(timeline_figure(timeline))
+
+
+def test_a_variant_with_the_same_kernels_refers_to_the_other_one() -> None:
+    rows = [a_row(peak_at_the_end()), a_row(peak_at_the_end(), "RAALL", "B")]
+    document = memory_document(rows, "a card", ["a note"])
+    assert "The same kernels as B, so the same memory: see B." in render_html(document)
+    headings = [block.heading for block in document.blocks if isinstance(block, Section)]
+    assert headings == ["Predicted and measured", "B", "RAALL", "Assumptions"]
+
+
+def test_the_page_lists_the_modules_at_the_peak() -> None:
+    rows = [a_row(peak_at_the_end()), a_row(peak_at_the_end(), "RAALL", "B")]
+    page = render_html(memory_document(rows, "a card", ["a note"]))
+    assert "47.00 MiB" in page
+    assert "head and loss" in page
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [(0, "0.00 KiB"), (512, "0.50 KiB"), (3 * 2**20, "3.00 MiB"), (13.92 * 2**30, "13.92 GiB")],
+)
+def test_bytes_are_written_in_a_suitable_unit(nbytes: float, text: str) -> None:
+    assert format_bytes(nbytes) == text

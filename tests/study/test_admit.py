@@ -1,0 +1,103 @@
+"""A study refuses a variant that fails a check."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from ra import names
+from ra.admission import process
+from ra.admission.results import CHECKS, Examination, Outcome, Violation
+from ra.alternation import AlternationSettings
+from runtime import run_record
+from runtime.errors import UserError
+from runtime.run_record import Admission, ModelFault
+from study import admit
+from study.report.report_data import build_report
+from study.runs import read_runs
+from tests.small_runs import configuration
+from tests.study.sample_records import a_study
+
+ALTERNATION = AlternationSettings("output", 0.5, 100.0)
+LEAK = Violation("LEAKY", "causal", "it leaks", "mask it", 3, 7, 0.5, "ra/custom/leaky.py", 4)
+
+
+def examination(*violations: Violation) -> Examination:
+    return Examination("LEAKY", tuple(Outcome(check, "passed", 0.0) for check in CHECKS), violations)
+
+
+def test_a_refusal_is_one_line_with_check_layer_source_and_fix() -> None:
+    other = dataclasses.replace(LEAK, check="mode")
+    with pytest.raises(UserError) as caught:
+        admit.require_admitted({"LEAKY": examination(LEAK, LEAK, other)})
+    text = str(caught.value)
+    assert "\n" not in text
+    assert text.startswith(
+        "LEAKY fails the check causal: layer 3: it leaks (ra/custom/leaky.py:4); fix: mask it"
+    )
+    assert "1 more failed checks" in text
+    admit.require_admitted({"LEAKY": examination()})
+
+
+def test_a_result_is_saved_until_the_source_changes(
+    tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(names, "CUSTOM_FOLDER", tmp_path)
+    config = configuration(texts, 4)
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, directory=tmp_path / "data"))
+    asked: list[list[str]] = []
+
+    def examined(variants: list[str], *arguments: object) -> dict[str, Examination]:
+        asked.append(variants)
+        return {name: dataclasses.replace(examination(LEAK), variant=name) for name in variants}
+
+    monkeypatch.setattr(admit, "examine_variants", examined)
+    (tmp_path / "leaky.py").write_text("x = 1\n")
+    for _ in range(2):
+        found = admit.examine_cached(["B", "LEAKY"], config, ALTERNATION, autocast=False)
+        assert found["LEAKY"].violations[0].message == "it leaks"
+    (tmp_path / "leaky.py").write_text("x = 2\n")
+    admit.examine_cached(["B", "LEAKY"], config, ALTERNATION, autocast=False)
+    admit.examine_cached(["B"], config, ALTERNATION, autocast=True)
+    assert asked == [["B", "LEAKY"], ["LEAKY"], ["B"]]
+
+
+@pytest.mark.parametrize("arm", ["B+MLP=leaky", "LEAKY+AQN=mild", "RALEARN+WIDTH=match:LEAKY"])
+def test_a_changed_file_is_examined_again_in_every_arm_that_uses_it(
+    tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch, arm: str
+) -> None:
+    monkeypatch.setattr(names, "CUSTOM_FOLDER", tmp_path)
+    config = configuration(texts, 4)
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, directory=tmp_path / "data"))
+    asked: list[list[str]] = []
+
+    def examined(variants: list[str], *arguments: object) -> dict[str, Examination]:
+        asked.append(variants)
+        return {name: dataclasses.replace(examination(), variant=name) for name in variants}
+
+    monkeypatch.setattr(admit, "examine_variants", examined)
+    for text in ("x = 1\n", "x = 1\n", "x = 2\n"):
+        (tmp_path / "leaky.py").write_text(text)
+        admit.examine_cached(["B", arm], config, ALTERNATION, autocast=False)
+    assert asked == [["B", arm], [arm]]
+
+
+def test_a_crash_is_not_saved(tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configuration(texts, 4)
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, directory=tmp_path / "data"))
+    died = process._died("B", "causal", "it gave no result", "")
+    monkeypatch.setattr(admit, "examine_variants", lambda *arguments: {"B": died})
+    assert admit.examine_cached(["B"], config, ALTERNATION, False)["B"].violations
+    assert not list((tmp_path / "data").glob(".admission-*"))
+
+
+def test_a_trained_model_that_leaks_does_not_count(tmp_path: Path) -> None:
+    study = a_study(tmp_path / "one", effect=-0.5)
+    folder = study / "runs" / "RALEARN1"
+    found = Admission((ModelFault("causal", "it sees the future", 0.5),), 0.1)
+    run_record.write(folder, dataclasses.replace(run_record.load(folder), admission=found, seal=None))
+    run = next(run for run in read_runs(study) if run.name == "RALEARN1")
+    assert not run.used
+    assert run.cause == "not admitted"
+    assert "fails the check causal: it sees the future" in run.why_not
+    assert [verdict.seeds for verdict in build_report(study).verdicts] == [2]

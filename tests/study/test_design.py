@@ -1,0 +1,218 @@
+"""The primary comparison and the planned seeds: from plan.json to the first screen, and what changes them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime import files, run_record
+from study import amend_plan
+from study.analysis.verdict import BETTER, EXPLORATORY, INTERIM, PRIMARY
+from study.experiment import recorded_settings
+from study.plan_file import Plan, Primary, from_json, read
+from study.report import report_data as build
+from study.report import report_files as write
+from study.study_settings import StudySettings
+from tests.study.report import rendered
+from tests.study.sample_records import VARIANTS, a_plan, a_record, a_study, edit
+
+
+def configured(
+    folder: Path, runs: list[str], seeds: int, primary: str = "", variants: tuple[str, ...] = VARIANTS
+) -> None:
+    """Save the configuration of runs."""
+    text = f'CONFIG_SEEDS={seeds}\nCONFIG_VARIANTS="{" ".join(variants)}"\nCONFIG_PRIMARY="{primary}"\n'
+    for run in runs:
+        (folder / "runs" / run).mkdir(parents=True, exist_ok=True)
+        (folder / "runs" / run / "config").write_text(text)
+
+
+def planned(
+    folder: Path,
+    looks: tuple[int, ...] = (3,),
+    seeds: int = 3,
+    present: int = 3,
+    effect: float = -0.05,
+    **content: Any,
+) -> Path:
+    """A study with a plan for its first look, of which `present` seeds ran and `seeds` are configured now."""
+    a_study(folder, seeds=present, effect=effect)
+    primary = Primary.planned("RALEARN", looks[0], 0.01)
+    assert primary
+    value = a_plan(primary=primary.to_json()) | content
+    for row in value["variants"].values():
+        row["looks"] = list(looks)
+    files.write_json(folder / "plan.json", value)
+    files.write_json(folder / "expected.json", {"variants": list(VARIANTS), "seeds": seeds})
+    return folder
+
+
+def verdict(folder: Path) -> Any:
+    (found,) = build.build_report(folder).verdicts
+    return found
+
+
+def test_the_primary_verdict_is_named_on_every_form(tmp_path: Path) -> None:
+    report = write.write_report(planned(tmp_path, effect=-0.025))
+    assert (report.verdicts[0].word, report.verdicts[0].role) == (BETTER, PRIMARY)
+    for text in (
+        rendered.markdown(report),
+        rendered.terminal(report),
+        (tmp_path / "report.html").read_text(),
+    ):
+        assert "primary comparison, at 3 seeds" in " ".join(text.split())
+    assert "**RALEARN** (primary) is better than standard attention" in rendered.markdown(report)
+    content = json.loads((tmp_path / "report.json").read_text())
+    assert content["verdicts"][0]["role"] == "primary"
+    assert content["verdicts"][0]["exaggeration"] >= 1
+    assert content["design"]["primary"]["sha256"] == report.design.primary.digest  # type: ignore[union-attr]
+
+
+def test_an_estimate_that_is_not_too_large_is_not_doubted(tmp_path: Path) -> None:
+    report = write.write_report(planned(tmp_path, effect=-0.05))
+    exaggeration = report.verdicts[0].exaggeration
+    assert exaggeration is not None
+    assert exaggeration < 1.05
+    assert "only differences above" not in rendered.markdown(report)
+
+
+def test_a_plan_without_a_primary_comparison_says_that_all_verdicts_are_exploratory(tmp_path: Path) -> None:
+    study = a_study(tmp_path, effect=-0.05)
+    files.write_json(study / "plan.json", a_plan())
+    report = build.build_report(study)
+    assert (report.verdicts[0].word, report.verdicts[0].role) == (BETTER, EXPLORATORY)
+
+
+def test_before_the_planned_seeds_every_form_is_interim(tmp_path: Path) -> None:
+    report = write.write_report(planned(tmp_path, looks=(5,), seeds=5, present=4))
+    assert report.verdicts[0].word == INTERIM
+    for text in (
+        rendered.markdown(report),
+        rendered.terminal(report),
+        (tmp_path / "report.html").read_text(),
+    ):
+        words = " ".join(text.split())
+        assert "interim, 4 of 5 planned seeds finished" in words
+        assert "better than" not in words
+        assert "Exploratory: the loss" not in words
+
+
+def test_fewer_seeds_than_planned_stay_interim(tmp_path: Path) -> None:
+    study = planned(tmp_path, looks=(3, 6), seeds=3, present=3)
+    assert (verdict(study).word, verdict(study).finished) == (INTERIM, 3)
+    assert "fix: set CONFIG_SEEDS=6 in .config" in rendered.terminal(build.build_report(study))
+
+
+def test_a_run_that_failed_or_does_not_count_keeps_the_verdict_interim(tmp_path: Path) -> None:
+    study = planned(tmp_path)
+    for run, change in (
+        ("RALEARN1", {"status": "failed", "error": "x"}),
+        ("RAALL1", {"status": "failed", "error": "x"}),
+        ("RAALL1", {"status": "finished", "fingerprint": {"data": "other"}}),
+    ):
+        edit(study, "RALEARN1", status="finished", error=None)
+        edit(study, run, **change)
+        assert (verdict(study).word, verdict(study).finished) == (INTERIM, 2)
+
+
+def test_a_run_that_was_cut_short_is_left_out_and_keeps_no_verdict_back(tmp_path: Path) -> None:
+    study = planned(tmp_path, looks=(4,), seeds=4, present=4)
+    value = a_record("RALEARN", 3, 9.0, 60)
+    value["schedule"] = {"iterations": 300, "cut": True}
+    files.write_json(study / "runs" / "RALEARN3" / "run.json", value)
+    (study / "runs" / "RALEARN3" / "metrics.jsonl").unlink()
+    found = verdict(study)
+    assert (found.word, found.seeds, found.finished) == (BETTER, 3, 4)
+
+
+def test_raised_seeds_are_a_look_at_a_stricter_level(tmp_path: Path) -> None:
+    study = planned(tmp_path, looks=(3, 6), seeds=6, present=6)
+    found = verdict(study)
+    assert found.level == pytest.approx(0.00344, abs=2e-4)
+    text = rendered.markdown(build.build_report(study))
+    assert "CONFIG_SEEDS was raised: looks at 3 and 6 seeds. The last look is tested at 0.34 %" in text
+    assert "6 seeds (look 2), p " in text
+    assert "At 3 seeds the verdict on RALEARN was: better than standard attention (p " in text
+
+
+def test_an_altered_primary_comparison_is_named(tmp_path: Path) -> None:
+    study = planned(tmp_path)
+    assert "Warning" not in rendered.markdown(build.build_report(study))
+    plan = json.loads((study / "plan.json").read_text())
+    plan["primary"]["seeds"] = 2
+    files.write_json(study / "plan.json", plan)
+    assert "does not have its SHA-256" in rendered.markdown(build.build_report(study))
+
+
+# ---- plan.json
+
+
+def settings(
+    folder: Path, seeds: int, variants: tuple[str, ...] = VARIANTS, primary: str = "RALEARN"
+) -> StudySettings:
+    return StudySettings("s", variants, seeds, folder, False, 0.01, primary)
+
+
+def plan_for(*variants: str) -> Plan:
+    value = a_plan()
+    value["variants"] = dict.fromkeys(variants, value["variants"]["B"])
+    return from_json(value)
+
+
+def looks(plan: Plan) -> dict[str, Any]:
+    return {name: row.looks for name, row in plan.variants.items()}
+
+
+def on_record(folder: Path, name: str, seeds: int, **options: Any) -> None:
+    run = run_record.run_name(name, 0)
+    configured(folder, [run], seeds, **options)
+    files.write_json(folder / "runs" / run / "run.json", a_record(name, 0, 4.0))
+
+
+def test_the_plan_is_free_until_the_first_run_and_then_only_gains_looks(tmp_path: Path) -> None:
+    plan = amend_plan.with_design(tmp_path, plan_for("B", "RALEARN"), settings(tmp_path, 9, ("B", "RALEARN")))
+    plan = amend_plan.with_design(tmp_path, plan, settings(tmp_path, 5, ("B", "RALEARN")))
+    assert looks(plan) == {"B": (5,), "RALEARN": (5,)}
+    assert plan.primary == Primary.planned("RALEARN", 5, 0.01)
+    for name in ("B", "RALEARN"):
+        on_record(tmp_path, name, 5)
+    for seeds, expected in ((5, (5,)), (3, (5,)), (8, (5, 8)), (8, (5, 8)), (2, (5, 8)), (9, (5, 8, 9))):
+        plan = amend_plan.with_design(tmp_path, plan, settings(tmp_path, seeds, ("B", "RALEARN"), "MINE"))
+        assert looks(plan) == {"B": expected, "RALEARN": expected}
+    assert plan.primary == Primary.planned("RALEARN", 5, 0.01)
+
+
+def test_a_variant_that_is_added_later_has_its_first_look_at_the_present_seeds(tmp_path: Path) -> None:
+    names = ("B", "RALEARN", "MINE")
+    plan = amend_plan.with_design(tmp_path, plan_for(*names), settings(tmp_path, 3, names[:2]))
+    for name in names[:2]:
+        on_record(tmp_path, name, 3)
+    plan = amend_plan.with_design(tmp_path, plan, settings(tmp_path, 6, names))
+    assert looks(plan) == {"B": (3, 6), "RALEARN": (3, 6), "MINE": (6,)}
+
+
+def test_a_lost_plan_is_restored_from_the_configurations_of_the_runs(tmp_path: Path) -> None:
+    a_study(tmp_path, seeds=4)
+    variants = ("B", "RALEARN", "MINE")
+    configured(tmp_path, [f"{name}{seed}" for name in VARIANTS for seed in (0, 1)], 2, "RALEARN", variants)
+    configured(tmp_path, [f"{name}{seed}" for name in VARIANTS for seed in (2, 3)], 4, "MINE", variants)
+    assert set(recorded_settings(tmp_path)) == set(VARIANTS)
+    plan = amend_plan.with_design(tmp_path, plan_for(*VARIANTS), settings(tmp_path, 4, VARIANTS, "MINE"))
+    assert set(looks(plan).values()) == {(2, 4)}
+    assert plan.primary == Primary.planned("RALEARN", 2, plan.equivalence_margin)
+
+
+def test_a_study_of_an_older_version_gains_no_primary_comparison(tmp_path: Path) -> None:
+    a_study(tmp_path, seeds=3)
+    for name in VARIANTS:
+        (tmp_path / "runs" / f"{name}0" / "config").write_text("CONFIG_SEEDS=3\n")
+    plan = amend_plan.with_design(tmp_path, plan_for(*VARIANTS), settings(tmp_path, 6))
+    assert set(looks(plan).values()) == {(3, 6)}
+    assert plan.primary is None
+
+
+def test_a_study_of_control_arms_alone_has_no_primary_comparison(tmp_path: Path) -> None:
+    plan = amend_plan.with_design(tmp_path, plan_for("B", "RAALL"), settings(tmp_path, 3, ("B", "RAALL"), ""))
+    assert plan.primary is None
+    assert read(tmp_path) is None

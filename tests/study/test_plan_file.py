@@ -1,0 +1,87 @@
+"""plan.json is read into dataclasses and written from them without loss; an unreadable plan is an error of one line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from runtime.run_plan import BatchPlan
+from runtime.run_record import RecordedTarget
+from runtime.typed_json import parse
+from study import plan_file
+from study.plan_file import CostClass, Plan, PlanBudget, PlanFileError, PlanRow, Primary, StepTimeRatio
+
+PLAN = Plan(
+    batch=BatchPlan(4, 2, 2, 1, 16),
+    budget=PlanBudget(60, 0, 0, 90, True),
+    variants={
+        "B": PlanRow("standard", 100, 6400, 1000, 5),
+        "RALEARN": PlanRow("learned-output", 90, 5760, looks=(3, 6)),
+    },
+    classes={"standard": CostClass(0.5, (0.4, 0.6), 10), "learned-output": CostClass(0.55, (0.55,))},
+    step_time_ratios={"learned-output": StepTimeRatio("standard", 1.1, 1.05, 1.15)},
+    notes=("a note",),
+    primary=Primary.planned("RALEARN", 3, 0.01),
+    study="s",
+    created="2026-11-22T00:00:00+00:00",
+    config_sha256="0" * 64,
+    target=RecordedTarget("cpu", "a processor", 2**34, "float32", "flash", "2.13.0", None),
+)
+
+
+def test_a_written_plan_is_read_unchanged(tmp_path: Path) -> None:
+    assert plan_file.read(tmp_path) is None
+    plan_file.write(tmp_path, PLAN)
+    assert plan_file.read(tmp_path) == PLAN
+    assert json.loads((tmp_path / "plan.json").read_text())["schema"] == 1
+
+
+def test_planned_seconds_are_the_steps_of_the_class() -> None:
+    assert PLAN.planned_seconds("B") == 50.0
+    untimed = plan_file.from_json(PLAN.to_json() | {"classes": {}})
+    assert untimed.planned_seconds("B") is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "[" * 100_000,
+        json.dumps(PLAN.to_json() | {"evaluations": {}}),
+        json.dumps(PLAN.to_json() | {"study": None}),
+        json.dumps(PLAN.to_json()).replace("6400", "6401"),
+        json.dumps(PLAN.to_json()).replace("0.55", "1e308"),
+        "null",
+        "{}",
+        '{"batch": {"effective": 3}}',
+        json.dumps(PLAN.to_json() | {"batch": {"effective": 4, "micro": 3}}),
+        json.dumps(PLAN.to_json() | {"variants": {"B": {"class": "standard", "iterations": 0, "tokens": 0}}}),
+        json.dumps(PLAN.to_json() | {"variants": ["B"]}),
+        json.dumps(PLAN.to_json() | {"budget": {"max_time_seconds": "much"}}),
+        json.dumps(PLAN.to_json() | {"notes": 3}),
+        json.dumps(PLAN.to_json() | {"classes": {"standard": {}}}),
+        json.dumps(PLAN.to_json()).replace("[3, 6]", "[6, 3]"),
+        json.dumps(PLAN.to_json()).replace("[3, 6]", "[]"),
+        json.dumps(PLAN.to_json() | {"primary": {"arm": "RALEARN"}}),
+    ],
+)
+def test_an_unreadable_plan_is_an_error_of_one_line_with_file_and_fix(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(text)
+    with pytest.raises(PlanFileError) as caught:
+        plan_file.read(tmp_path)
+    assert str(caught.value).startswith(f"{path} cannot be read: ")
+    assert "fix: run `make`, which rebuilds it" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_changed_primary_comparison_does_not_have_its_sha256() -> None:
+    written = PLAN.primary
+    assert written
+    assert written.sha256 == written.digest
+    for change in ({"arm": "MINE"}, {"seeds": 4}, {"margin": 0.02}, {"point": "the best evaluation"}):
+        changed = parse(Primary, written.to_json() | change, "primary")
+        assert changed.sha256 != changed.digest
+    assert Primary.planned("", 3, 0.01) is None

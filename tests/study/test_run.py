@@ -1,0 +1,277 @@
+"""The record of a run after its process ended, however it ended."""
+
+import contextlib
+import dataclasses
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime import files, run_record
+from runtime.dotconfig import read_symbols
+from runtime.ranks import EXIT_RANK_LOST
+from runtime.run_plan import BatchPlan
+from runtime.settings import Config
+from study import dispatch, plan_file
+from study.dispatch import Dispatcher
+from study.executors import claims
+from study.executors.child_process import EXIT_CLAIMED, EXIT_OUT_OF_MEMORY
+from study.executors.executor import Ended, Message, Started, Task
+from study.plan_file import Plan, PlanBudget, PlanRow
+from study.study import Study
+from study.terminal import Estimate, Terminal
+from tests.study.sample_records import a_record
+
+PLAN = Plan(
+    batch=BatchPlan(4, 4, 1, 1, 16),
+    budget=PlanBudget(0, 0, 300),
+    variants={"B": PlanRow("standard", 300, 300 * 64)},
+)
+
+
+class FakeExecutor:
+    """Ends each task with the next status, after the process wrote a record of a status."""
+
+    def __init__(self, study: Study, statuses: list[int], written: str | None) -> None:
+        self.study, self.statuses, self.written = study, statuses, written
+        self.ended: list[Message] = []
+        self.micros: list[int] = []
+        self.closed = 0
+
+    def slots(self) -> int:
+        return 1
+
+    def submit(self, task: Task) -> None:
+        if self.written:
+            of_this = a_record("B", 0, 4.0) | {
+                "status": self.written,
+                "error": None,
+                "notes": ["by this process"],
+            }
+            files.write_json(task.folder / "run.json", of_this)
+        words = "terminate called without an active exception"
+        self.ended += [Started(task.name), Ended(task.name, self.statuses.pop(0), words)]
+
+    def poll(self, seconds: float) -> list[Message]:
+        found, self.ended = self.ended, []
+        return found
+
+    def stop(self, name: str) -> None:
+        pass
+
+    def close(self) -> str:
+        self.closed += 1
+        return ""
+
+
+def ended(study: Study, status: int, written: str | None, before: str | None = None) -> dict[str, Any]:
+    """The record after a process that wrote one of status `written` ended with `status`."""
+    folder = study.runs.folder("B", 0)
+    folder.mkdir(parents=True, exist_ok=True)
+    if before:
+        files.write_json(folder / "run.json", a_record("B", 0, 4.0) | {"status": before, "error": None})
+    drive(study, FakeExecutor(study, [status], written))
+    return run_record.load(folder).to_json()
+
+
+def drive(study: Study, executor: FakeExecutor) -> Plan:
+    driver = Dispatcher(study.runs, study.config, study.config_text, executor, study.session, lambda: None)
+    return driver.execute([("B", 0)], PLAN, Terminal(Estimate(1, None), 1))
+
+
+@pytest.fixture
+def study(a100_config: Config) -> Study:
+    return Study(read_symbols(Path(".config")), Path(".config").read_text())
+
+
+@pytest.mark.parametrize("status", [-6, -11, 120, 1])
+def test_a_finished_run_is_finished_for_any_exit_of_its_process(study: Study, status: int) -> None:
+    found = ended(study, status, "finished", before="interrupted")
+    assert (found["status"], found["error"]) == ("finished", None)
+    assert study.runs.status("B", 0) == "finished"
+
+
+@pytest.mark.parametrize("status", ["running", "interrupted", None])
+def test_a_process_that_died_before_its_end_has_failed(study: Study, status: str | None) -> None:
+    found = ended(study, -6, status, before="running")
+    assert found["status"] == "failed"
+    assert re.search("killed by SIGABRT: terminate called", found["error"])
+
+
+def test_a_record_older_than_the_process_does_not_show_its_end(study: Study) -> None:
+    folder = study.runs.folder("B", 0)
+    folder.mkdir(parents=True)
+    files.write_json(folder / "run.json", a_record("B", 0, 4.0))
+    executor = FakeExecutor(study, [], None)
+    driver = Dispatcher(study.runs, study.config, study.config_text, executor, study.session, lambda: None)
+    driver.mark_failed(("B", 0), "a reason", before="")
+    assert study.runs.status("B", 0) == "finished"
+    driver.mark_failed(("B", 0), "a reason", before=dispatch.record_text(folder))
+    assert study.runs.status("B", 0) == "failed"
+
+
+def test_a_variant_with_a_result_or_a_checkpoint_protects_its_source(study: Study) -> None:
+    folder = study.runs.folder("B", 0)
+    folder.mkdir(parents=True)
+    assert not study.has_checkpoint_or_result("B")
+    files.write_json(folder / "run.json", a_record("B", 0, 4.0) | {"status": "failed"})
+    assert not study.has_checkpoint_or_result("B")
+    (folder / "checkpoint" / "00000001").mkdir(parents=True)
+    (folder / "checkpoint" / "00000001" / "meta.json").write_text("{}")
+    assert study.has_checkpoint_or_result("B")
+    assert not study.has_checkpoint_or_result("RALEARN")
+    shutil.rmtree(folder / "checkpoint")
+    files.write_json(folder / "run.json", a_record("B", 0, 4.0))
+    assert study.has_checkpoint_or_result("B")
+
+
+def test_runs_that_ran_out_of_memory_at_once_reduce_the_micro_batch_once(study: Study) -> None:
+    """Both were started at micro-batch 4. The second one is retried at the micro-batch of the first one's retry."""
+
+    class AtOnce(FakeExecutor):
+        def slots(self) -> int:
+            return 2
+
+        def submit(self, task: Task) -> None:
+            super().submit(task)
+            found = plan_file.read(study.directory)
+            self.micros.append(found.batch.micro if found else 4)
+
+    study.directory.mkdir(parents=True)
+    executor = AtOnce(study, [EXIT_OUT_OF_MEMORY, EXIT_OUT_OF_MEMORY, 0, 0], "finished")
+    driver = Dispatcher(study.runs, study.config, study.config_text, executor, study.session, lambda: None)
+    plan = driver.execute([("B", 0), ("B", 1)], PLAN, Terminal(Estimate(2, None, 2), 2))
+    assert executor.micros == [4, 4, 2, 2]
+    assert plan.batch.micro == 2
+    assert executor.closed == 1
+
+
+class OfRanks(FakeExecutor):
+    """The process of each submission makes `steps` steps more than the one before."""
+
+    steps, submitted = 0, 0
+
+    def submit(self, task: Task) -> None:
+        self.submitted += 1
+        line = {"event": "train", "iteration": self.steps * self.submitted, "loss": 4.0}
+        (task.folder / "metrics.jsonl").write_text(f"{json.dumps(line)}\n")
+        self.written = "interrupted" if self.statuses[0] else "finished"
+        super().submit(task)
+
+
+def with_ranks(study: Study, ranks: int) -> Study:
+    study.config = dataclasses.replace(
+        study.config, target=dataclasses.replace(study.config.target, ranks=ranks)
+    )
+    return study
+
+
+@pytest.mark.parametrize(
+    ("ranks", "status", "retried"),
+    [(2, EXIT_RANK_LOST, True), (2, -9, True), (2, -6, True), (2, -11, False), (2, 1, False), (1, -9, False)],
+)
+def test_a_run_that_lost_one_of_its_ranks_is_retried(
+    study: Study, ranks: int, status: int, retried: bool
+) -> None:
+    executor = OfRanks(study, [status, status, 0], None)
+    drive(with_ranks(study, ranks), executor)
+    assert executor.submitted == (3 if retried else 1)
+    assert study.runs.status("B", 0) == ("finished" if retried else "failed")
+
+
+def test_a_run_that_loses_a_rank_three_times_without_a_step_has_failed(
+    study: Study, capsys: pytest.CaptureFixture[str]
+) -> None:
+    executor = OfRanks(study, [EXIT_RANK_LOST] * 5 + [0], None)
+    drive(with_ranks(study, 2), executor)
+    assert executor.submitted == dispatch.MOST_LOSSES == 3
+    error = run_record.load(study.runs.folder("B", 0)).error or ""
+    assert re.search("terminate called.*, 3 times without a step between them; see .*log.txt", error)
+    assert capsys.readouterr().out.count("retrying from its last checkpoint") == 2
+    executor = OfRanks(study, [EXIT_RANK_LOST] * 5 + [0], None)
+    executor.steps = 1
+    drive(study, executor)
+    assert executor.submitted == 6
+    assert study.runs.status("B", 0) == "finished"
+
+
+def test_a_run_of_another_driver_is_not_started_until_its_process_ended(
+    study: Study, monkeypatch: Any
+) -> None:
+    """The next run starts meanwhile."""
+    monkeypatch.setattr(claims, "OBSERVE_SECONDS", 0.0)
+    other = contextlib.ExitStack()
+    began: list[str] = []
+    polled = [0]
+
+    class Beside(FakeExecutor):
+        def submit(self, task: Task) -> None:
+            began.append(task.name)
+            super().submit(task)
+
+        def poll(self, seconds: float) -> list[Message]:
+            polled[0] += 1
+            if polled[0] == 20:
+                began.append("the other process ends")
+                other.close()
+            return super().poll(seconds)
+
+    study.runs.folder("B", 0).mkdir(parents=True)
+    other.enter_context(claims.claimed(study.runs.folder("B", 0)))
+    executor = Beside(study, [EXIT_CLAIMED, 0, 0], "finished")
+    driver = Dispatcher(study.runs, study.config, study.config_text, executor, study.session, lambda: None)
+    files.write_json(study.runs.folder("B", 0) / "run.json", a_record("B", 0, 4.0) | {"status": "running"})
+    executor.written = None
+    driver.execute([("B", 0), ("B", 1)], PLAN, Terminal(Estimate(2, None), 2))
+    assert began == ["B0", "B1", "the other process ends", "B0"]
+    assert executor.statuses == []
+
+
+def test_a_run_that_another_driver_has_finished_is_not_started(
+    study: Study, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Beside(FakeExecutor):
+        def submit(self, task: Task) -> None:
+            super().submit(task)
+            study.runs.folder("B", 1).mkdir(parents=True)
+            files.write_json(study.runs.folder("B", 1) / "run.json", a_record("B", 1, 4.0))
+
+    terminal = Terminal(Estimate(2, None), 2)
+    driver = Dispatcher(
+        study.runs,
+        study.config,
+        study.config_text,
+        Beside(study, [0], "finished"),
+        study.session,
+        lambda: None,
+    )
+    driver.execute([("B", 0), ("B", 1)], PLAN, terminal)
+    assert terminal.estimate.left == 0
+    assert "B1 was finished by another driver" in capsys.readouterr().out
+
+
+def test_reports_take_a_small_part_of_the_time_while_others_train(study: Study, monkeypatch: Any) -> None:
+    now, reports = [0.0], []
+    monkeypatch.setattr(dispatch.time, "monotonic", lambda: now[0])
+
+    def report() -> None:
+        reports.append(now[0])
+        now[0] += 1.0
+
+    class Timed(FakeExecutor):
+        def slots(self) -> int:
+            return 2
+
+        def poll(self, seconds: float) -> list[Message]:
+            now[0] += 1.0
+            return [self.ended.pop(0)] if self.ended else []
+
+    executor = Timed(study, [0] * 100, "finished")
+    driver = Dispatcher(study.runs, study.config, study.config_text, executor, study.session, report)
+    driver.runs.seeds = 100
+    driver.execute([("B", seed) for seed in range(100)], PLAN, Terminal(Estimate(100, None, 2), 100))
+    assert 5 < len(reports) < 16  # of 100 runs in 200 s
+    assert reports[-1] == now[0] - 1.0  # the last run is in the report

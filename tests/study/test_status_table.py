@@ -1,0 +1,149 @@
+"""`make status`: what the files of a study say about each run. For a study that runs see test_local."""
+
+import json
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from runtime import files
+from runtime.output import duration
+from runtime.run_plan import BatchPlan
+from runtime.settings import load_config
+from scripts.status import __main__ as command
+from study import plan_file
+from study.executors.claims import Claim, claimed
+from study.plan_file import CostClass, Plan, PlanBudget, PlanRow
+from study.runs import EXPECTED, Expected
+from study.status_table import WATCH_SECONDS, living, status_text
+from study.terminal import START_SECONDS, expected_seconds
+from study.verify import verify_study
+from tests.kconfig_commands import defconfig
+from tests.study.sample_records import a_record
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    """Four planned runs of 100 s: one finished, one half done, one failed, one not started."""
+    plan = Plan(
+        batch=BatchPlan(4, 4, 1, 1, 16),
+        budget=PlanBudget(100, 0, 0),
+        classes={"standard": CostClass(1.0)},
+        variants={"B": PlanRow("standard", 100, 100 * 64)},
+    )
+    files.write_json(tmp_path / EXPECTED, Expected(("B",), 4).to_json())
+    for seed, status in enumerate(("finished", "running", "failed")):
+        (tmp_path / "runs" / f"B{seed}").mkdir(parents=True)
+        error = "a reason" if status == "failed" else None
+        record = a_record("B", seed, 4.0) | {"status": status, "error": error}
+        record["clock"] = dict.fromkeys(record["clock"], 20.0)
+        files.write_json(tmp_path / "runs" / f"B{seed}" / "run.json", record)
+    lines = [
+        {"event": "train", "iteration": n, "iterations": 0, "loss": 5.0, "tokens_per_second": 1234.5}
+        for n in range(1, 51)
+    ]
+    text = "".join(f"{json.dumps(line)}\n" for line in lines) + '{"event": "tr'
+    (tmp_path / "runs" / "B1" / "metrics.jsonl").write_text(text)
+    plan_file.write(tmp_path, plan)
+    return tmp_path
+
+
+def test_each_run_has_a_line_and_the_rest_is_estimated(study: Path) -> None:
+    with claimed(study / "runs" / "B1", "slot 1") as claim:
+        text = status_text(study)
+        host = claim.holder.host
+    lines = text.splitlines()
+    assert lines[0].endswith("4 runs, 1 finished, 1 running, 1 failed, 1 waiting")
+    assert lines[2].split() == ["B0", "finished", "100%"]
+    assert lines[3].split() == ["B1", "running", "50%", "5.000", "1,234", host, "slot", "1"]
+    assert lines[6] == "B2: a reason"
+    assert lines[7].startswith(f"about {duration(2.5 * (100 + START_SECONDS))} left")  # 0.5 of B1, B2 and B3
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_before_a_run_is_finished_the_estimate_has_starts_and_evaluations(study: Path) -> None:
+    defconfig(spec="gpt2-ra-ablation-smoke")
+    shutil.copy(".config", study / "config")
+    (study / "runs" / "B0" / "run.json").unlink()
+    plan = plan_file.read(study)
+    assert plan
+    each = expected_seconds(plan, load_config(".config").evaluation)
+    assert each
+    assert each > 100 + START_SECONDS
+    with claimed(study / "runs" / "B1"):
+        assert f"about {duration(3.5 * each)} left" in status_text(study)
+
+
+def test_foreign_folders_and_copies_are_named_and_not_counted(study: Path) -> None:
+    for name in (".ipynb_checkpoints", "B0.bak", "notes 2"):
+        (study / "runs" / name).mkdir()
+    shutil.copytree(study / "runs" / "B0", study / "runs" / "copy of B0")
+    text = status_text(study)
+    assert "5 runs" in text
+    assert all(
+        f"{name}: not a run of this study" in text for name in (".ipynb_checkpoints", "B0.bak", "notes 2")
+    )
+    skipped = {row.name for row in verify_study(study) if "skipped" in row.text}
+    assert skipped == {".ipynb_checkpoints", "B0.bak", "notes 2"}
+
+
+def test_a_run_whose_process_is_dead_does_not_run(study: Path) -> None:
+    folder = study / "runs" / "B1"
+    claim = Claim(folder)
+    claim.take()
+    assert claim._lock
+    claim._lock.close()  # as after SIGKILL
+    text = status_text(study)
+    assert text.splitlines()[3].split()[:3] == ["B1", "lost", "50%"]
+    assert text.splitlines()[-1].startswith("nothing runs now; `make` continues (about 4m")
+
+
+@pytest.mark.parametrize("age", [300, -300])
+def test_a_run_of_another_machine_lives_as_long_as_its_claim_changes(
+    tmp_path: Path, age: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A claim with a recent file is not watched. For any other, the clocks of the two machines may differ."""
+    slept: list[float] = []
+    claim = Claim(tmp_path, machine="elsewhere", sleep=lambda seconds: None)
+    claim.take()
+    assert living([tmp_path], slept.append) == {tmp_path}
+    at = time.time() - age
+    os.utime(tmp_path / f"claim.{claim.number:08d}", (at, at))
+    assert slept == []
+    assert living([tmp_path], slept.append) == set()
+    assert living([tmp_path], lambda seconds: slept.append(seconds) or claim.beat()) == {tmp_path}  # type: ignore[func-returns-value]
+    assert slept == [WATCH_SECONDS] * 2
+    assert "1 runs of other machines have old claims; watching them for 30 s" in capsys.readouterr().err
+    claim.release()
+    assert living([tmp_path], slept.append) == set()
+    assert len(slept) == 2
+
+
+def test_a_run_with_a_damaged_record_is_not_shown_as_waiting(study: Path) -> None:
+    (study / "runs" / "B0" / "run.json").write_text('{"x"')
+    assert status_text(study).splitlines()[2].split()[:2] == ["B0", "damaged"]
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_seeds_and_variants_that_the_last_make_did_not_know_are_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["scripts.status"])
+    directory = Path("results/few")
+    (directory / "runs").mkdir(parents=True)
+    files.write_json(directory / EXPECTED, Expected(("B", "RAALL"), 2).to_json())
+
+    def said(*assignments: str) -> str:
+        defconfig("CONFIG_STUDY_NAME=few", *assignments, spec="gpt2-ra-ablation-smoke")
+        capsys.readouterr()
+        assert command.main() == 0
+        return capsys.readouterr().out.splitlines()[-1]
+
+    assert ".config" not in said("CONFIG_VARIANTS=B RAALL", "CONFIG_SEEDS=2")
+    more = said("CONFIG_VARIANTS=B RAALL", "CONFIG_SEEDS=3")
+    assert more == ".config now asks for B RAALL at 3 seeds; `make` starts the missing runs"
+    more = said("CONFIG_VARIANTS=B RAALL RALEARN", "CONFIG_SEEDS=1")
+    assert more == ".config now asks for B RAALL RALEARN; `make` starts the missing runs"
