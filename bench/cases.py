@@ -76,7 +76,7 @@ def select_cases(shapes: Sequence[Shape], names: Sequence[str]) -> list[Shape]:
     """Return the shapes with only the cases in `names`, without shapes that have none of them.
 
     names: a case at all its micro-batches ("B") or at one ("B@32"); empty: all cases. Another arm takes the
-    micro-batches of B. Either may have options of the step ("B+bf16@32", see bench.step_options) and modifiers of an
+    micro-batches of B. Either may have options of the step ("B+bf16@32", see bench.case_step) and modifiers of an
     arm ("B+NORM=rms@32"). UserError for an unknown case or modifier.
     """
     labels: dict[str, list[str]] = {}

@@ -18,8 +18,7 @@ import torch
 from bench.case_step import kernels, make_stepper, model_config, random_batch
 from bench.cases import BASELINE, Sizes, find_shapes
 from bench.runner import LIMIT_SECONDS
-from bench.suite import Suite, SuiteResult, SuiteSession
-from bench.tables import INTERVAL, ResultTable, format_spread, spread
+from bench.suite import INTERVAL, ResultTable, Suite, SuiteResult, SuiteSession, format_spread, spread
 from bench.workers import BenchWorker
 from gpt2.training_step import Stepper, StepResult
 from runtime import attention_kernels

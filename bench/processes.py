@@ -18,8 +18,7 @@ from typing import Any, TypeVar
 from bench.case_step import model_config, random_batch
 from bench.cases import Sizes
 from bench.runner import LIMIT_SECONDS
-from bench.suite import SuiteSession
-from bench.tables import INTERVAL, ResultTable, format_spread, spread
+from bench.suite import INTERVAL, ResultTable, SuiteSession, format_spread, spread
 from bench.workers import BenchWorker
 from gpt2.clocks import device_synchroniser
 from gpt2.training_step import Stepper

@@ -14,8 +14,7 @@ from typing import Any
 
 from bench.case_step import time_case
 from bench.cases import BASELINE, PLAIN, Shape, Sizes
-from bench.suite import SuiteSession
-from bench.tables import spread
+from bench.suite import SuiteSession, spread
 from bench.workers import BenchError, BenchWorker
 from gpt2.measured_memory import EXACT_HEAP
 from study.executors.child_process import KEEP_HEAP

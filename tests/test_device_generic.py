@@ -8,8 +8,8 @@ PACKAGES = ("bench", "gpt2", "referee", "ra", "grpo", "runtime", "scripts", "stu
 # file -> lines that mean CUDA or an NVIDIA or AMD card, and why
 ALLOWED = {
     "gpt2/platform_arithmetic.py": (1, "TF32 is a number format of NVIDIA cards"),
-    "bench/card/kernels.py": (1, "on CUDA and ROCm one kernel supports float32"),
-    "bench/card/studies.py": (3, "contexts on a GPU are CUDA's"),
+    "bench/card_kernels.py": (1, "on CUDA and ROCm one kernel supports float32"),
+    "bench/card_studies.py": (3, "contexts on a GPU are CUDA's"),
     "bench/suites/profile.py": (
         1,
         "the profiler has one activity for CUDA, another for devices outside torch",

@@ -21,8 +21,17 @@ import numpy as np
 from bench.case_step import model_and_parts, model_config
 from bench.cases import Shape, find_shapes
 from bench.runner import case_worker, open_workers
-from bench.suite import Suite, SuiteResult, SuiteSession
-from bench.tables import INTERVAL, Columns, ResultTable, format_spread, mebibytes, spread
+from bench.suite import (
+    INTERVAL,
+    Columns,
+    ResultTable,
+    Suite,
+    SuiteResult,
+    SuiteSession,
+    format_spread,
+    mebibytes,
+    spread,
+)
 from bench.temporary_studies import configure_study
 from gpt2 import hellaswag, tokenizer, validation
 from gpt2.clocks import device_synchroniser

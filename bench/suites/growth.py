@@ -7,8 +7,17 @@ from typing import Any
 
 from bench.cases import Shape
 from bench.runner import PEAKS, Stage, measure_stage
-from bench.suite import Suite, SuiteResult, SuiteSession
-from bench.tables import INTERVAL, Columns, ResultTable, format_ratio, format_spread, mebibytes
+from bench.suite import (
+    INTERVAL,
+    Columns,
+    ResultTable,
+    Suite,
+    SuiteResult,
+    SuiteSession,
+    format_ratio,
+    format_spread,
+    mebibytes,
+)
 from runtime.errors import UserError
 
 VARIANTS = ("B", "RAALL", "RALEARN")

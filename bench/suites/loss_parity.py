@@ -17,8 +17,7 @@ from torch import Tensor
 from bench.case_step import make_stepper, model_config
 from bench.cases import BASELINE, Sizes, find_shapes
 from bench.reference_gpt import PlainStep, take_weights
-from bench.suite import Suite, SuiteResult, SuiteSession
-from bench.tables import Columns, ResultTable
+from bench.suite import Columns, ResultTable, Suite, SuiteResult, SuiteSession
 from bench.workers import BenchWorker
 from gpt2 import tokenizer
 from gpt2.initial_weights import initialise

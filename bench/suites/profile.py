@@ -14,8 +14,7 @@ from torch.profiler import ProfilerActivity
 from bench.case_step import kernels, prepare_case
 from bench.cases import SHAPES, Shape, find_shapes
 from bench.runner import LIMIT_SECONDS, case_worker
-from bench.suite import Suite, SuiteResult, SuiteSession
-from bench.tables import ResultTable
+from bench.suite import ResultTable, Suite, SuiteResult, SuiteSession
 from bench.workers import BenchError
 from gpt2.clocks import device_synchroniser
 from runtime.errors import UserError

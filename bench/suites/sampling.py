@@ -15,8 +15,16 @@ import torch
 from bench.case_step import model_and_parts
 from bench.cases import Sizes, find_shapes
 from bench.runner import case_worker
-from bench.suite import Suite, SuiteResult, SuiteSession
-from bench.tables import INTERVAL, Columns, ResultTable, format_spread, spread
+from bench.suite import (
+    INTERVAL,
+    Columns,
+    ResultTable,
+    Suite,
+    SuiteResult,
+    SuiteSession,
+    format_spread,
+    spread,
+)
 from gpt2.clocks import device_synchroniser
 from gpt2.initial_weights import initialise
 from gpt2.sampling import Cache, sample

@@ -7,8 +7,16 @@ from typing import Any
 
 from bench.cases import BASELINE, BLOCK_STEPS, PLAIN, SHAPES, Shape, find_shapes, select_cases
 from bench.runner import PEAKS, Stage, measure_stage
-from bench.suite import Suite, SuiteResult, SuiteSession
-from bench.tables import INTERVAL, Columns, ResultTable, format_ratio, format_spread
+from bench.suite import (
+    INTERVAL,
+    Columns,
+    ResultTable,
+    Suite,
+    SuiteResult,
+    SuiteSession,
+    format_ratio,
+    format_spread,
+)
 from runtime.errors import UserError
 from runtime.settings import GPT2
 from study.planning.micro_batch import free_bytes

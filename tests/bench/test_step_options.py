@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from bench import case_step
-from bench.case_step import make_stepper
+from bench.case_step import OPTIONS, make_stepper
 from bench.cases import Sizes
-from bench.step_options import OPTIONS
 from gpt2 import loss
 from gpt2.training_step import Stepper
 from runtime.resolve import ResolvedTarget, resolve

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from bench.tables import spread
+from bench.suite import spread
 
 
 @settings(max_examples=60, deadline=None)

@@ -25,7 +25,7 @@ RUN_BY = {
     "bisect": "tests/scripts/bisect/test_bisect_command.py",
     "attention": "tests/study/evaluation/test_inspect.py",
     "bench": "tests/scripts/test_bench_command.py",
-    "card": "tests/bench/card/test_run.py",
+    "card": "tests/bench/test_card.py",
     "check": "tests/scripts/dev/test_setup.py",
     "check-config": "tests/referee/numerics/setup/test_check_config_command.py",
     "clean": "tests/scripts/dev/test_clean.py",

@@ -104,7 +104,7 @@ def test_a_command_prints_the_name_of_any_file_on_any_terminal(tmp_path: Path, e
 # Processes whose output another process reads.
 NOT_ON_A_TERMINAL = {
     "scripts/train.py",
-    "bench/card/disturbed_train.py",
+    "bench/disturbed_train.py",
     "study/trackers.py",
     "study/verdict_tracker.py",
     "runtime/torch_devices.py",

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bench.card.checks import CardCheck, CheckedDevice, judge, not_run
+from bench.card_checks import CardCheck, CheckedDevice, judge, not_run
 from bench.workers import BenchError, BenchWorker
 from gpt2.clocks import device_synchroniser
 from runtime import attention_kernels

@@ -1,4 +1,4 @@
-"""Measure correct and wrong kernels in units of rounding: `python -m bench.numerics.measured_rounding [--seeds 2]`.
+"""Measure correct and wrong kernels in units of rounding: `python -m bench.measured_rounding [--seeds 2]`.
 
 The calls are those of tests/referee/numerics/rounding, of which the tests run one size and seed.
 """

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.card import studies
-from bench.card.checks import CheckedDevice, NotRunError
-from bench.card.disturbed_train import VARIABLE, Disturbance
+from bench import card_studies as studies
+from bench.card_checks import CheckedDevice, NotRunError
+from bench.disturbed_train import VARIABLE, Disturbance
 from runtime.resolve import resolve
 from runtime.settings import ANY_TARGET
 from tests.shared_folder import data_folder

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.card import __main__ as script
-from bench.card import gates, kernels, run
-from bench.card.checks import CardCheck, CheckedDevice, NotRunError, Question, judge
+from bench import card as run
+from bench import card as script
+from bench import card_checks as gates
+from bench import card_kernels as kernels
+from bench.card_checks import CardCheck, CheckedDevice, NotRunError, Question, judge
 from bench.cases import Sizes
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from bench.card import gates, kernels
-from bench.card.checks import CheckedDevice
+from bench import card_checks as gates
+from bench import card_kernels as kernels
+from bench.card_checks import CheckedDevice
 from bench.workers import BenchError
 from runtime.gpu_specs import TARGETS
 from runtime.resolve import ResolvedTarget

@@ -1,14 +1,15 @@
-"""Check the loss and the gradients of RALEARN's gates against float64. The gradients are sums with cancellation."""
+"""One line of `make card`: what was expected, what was measured, and the verdict. Needs no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bench.card.checks import CardCheck, CheckedDevice, judge, not_run
 from bench.case_step import model_and_parts, optimizer_config, random_batch
 from bench.cases import Sizes
 from bench.workers import BenchError, BenchWorker
@@ -17,6 +18,56 @@ from referee.numerics.describe import WITHOUT_FLOAT64
 from runtime import attention_kernels
 from runtime.resolve import ResolvedTarget
 from runtime.run_plan import plan_batch
+
+PASS, DIFFERS, NOT_RUN = "pass", "differs", "not run"
+
+
+class NotRunError(Exception):
+    """A check cannot run here. Its text is the reason."""
+
+
+@dataclass(frozen=True)
+class CardCheck:
+    """measured: for a check that was not run, the reason."""
+
+    name: str
+    expected: str
+    measured: str
+    verdict: str
+
+    @property
+    def line(self) -> str:
+        found = "reason" if self.verdict == NOT_RUN else "measured"
+        return f"{self.verdict:<8} {self.name}: expected {self.expected}; {found}: {self.measured}"
+
+
+@dataclass(frozen=True)
+class CheckedDevice:
+    """The device to check, and an empty folder for studies."""
+
+    resolved: ResolvedTarget
+    folder: Path
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.resolved.device == "cpu"
+
+
+Question = Callable[[CheckedDevice], Iterator[CardCheck]]
+
+
+def judge(name: str, expected: str, measured: str, good: bool, reason: str = "") -> CardCheck:
+    """Return the verdict on a measurement. reason: why it cannot be judged here, else empty."""
+    return (
+        not_run(name, expected, reason)
+        if reason
+        else CardCheck(name, expected, measured, PASS if good else DIFFERS)
+    )
+
+
+def not_run(name: str, expected: str, reason: str) -> CardCheck:
+    return CardCheck(name, expected, reason, NOT_RUN)
+
 
 SHAPES = {False: Sizes("124m-t512", 12, 12, 768, 512), True: Sizes("4x128-t128", 4, 4, 128, 128)}
 SEQUENCES = 2

@@ -1,7 +1,8 @@
-"""Run all checks of `make card`, print a line for each, and write the page and the JSON file."""
+"""`make card [OUT=folder] [CHECKS="kernels study"]`: check this card; write results/card/card.html and card.json."""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import datetime
 import tempfile
@@ -10,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.card.checks import (
+from bench.card_checks import (
     DIFFERS,
     NOT_RUN,
     PASS,
@@ -18,21 +19,21 @@ from bench.card.checks import (
     CheckedDevice,
     NotRunError,
     Question,
+    gate_checks,
     judge,
     not_run,
 )
-from bench.card.gates import gate_checks
-from bench.card.kernels import kernel_checks
-from bench.card.speed import speed_checks
-from bench.card.studies import budget_checks, memory_checks, out_of_memory_checks, study_checks
+from bench.card_kernels import kernel_checks
+from bench.card_studies import budget_checks, memory_checks, out_of_memory_checks, speed_checks, study_checks
 from referee.pages.document import Block, Document, Note, Paragraph, Section, Table, render_terminal
 from referee.pages.html_page import render_html
 from referee.pages.markup import Code, Strong
-from runtime.errors import UserError, one_line
+from runtime.errors import UserError, one_line, run_command
 from runtime.files import write_json, write_text
 from runtime.provenance import environment_record, revision
-from runtime.resolve import ResolvedTarget, resolve, target_record
+from runtime.resolve import ResolvedTarget, export_environment, resolve, target_record
 from runtime.settings import ANY_TARGET
+from study.make_arguments import command_arguments
 
 QUESTIONS: dict[str, Question] = {
     "kernels": kernel_checks,
@@ -129,3 +130,24 @@ def card_document(
         [table, Section("What to send back", [Paragraph(summary), *report])],
         subtitle=f"{resolved.target.title}, {resolved.dtype}",
     )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="make card", description="Check kernels, gradients, studies, memory and speed."
+    )
+    parser.add_argument("--out", type=Path, default=Path("results/card"), help="folder of the page")
+    parser.add_argument(
+        "--checks", default="", help='first words of the checks to run, such as "kernels study"'
+    )
+    arguments = parser.parse_args(command_arguments(("OUT", "CHECKS")))
+    out = arguments.out
+    if (out / "runs").exists() or (out.exists() and not out.is_dir()):
+        raise UserError(f"OUT={out} is a study or a file; fix: name a folder for the page")
+    export_environment()
+
+    return check_card(out, arguments.checks.split())
+
+
+if __name__ == "__main__":
+    run_command(main)
