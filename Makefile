@@ -167,7 +167,7 @@ admit: setup-core  ## VARIANT=MINE: examine one attention for leaks and other fa
 	@$(INTERPRETER) -m scripts.admit
 
 control: setup-main  ## Check that B and the reciprocal patterns are one function class (two minutes on a CPU)
-	@$(INTERPRETER) -m scripts.control
+	@$(INTERPRETER) -m scripts.dev.control
 
 bench: setup-core  ## Speed; or SUITE=growth|evaluation|profile|loss_parity|executors|scale ... (docs/benches.md)
 	@$(INTERPRETER) -m scripts.bench

@@ -21,12 +21,9 @@ FLOORS = (
     "referee",
     "runtime",
     "gpt2",
-    "aqn",
     "ra",
     "grpo",
     "study",
-    "rl",
-    "configuration",
     "bench",
     "scripts",
 )

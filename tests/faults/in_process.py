@@ -1,7 +1,7 @@
 """`make` with its training in this process, without the seconds in which a process loads torch.
 
 For tests of what follows a study. Tests of training processes are in tests/study and tests/faults, those of the
-examination of variants in tests/study, tests/scripts/admit and tests/study.
+examination of variants in tests/study, tests/scripts and tests/study.
 """
 
 import contextlib

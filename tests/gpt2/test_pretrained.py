@@ -16,7 +16,7 @@ from gpt2.transformers_config import tokenizer_files
 from gpt2.transformers_files import WEIGHTS, PretrainedError, is_pretrained, load_pretrained, read_shape
 from runtime.errors import UserError
 from runtime.settings import BYTES, Config, load_config
-from scripts.evaluate import __main__ as evaluate
+from scripts import evaluate
 from study import kconfig_commands as commands
 from study import kconfig_rules as rules
 from tests.hellaswag_items import FIXTURE

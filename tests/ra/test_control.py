@@ -9,7 +9,7 @@ from ra import control
 from ra.control import Control, losses
 from runtime.run_plan import plan_batch
 from runtime.settings import ModelConfig, OptimizerConfig
-from scripts.control import TOLERANCE
+from scripts.dev.control import TOLERANCE
 
 MODEL = ModelConfig("test", 4, 4, 32, 32, 0.0, vocabulary=97, padded_vocabulary=128)
 OPTIMIZER = OptimizerConfig(3e-3, 0.1, 0.1, 0.1, 0.9, 0.95, 1e-8, 1.0)

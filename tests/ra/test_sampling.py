@@ -223,5 +223,5 @@ def test_training_mode_and_a_full_block_are_errors() -> None:
 def test_nothing_but_the_command_imports_sampling() -> None:
     root = Path(__file__).parents[2]
     files = [path for top in ("gpt2", "ra", "study", "scripts") for path in (root / top).rglob("*.py")]
-    users = [path.parent.name for path in files if "gpt2.sampling" in path.read_text()]
-    assert sorted(users) == ["lm_eval", "logp_diff", "sampling"]
+    users = [path.stem for path in files if "gpt2.sampling" in path.read_text()]
+    assert sorted(users) == ["lm_eval_model", "logp_diff", "samples"]

@@ -13,7 +13,8 @@ from bench.cases import SHAPES
 from runtime import attention_kernels, resolve
 from runtime.dotconfig import read_symbols
 from runtime.gpu_specs import AOTRITON, TargetError
-from scripts import control, memory
+from scripts import memory
+from scripts.dev import control
 from study import kconfig_commands as commands
 from study.planning import memory_peaks as peaks
 from tests.checkout import link_project
@@ -28,7 +29,7 @@ with open(os.environ["SEEN"], "a") as file:
 raise SystemExit(7)
 """
 COMMANDS = {
-    "control": ["scripts.control"],
+    "control": ["scripts.dev.control"],
     "bench": ["scripts.bench"],
     "attention": ["scripts.attention", "results/a/runs/B0"],
 }

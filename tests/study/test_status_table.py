@@ -13,7 +13,7 @@ from runtime import files
 from runtime.output import duration
 from runtime.run_plan import BatchPlan
 from runtime.settings import load_config
-from scripts.status import __main__ as command
+from scripts import status as command
 from study import plan_file
 from study.executors.claims import Claim, claimed
 from study.plan_file import CostClass, Plan, PlanBudget, PlanRow

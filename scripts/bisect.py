@@ -1,0 +1,114 @@
+"""`make bisect RUN=results/x/runs/B0 [AGAINST=results/y/runs/B0] [STEP=40]`: which modules of a run give a symptom?
+
+The steps up to the symptom are replayed with fixed modules. The smallest set without the symptom is printed. Each
+replay's outcome is in a journal; a second call continues a search that was killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import math
+from pathlib import Path
+from typing import Any
+
+from referee.errors import NumericsError
+from referee.numerics.search.commands import SYMPTOMS, search
+from runtime import run_record
+from runtime.errors import UserError, run_command
+from runtime.provenance import source_digests
+from scripts.diagnose import RunSide, read_with
+from scripts.record import result_folder, run_arguments, show_differences
+from study.evaluation.run_replay import enter_environment, open_run
+
+USAGE = "make bisect RUN=results/STUDY/runs/NAME [AGAINST=results/OTHER/runs/NAME]"
+VARIABLES = {"AGAINST": "", "STEP": "", "SYMPTOM": "", "OUT": ""}  # and RUN
+COMPUTING = ("gpt2.", "ra.", "aqn.")  # modules whose change makes the journal's answers void
+
+
+def main(restart: bool = False) -> int:
+    """restart: whether to restart this process with the environment of the run."""
+    given = parse_arguments()
+    record = run_record.load_given(given.run)
+    enter_environment(record, restart)
+    run, against = read_with(given.run, given.against)
+    symptom, step = find_symptom(run, against, given.symptom, given.step)
+    print(f"{run.label}: {symptom} at step {step}", flush=True)
+    out = given.out or result_folder(given.run, "bisect")
+    for from_start in (False, True):
+        replay = open_run(given.run, record, step, from_start)
+        before = [loss for number, loss in run.curve.losses.items() if number <= replay.start]
+        steps = replay.steps(before, **compared(run, against))
+        try:
+            found = search(steps, symptom, out, identity(given, record))
+        except NumericsError as error:
+            if not replay.start:
+                raise
+            found = ()
+            print(f"{error}".partition("; fix")[0])
+        if found or not replay.start:
+            break
+        print(f"the checkpoint at {replay.start} may be too late: from the initial weights")
+    if found:
+        print(
+            f'next: CONFIG_NUMERICS_FIX="{" ".join(found)}" trains with the fix; make record records the step'
+        )
+    show_differences(replay)
+    return 0
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Parse the variables of make. UserError names a wrong one."""
+    found = run_arguments("bisect", USAGE, VARIABLES, choices={"SYMPTOM": SYMPTOMS})
+    for name, path in (("RUN", found.run), ("AGAINST", found.against)):
+        if path and not (path / "run.json").exists():
+            raise UserError(f"{name}={path} is not a run folder; fix: {USAGE}")
+    if found.step == 0:
+        raise UserError(f"STEP=0 is not a step number; fix: {USAGE}")
+    return found
+
+
+def find_symptom(run: RunSide, against: RunSide | None, kind: str, step: int | None) -> tuple[str, int]:
+    """Return the kind of a symptom and its first step, or `step`. UserError where the run shows none."""
+    places: dict[str, list[int]] = {}
+    if against is not None:
+        from referee.numerics.diagnose.pair import pair_curves
+
+        epsilon = max(run.epsilon, against.epsilon)
+        differing = pair_curves(run.curve, against.curve, 0, epsilon).first_beyond_rounding()
+        places["differs"] = (
+            [step or differing.step] if differing and differing.step <= (step or math.inf) else []
+        )
+    places["nan"] = [number for number, loss in run.curve.losses.items() if not math.isfinite(loss)]
+    places["spike"] = sorted(int(spike.iteration) for spike in (run.record.spikes if run.record else ()))
+    if kind == "differs" and against is None:
+        raise UserError(f"SYMPTOM=differs needs another run; fix: {USAGE}")
+    for name in (kind,) if kind else tuple(places):
+        if steps := [number for number in places[name] if step in (None, number)]:
+            return name, steps[0]
+    at = f" at step {step}" if step else ""
+    raise UserError(
+        f"{run.label} shows no {kind or 'symptom: every step is finite, without a spike'}{at}; fix: compare it with "
+        f"another run: make bisect RUN={run.path} AGAINST=results/y/runs/B0"
+    )
+
+
+def compared(run: RunSide, against: RunSide | None) -> dict[str, Any]:
+    """Return the losses and gradient norms of the other run."""
+    if against is None:
+        return {}
+    losses, norms = against.curve.losses, against.curve.gradient_norms
+    golden = {step: (loss, norms[step]) if step in norms else (loss,) for step, loss in losses.items()}
+    return {"golden": golden, "epsilon": max(run.epsilon, against.epsilon)}
+
+
+def identity(given: argparse.Namespace, record: run_record.RunRecord) -> list[Any]:
+    """Return what the answers depend on."""
+    import torch
+
+    other = str(given.against and Path(given.against).resolve())
+    return [record.run, record.config_sha256, other, source_digests(COMPUTING), torch.get_num_threads()]
+
+
+if __name__ == "__main__":
+    run_command(functools.partial(main, restart=True))

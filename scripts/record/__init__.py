@@ -1,1 +1,0 @@
-"""`make record`, and what the commands that replay a run share."""

@@ -1,0 +1,144 @@
+"""`make diagnose`: from two run folders to the operation that differs, and run folders that cannot be used."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.nn import functional as F
+
+from runtime.errors import UserError
+from runtime.run_record import HellaSwagEntry
+from scripts import diagnose as command
+from scripts import record as recording
+from scripts.diagnose import read_runs, run_scores
+from tests.scripts.test_record_command import place, train  # noqa: F401
+
+
+def exact_gelu(patch: pytest.MonkeyPatch) -> None:
+    """The GELU of another model: erf instead of tanh."""
+    gelu = F.gelu
+    patch.setattr(F, "gelu", lambda x, approximate="none": gelu(x))
+
+
+@pytest.fixture(scope="module")
+def runs(place: Path) -> list[Path]:  # noqa: F811
+    """A run; with the other GELU and two threads, as on another machine; with the other GELU; with another seed."""
+    settings = {"LEARNING_RATE": "0.05"}
+    found = [train("B", **settings)]
+    with pytest.MonkeyPatch.context() as patch:
+        exact_gelu(patch)
+        found += [train("B", CPU_THREADS=2, **settings), train("B", **settings)]
+    return [*found, train("RAALL", **settings), train("B", LEARNING_RATE="0.04")]
+
+
+def diagnose(patch: pytest.MonkeyPatch, *runs: Path, out: Path | None = None) -> int:
+    options = [f"--out={out}"] if out else []
+    patch.setattr("sys.argv", ["scripts.diagnose", *options, *map(str, runs)])
+    return command.main()
+
+
+def results(*runs: Path) -> Any:
+    name = "-".join(["diagnose", *(str(run).replace("results/", "").replace("/", "-") for run in runs)])
+    return json.loads((Path("results") / name / "diagnose.json").read_text())
+
+
+def test_from_two_run_folders_to_the_records_of_the_step_that_differs(
+    runs: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right, wrong = runs[:2]
+    before = [sorted(run.iterdir()) for run in runs]
+    assert diagnose(monkeypatch, right, wrong) == 0
+    printed = capsys.readouterr().out
+    found = results(right, wrong)
+    step = found["record_step"]
+    assert ("first beyond rounding", f"step {step}") in [(row["call"], row["place"]) for row in found["rows"]]
+    records = [f"{run.parents[1]}/records/B0/step{step}" for run in (right, wrong)]
+    commands = [f"make record RUN={run} STEP={step}" for run in (right, wrong)]
+    assert found["next"] == [*commands, f"make compare-records A={records[1]} B={records[0]}"]
+    assert all(f"next: {command}\n" in printed for command in found["next"])
+    for run in (right, wrong):
+        with monkeypatch.context() as patch:
+            if run == wrong:
+                exact_gelu(patch)
+            patch.setattr("sys.argv", ["scripts.record", f"--run={run}", f"--step={step}"])
+            assert recording.main() == 0
+    assert all(Path(folder).is_dir() for folder in records)
+    assert [sorted(run.iterdir()) for run in runs] == before
+
+
+def test_equal_settings_on_one_machine_are_not_reproducible(
+    runs: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    diagnose(monkeypatch, runs[0], runs[2])
+    found = results(runs[0], runs[2])
+    assert found["symptom"] == "not reproducible"
+    assert found["next"][0].endswith("TASK=hash")
+
+
+def test_runs_with_monitor_files_have_their_trends_as_a_next_command(
+    runs: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for run in runs[:2]:
+        (run / "monitor/rank0").mkdir(parents=True)
+    diagnose(monkeypatch, *runs[:2])
+    assert results(*runs[:2])["next"][-1] == f"make trend RUNS='{runs[0]} {runs[1]}'"
+
+
+def test_fatal_settings_come_before_records(runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    for other in runs[3:]:
+        diagnose(monkeypatch, runs[0], other)
+        found = results(runs[0], other)
+        assert len(found["next"]) == 1
+        assert "diff " in found["next"][0]
+        assert any(row["evidence"] == "setting" and row["place"] == "fatal" for row in found["rows"])
+
+
+def test_downstream_only_by_hellaswag(runs: list[Path]) -> None:
+    sides = read_runs([runs[0], runs[1]])
+    for side, accuracy in zip(sides, (0.31, 0.25), strict=True):
+        assert side.record
+        entry = HellaSwagEntry(None, 0.2, 0.01, accuracy, 0.01, 1000, "f" * 64)
+        side.record = dataclasses.replace(side.record, hellaswag=entry, choice=None)
+    (score,) = run_scores(sides)
+    assert score.differs(1.96)
+    assert score.error == pytest.approx(0.01 * 2**0.5)
+
+
+@pytest.mark.parametrize(
+    ("paths", "message"),
+    [
+        (["B0"], "names 1 runs"),
+        ([], "names 0 runs"),
+        (["B0", "B0", "B0"], "names 3 runs"),
+        (["B0", "B0"], "named twice"),
+        (["B0", "missing"], "does not exist"),
+        (["B0", "study"], "is a study"),
+        (["B0", "empty"], "without metrics.jsonl"),
+        (["B0", "damaged"], "run.json cannot be read: .*fix: restore the run's folder from a copy"),
+        (["B0", "no losses"], "no losses"),
+    ],
+)
+def test_bad_input_is_one_line(
+    paths: list[str], message: str, runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(runs[0], tmp_path / "B0")
+    shutil.copytree(runs[0], tmp_path / "damaged")
+    shutil.copytree(runs[1], tmp_path / "no losses")
+    (tmp_path / "damaged/run.json").write_text("{")
+    (tmp_path / "no losses/metrics.jsonl").unlink()
+    (tmp_path / "study/runs/B0").mkdir(parents=True)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=message):
+        diagnose(monkeypatch, *(tmp_path / path for path in paths), out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_or_a_study_is_no_folder_of_results(runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in (runs[0], runs[0].parents[1]):
+        with pytest.raises(UserError, match="name another folder for the results"):
+            diagnose(monkeypatch, *runs[:2], out=folder)

@@ -1,0 +1,272 @@
+"""Train here, evaluate on another machine (its device has another name and other arithmetic), judge here."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from gpt2.platform_arithmetic import on_platform
+from gpt2.platforms import Platform, parse_platform
+from runtime import run_record
+from runtime.attention_kernels import prepare_device
+from runtime.errors import UserError
+from scripts.transfer import main
+from study.evaluation import transfer_runs as evaluate
+from study.evaluation import transfer_runs as items
+from study.evaluation.transfer_matrix import build_transfer, counted_runs
+from study.evaluation.transfer_records import PlatformRecord, elsewhere, read, write
+from tests.faults.in_process import train
+from tests.faults.workplace import STUDY, Workplace, write_stories
+from tests.hellaswag_items import FIXTURE
+from tests.shared_folder import data_folder
+
+SETTINGS = {
+    "SEEDS": "3",
+    "GPT2_MAX_ITERS": "12",
+    "MICRO_BATCH": "0",
+    "EVAL_INTERVAL_TOKENS": "256",
+    "HELLASWAG": "y",
+    "HELLASWAG_FILE": str(FIXTURE),
+}
+NPU = "Ascend 910B3"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    texts = write_stories(tmp_path_factory.mktemp("texts"))
+    place = Workplace(tmp_path_factory.mktemp("place"), texts, DATA_DIR="data", **SETTINGS)
+    shared = Path(data_folder()["DATA_DIR"])
+    shared.mkdir(parents=True, exist_ok=True)
+    (place.folder / "data").symlink_to(shared)
+    assert train(place).returncode == 0
+    return place
+
+
+@pytest.fixture
+def here(trained: Workplace, tmp_path: Path) -> Path:
+    """A copy of the study, with the links to its data."""
+    shutil.copytree(trained.folder, tmp_path / "here", symlinks=True)
+    return tmp_path / "here" / "results" / STUDY
+
+
+Transfer = Callable[..., str]
+
+
+@pytest.fixture
+def transfer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Transfer:
+    """Run `make transfer` in the folder of a study, on a machine whose device has that name; return what it prints."""
+
+    def run(study: Path, *arguments: str, device: str = "") -> str:
+        def prepare(*given: Any) -> Any:
+            resolved = prepare_device(*given)
+            return dataclasses.replace(resolved, device_name=device) if device else resolved
+
+        def place(model: Any, platform: Platform, where: str, home: str) -> Any:
+            return on_platform(model, parse_platform("foreign:0.3") if device else platform, where, home)
+
+        monkeypatch.chdir(study.parents[1])
+        monkeypatch.setattr(evaluate.attention_kernels, "prepare_device", prepare)
+        monkeypatch.setattr(evaluate, "on_platform", place)
+        monkeypatch.setattr(sys, "argv", ["transfer", str(study), *arguments])
+        main()
+        return capsys.readouterr().out
+
+    return run
+
+
+def records(study: Path, run: str = "B0") -> dict[str, PlatformRecord]:
+    found = {}
+    for path in sorted((study / "runs" / run / "platforms").glob("*.json")):
+        name = json.loads(path.read_text())["platform"]
+        record = read(study / "runs" / run, name)
+        assert record
+        found[name] = record
+    return found
+
+
+def copy_to(study: Path, folder: Path) -> Path:
+    """Copy the study alone, without data and texts."""
+    found = folder / "results" / STUDY
+    shutil.copytree(study, found)
+    return found
+
+
+def test_trained_here_evaluated_there_judged_here(here: Path, transfer: Transfer, tmp_path: Path) -> None:
+    transfer(here, "--platforms", "bf16")
+    there = copy_to(here, tmp_path / "there")
+    before = records(there)
+    assert set(before) == {"fp32", "bf16"}
+    printed = transfer(there, "--platforms", "bf16 fp32", "--machine", "npu910b", device=NPU)
+    assert "bf16@npu910b" in printed
+    found = records(there)
+    assert set(found) == {"fp32", "bf16", "bf16@npu910b", "fp32@npu910b"}
+    assert {name: found[name] for name in before} == before  # home is that of the machine of training
+    assert found["fp32@npu910b"].device == NPU
+    for run in ("B0", "B1", "B2"):
+        shutil.copytree(
+            there / "runs" / run / "platforms", here / "runs" / run / "platforms", dirs_exist_ok=True
+        )
+    transfer(here, "--platforms", "bf16 bf16@npu910b fp32@npu910b")
+    content = json.loads((here / "transfer.json").read_text())
+    assert content["platforms"] == ["fp32", "bf16", "bf16@npu910b", "fp32@npu910b"]
+    rows = {(row["run"], row["platform"]): row for row in content["matrix"]}
+    assert rows["B1", "bf16@npu910b"]["device"] == NPU
+    assert rows["B1", "bf16"]["device"] == content["device"] != NPU
+    gaps = {one["platform"]: one["test"]["difference"]["mean"] for one in content["verdicts"]["gaps"]}
+    expected = [rows[f"B{n}", "bf16@npu910b"]["loss"] - rows[f"B{n}", "fp32"]["loss"] for n in range(3)]
+    assert gaps["bf16@npu910b"] == pytest.approx(sum(expected) / 3)
+    assert abs(gaps["bf16@npu910b"]) > 10 * abs(gaps["bf16"])
+    assert r"bf16\@npu910b: bfloat16, on npu910b (Ascend 910B3" in (here / "transfer.md").read_text()
+
+
+def test_another_machine_needs_no_data_and_has_the_name_of_its_device(
+    here: Path, transfer: Transfer, tmp_path: Path
+) -> None:
+    transfer(here, "--platforms", "bf16")
+    there = copy_to(here, tmp_path / "there")
+    transfer(there, "--platforms", "fp32", device=NPU)
+    assert not (tmp_path / "there/data").exists()
+    assert elsewhere(there / "runs/B2") == ["fp32@ascend-910b3"]
+    with pytest.raises(UserError, match=r"is of Ascend 910B3; this machine is Other, .*fix: MACHINE="):
+        transfer(there, "--platforms", "fp32", "--machine", "ascend-910b3", device="Other")
+    transfer(there, "--platforms", "fp32", "--machine", "other", device="Other")
+    assert elsewhere(there / "runs/B2") == ["fp32@ascend-910b3", "fp32@other"]
+
+
+def test_a_study_without_records_of_home_is_evaluated_and_not_judged(
+    here: Path, transfer: Transfer, tmp_path: Path
+) -> None:
+    printed = transfer(here, "--platforms", "fp32", device=NPU)
+    assert "no records of their home platform here, so nothing is judged" in printed
+    assert set(records(here)) == {"fp32@ascend-910b3"}
+    assert not (here / "transfer.json").exists()
+
+
+def test_home_is_never_taken_from_another_machine(here: Path, transfer: Transfer) -> None:
+    transfer(here, "--platforms", "bf16")
+    folder = here / "runs/B0"
+    right = read(folder, "fp32")
+    assert right
+    write(folder, dataclasses.replace(right, device=NPU, loss=1.0))
+    report = build_transfer([here], ["bf16"])
+    assert "B0 on fp32" in report.missing
+    assert not [row for row in report.matrix if row.run == "B0"]
+    transfer(here, "--platforms", "bf16")
+    found = read(folder, "fp32")
+    assert found
+    assert found == dataclasses.replace(right, seconds=found.seconds)
+
+
+def test_records_of_other_weights_or_of_two_machines_are_not_mixed(here: Path, transfer: Transfer) -> None:
+    transfer(here, "--platforms", "bf16", "--machine", "x", device=NPU)
+    transfer(here, "--platforms", "bf16")
+    names = ["bf16", "bf16@x"]
+    assert len(build_transfer([here], names).matrix) == 9
+    folder = here / "runs/B1"
+    record = read(folder, "bf16@x")
+    assert record
+    write(folder, dataclasses.replace(record, weights="0" * 64))
+    missing = ["B1 on bf16@x (its record is of other weights or another text)"]
+    assert build_transfer([here], names).missing == missing
+    write(folder, dataclasses.replace(record, device="Ascend 310P"))
+    with pytest.raises(UserError, match=r"bf16@x is of Ascend 910B3 .* for B0, and of Ascend 310P .*fix:"):
+        build_transfer([here], names)
+    shutil.copy(folder / "platforms/bf16.json", folder / "platforms/bf16@x.json")  # a renamed record
+    assert build_transfer([here], names).missing == ["B1 on bf16@x"]
+
+
+def test_hellaswag_is_scored_on_every_platform_by_item(here: Path, transfer: Transfer) -> None:
+    """Against the run's own score, numpy and scipy."""
+    transfer(here, "--platforms", "int2 foreign:0 foreign:1")
+    content = json.loads((here / "transfer.json").read_text())
+    rows = {(row["run"], row["platform"]): row["hellaswag"] for row in content["matrix"]}
+    changed = 0
+    for run in ("B0", "B1", "B2"):
+        score = json.loads((here / "runs" / run / "hellaswag.json").read_text())
+        entry = json.loads((here / "runs" / run / "run.json").read_text())["hellaswag"]
+        home, found = records(here, run)["fp32"].hellaswag, records(here, run)["foreign:1"].hellaswag
+        assert home
+        assert found
+        assert [int(choice) for choice in home.choices_norm] == score["choices_norm"]
+        assert [bool(int(right)) for right in home.correct] == score["correct"]
+        assert (home.acc, home.acc_norm, home.items_sha256) == (
+            entry["acc"],
+            entry["acc_norm"],
+            entry["items_sha256"],
+        )
+        for kind, name in (("acc", "correct"), ("acc_norm", "correct_norm")):
+            before, after = (np.array(list(getattr(one, name)), dtype=int) for one in (home, found))
+            gap = rows[run, "foreign:1"][f"{kind}_gap"]
+            assert gap["difference"] == pytest.approx((after - before).mean())
+            assert gap["stderr"] == pytest.approx(stats.sem(after - before))
+        assert gap["changed"] == sum(
+            a != b for a, b in zip(home.choices_norm, found.choices_norm, strict=True)
+        )
+        changed += gap["changed"]
+        zero = rows[run, "foreign:0"]["acc_norm_gap"]
+        assert (zero["difference"], zero["stderr"], zero["changed"], zero["items"]) == (0.0, 0.0, 0, 12)
+        assert rows[run, "fp32"]["acc_gap"] is None
+    assert changed > 0
+    page = (here / "transfer.md").read_text()
+    assert "## HellaSwag" in page
+    assert "+0.00 [+0.00, +0.00], 0.0 changed" in page
+
+
+def test_a_record_without_hellaswag_is_read_and_evaluated_again(here: Path, transfer: Transfer) -> None:
+    transfer(here, "--platforms", "int2")
+    folder = here / "runs/B0"
+    for name in ("fp32", "int2"):
+        record = read(folder, name)
+        assert record
+        write(folder, dataclasses.replace(record, hellaswag=None, torchao=None, identity="older"))
+    report = build_transfer([here], ["int2"])
+    assert not report.missing
+    assert [len(report.item_gaps("B", "int2")), len(report.matrix)] == [2, 6]
+    transfer(here, "--platforms", "int2")
+    assert len(build_transfer([here], ["int2"]).item_gaps("B", "int2")) == 3
+
+
+def test_without_the_items_the_loss_is_evaluated_and_older_scores_stay(
+    here: Path, transfer: Transfer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transfer(here, "--platforms", "int2")
+    there = copy_to(here, tmp_path / "there")
+    before = records(there)
+    monkeypatch.setattr(items, "_of_study", lambda run_dir: None)
+    monkeypatch.setattr(items.hellaswag_download, "obtain", lambda *given, **named: "no network; fix: a copy")
+    printed = transfer(there, "--platforms", "int2 int3")
+    assert "HellaSwag is not scored: no network; fix: a copy" in printed
+    found = records(there)
+    assert {name: found[name] for name in before} == before
+    assert found["int3"].hellaswag is None
+    other = tmp_path / "other.jsonl"
+    other.write_text("\n".join(FIXTURE.read_text().splitlines()[:5]))
+    monkeypatch.setattr(items.hellaswag_download, "obtain", lambda *given, **named: other)
+    assert "has other items than the run was scored on; fix: copy the items" in transfer(
+        there, "--platforms", "int4:16"
+    )
+
+
+def test_studies_of_another_recipe_are_refused(here: Path, tmp_path: Path) -> None:
+    other = copy_to(here, tmp_path / "other")
+    shutil.rmtree(here / "runs/B2")
+    for name in ("B0", "B1"):
+        shutil.rmtree(other / "runs" / name)
+    assert len(counted_runs([here, other])) == 3
+    folder = other / "runs/B2"
+    record = run_record.load(folder)
+    assert record.fingerprint
+    run_record.write(
+        folder, dataclasses.replace(record, fingerprint=dataclasses.replace(record.fingerprint, schedule="x"))
+    )
+    with pytest.raises(UserError, match=r"runs/B2 differs in schedule from B0; fix: "):
+        counted_runs([here, other])
