@@ -20,12 +20,17 @@ from torch import nn
 from gpt2.transformer import CausalSelfAttention, ModelParts
 from ra.alternation import AlternationSettings
 from ra.arms import COSTS, Arm, parse_arm
-from ra.attention import LearnedAttention, LearnedHardAttention, LearnedScoreAttention, ReciprocalAttention
 from ra.counts import count, matched_width
 from ra.hooks import AttentionSpec, Hooks, load_hooks
 from ra.names import LEARNED, PATTERNS, VariantError, known_variants, reciprocal_layers
 from ra.noise import add_noise
 from ra.noise_schedule import NoiseSchedule
+from ra.reciprocal_attention import (
+    LearnedAttention,
+    LearnedHardAttention,
+    LearnedScoreAttention,
+    ReciprocalAttention,
+)
 from runtime.settings import Config, ModelConfig
 
 MIXES = {"output": LearnedAttention, "score": LearnedScoreAttention, "hard": LearnedHardAttention}

@@ -1,11 +1,10 @@
-"""Preconditions of a study: one `make` at a time, one configuration, unchanged variants, free disk space."""
+"""Preconditions of a study: one configuration, unchanged variants, free disk space."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ from study import plan_file
 from study.experiment import planned_seeds, primary_arm
 from study.hellaswag_scores import Items, scored_items
 from study.runs import read_records
+from study.study_lock import content_or_none, locked
 
 if TYPE_CHECKING:
     from ra.variants import Variant
@@ -33,35 +33,6 @@ FREE_SYMBOLS = {
 # Symbols that change rounding alone: the same sequences, however they are shared out.
 ROUNDING_SYMBOLS = {"RANKS"}
 GROWING_SYMBOLS = {"SEEDS", "VARIANTS", "PRIMARY"}  # `_shrunk` compares them
-
-
-@contextlib.contextmanager
-def locked(directory: Path) -> Iterator[int]:
-    """Lock the study's folder for one `make`; the value is the descriptor that holds the lock.
-
-    The system drops the lock with the last process that has the descriptor, so no lock is ever stale. A training
-    process that still saves after its study was killed holds the lock until it is done.
-    """
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        file = files.open_append(directory / "lock")
-    except OSError as error:
-        raise UserError(
-            f"{directory} cannot be written: {error.strerror}; fix: set CONFIG_RESULTS_DIR to a writable folder"
-        ) from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = (_content(directory / "lock") or b"").decode(errors="replace").strip() or "unknown"
-            raise UserError(
-                f"{directory} is being run by process {holder} (or by its training process, "
-                "which still saves); fix: wait for it or stop it"
-            ) from None
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
-        yield file.fileno()
 
 
 def refuse_another_configuration(directory: Path, config_text: str) -> None:
@@ -197,7 +168,7 @@ def snapshot_sources(study_dir: Path, variants: Iterable[str], has_runs: Callabl
             content = read_bytes(source)
         except (FileNotFoundError, DamagedFileError) as error:
             raise UserError(f"{error}; fix: restore ra/custom/{source.name}") from error
-        if _content(copy) == content:
+        if content_or_none(copy) == content:
             continue
         if os.path.lexists(copy) and any(map(has_runs, users)):
             raise UserError(
@@ -206,14 +177,6 @@ def snapshot_sources(study_dir: Path, variants: Iterable[str], has_runs: Callabl
             )
         copy.parent.mkdir(parents=True, exist_ok=True)
         files.write_bytes(copy, content)
-
-
-def _content(path: Path) -> bytes | None:
-    """Return the content of a file, None if it is missing or cannot be read."""
-    try:
-        return read_bytes(path)
-    except (FileNotFoundError, DamagedFileError):
-        return None
 
 
 BYTES_A_PARAMETER = 12  # of a checkpoint: the weight and AdamW's two moments in float32

@@ -11,7 +11,7 @@ from ra import names
 from runtime.source_lines import short_path, source_line
 from runtime.typed_json import JsonObject, Missing
 
-OURS = ("ra.attention", "ra.published.", "ra.admission.")
+OURS = ("ra.reciprocal_attention", "ra.published.", "ra.admission.")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ra.attention import LearnedAttention
+from ra.reciprocal_attention import LearnedAttention
 
 
 class NaiveAttention(LearnedAttention):

@@ -9,7 +9,7 @@ from scipy import stats as scipy_stats
 from gpt2.initial_weights import initialise
 from gpt2.transformer import GPT2, ModelParts
 from ra import attention_maps
-from ra.attention import LearnedAttention, ReciprocalAttention
+from ra.reciprocal_attention import LearnedAttention, ReciprocalAttention
 
 
 def draw(H: int, T: int, D: int, seed: int = 0, scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:

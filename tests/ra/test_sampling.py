@@ -14,7 +14,12 @@ from torch import Tensor, nn
 from gpt2.initial_weights import initialise
 from gpt2.sampling import Cache, CacheError, Drawing, logits, response_log_probs, sample
 from gpt2.transformer import GPT2, CausalSelfAttention, ModelParts
-from ra.attention import LearnedAttention, LearnedHardAttention, LearnedScoreAttention, ReciprocalAttention
+from ra.reciprocal_attention import (
+    LearnedAttention,
+    LearnedHardAttention,
+    LearnedScoreAttention,
+    ReciprocalAttention,
+)
 from referee.numerics import logp_diff
 
 WIDTH, HEADS, VOCABULARY = 32, 4, 53

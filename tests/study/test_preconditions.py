@@ -17,10 +17,10 @@ from study.preconditions import (
     FREE_SYMBOLS,
     GROWING_SYMBOLS,
     ROUNDING_SYMBOLS,
-    locked,
     quarantine_damaged,
     refuse_another_configuration,
 )
+from study.study_lock import locked
 from tests.study.sample_records import a_study
 
 SYMBOLS = sorted(symbol.name for symbol in load_kconfig("cpu").unique_defined_syms)

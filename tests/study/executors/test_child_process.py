@@ -20,7 +20,7 @@ from study.executors.child_process import (
     StopAsked,
     process_settings,
 )
-from study.preconditions import locked
+from study.study_lock import locked
 
 
 class Fake:

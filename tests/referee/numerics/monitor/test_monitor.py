@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gpt2.initial_weights import initialise
 from gpt2.transformer import GPT2, ModelParts
-from ra.attention import LearnedAttention
+from ra.reciprocal_attention import LearnedAttention
 from referee.errors import NumericsError
 from referee.numerics import Monitor, MonitorConfig
 from referee.numerics.monitor.tables import KINDS, read_table

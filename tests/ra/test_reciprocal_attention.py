@@ -12,7 +12,12 @@ from gpt2.allocation_tracker import AllocationTracker
 from gpt2.initial_weights import initialise
 from gpt2.loss import linear_cross_entropy
 from gpt2.transformer import GPT2, CausalSelfAttention, ModelParts
-from ra.attention import LearnedAttention, LearnedHardAttention, LearnedScoreAttention, ReciprocalAttention
+from ra.reciprocal_attention import (
+    LearnedAttention,
+    LearnedHardAttention,
+    LearnedScoreAttention,
+    ReciprocalAttention,
+)
 from tests.ra.naive import NaiveAttention, naive_loss
 
 B, H, T, D = 2, 3, 12, 4
