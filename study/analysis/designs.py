@@ -186,11 +186,14 @@ def _sensitivity(
     )
 
 
-def seed_hours(used: Sequence[Run]) -> float | None:
-    """Return the hours that one seed of every variant takes, evaluation included; None where no clock is known."""
+def seed_hours(used: Sequence[Run], at_once: int = 1) -> float | None:
+    """Return the hours that one seed of every variant takes, evaluation included; None where no clock is known.
+
+    at_once: runs at a time.
+    """
     by_variant: dict[str, list[float]] = {}
     for run in used:
         clock = run.record.clock
         if clock:
             by_variant.setdefault(run.variant, []).append(clock.total)
-    return math.fsum(mean(seconds) for seconds in by_variant.values()) / 3600 if by_variant else None
+    return math.fsum(map(mean, by_variant.values())) / at_once / 3600 if by_variant else None

@@ -176,6 +176,7 @@ def build_report(study_dir: Path) -> Report:
         earlier = earlier_verdicts(final, margin, design.arm, design.looks)
     items = {task.key: common_items([run.record for run in used], task) for task in TASKS}
     planned = Counter(run.variant for run in runs if run.used or run.status in PENDING)
+    hours = seed_hours(used, plan.slots if plan and plan.slots else 1)
     moments = {
         found.variant: {"first": found.layers[0], "last": found.layers[-1]} for found in probabilities(used)
     }
@@ -190,7 +191,7 @@ def build_report(study_dir: Path) -> Report:
         earlier=earlier,
         speeds=speeds(plan, verdicts, ended),
         sensitivities=sensitivities(
-            verdicts, floor, len(controls), planned, max(map(len, controls), default=0), seed_hours(used)
+            verdicts, floor, len(controls), planned, max(map(len, controls), default=0), hours
         ),
         variance_check=variance_check(final),
         odd_controls=odd_controls(final),

@@ -10,7 +10,7 @@ from scipy import stats
 from referee.verdict import power
 from referee.verdict.statistics import NoiseFloor, spread_interval
 from runtime import files
-from study.analysis.designs import sensitivities
+from study.analysis.designs import seed_hours, sensitivities
 from study.analysis.verdict import judge
 from study.report import report_data as build
 from tests.study.report import rendered
@@ -82,6 +82,7 @@ def test_every_variant_with_a_verdict_has_a_range(tmp_path: Path) -> None:
 def test_the_hours_of_a_seed_are_those_of_the_runs_clocks(tmp_path: Path) -> None:
     report = build.build_report(a_study(tmp_path, variants=(*VARIANTS, "MINE")))
     assert [one.seed_hours for one in report.sensitivities] == pytest.approx([6 * (3000 + 140) / 3600] * 2)
+    assert seed_hours(report.runs, at_once=2) == pytest.approx(3 * (3000 + 140) / 3600)
 
 
 def test_without_differing_control_arms_there_is_no_range(tmp_path: Path) -> None:
