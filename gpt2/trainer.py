@@ -20,7 +20,6 @@ import torch
 
 from gpt2 import dataset, tokenizer
 from gpt2.clocks import Clocks, device_synchroniser, unevenness
-from gpt2.dataset import BatchPrefetcher
 from gpt2.evaluator import Evaluator, evaluate_sets, hellaswag_choices, hellaswag_entry
 from gpt2.fingerprint import initial_record
 from gpt2.hellaswag import choice_items, load_items
@@ -34,6 +33,7 @@ from referee.numerics.diagnose.spikes import LOSS, RECENT, Outlier
 from runtime import attention_kernels, checkpoint, ranks, resolve
 from runtime import eval_set_records as eval_sets
 from runtime.metrics_log import MetricsLog, truncate_metrics
+from runtime.prefetch import BatchPrefetcher
 from runtime.ranks import describe_failure
 from runtime.run_plan import WARM_UP_STEPS, RunPlan, Start
 from runtime.run_record import Admission

@@ -16,9 +16,9 @@ from referee.numerics.diagnose.diagnosis import add_commands as add_diagnose
 from referee.numerics.monitor.invariants import add_command as add_monitor
 from referee.numerics.oracle.command import add_commands as add_oracle
 from referee.numerics.record.record_command import add_commands as add_record
-from referee.numerics.repeat.repeat_step import add_commands as add_repeat
+from referee.numerics.repeat.repeat_command import add_commands as add_repeat
 from referee.numerics.runs.logp_diff import add_commands as add_logp
-from referee.numerics.runs.stress_devices import add_commands as add_stress
+from referee.numerics.runs.stress_command import add_commands as add_stress
 from referee.numerics.search.commands import add_commands as add_search
 from referee.numerics.setup.compared_checklists import add_commands as add_checklist
 from referee.numerics.trend.trend import add_command as add_trend

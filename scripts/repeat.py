@@ -42,7 +42,8 @@ def repeat(replay: RunReplay, given: argparse.Namespace, environment: dict[str, 
     """Replay the steps before, repeat the step, print and write the conclusion."""
     import torch
 
-    from referee.numerics.repeat.repeat_step import prepare, repeat_step, show
+    from referee.numerics.repeat.repeat_command import prepare, show
+    from referee.numerics.repeat.repeat_step import repeat_step
 
     out = given.out or result_folder(given.run, "repeat") / f"step{replay.step}"
     prepare(out)

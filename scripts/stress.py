@@ -25,7 +25,7 @@ def main() -> int:
     except ValueError as error:
         raise UserError(f"MINUTES={given.minutes} is not a number; fix: make stress MINUTES=10") from error
     export_environment(launched=True)  # before torch is imported
-    from referee.numerics.runs.stress_devices import stress_devices
+    from referee.numerics.runs.stress_command import stress_devices
 
     ranks = read_symbols(".config").integer("RANKS") if Path(".config").exists() else 1
     return stress_devices(minutes, Path(given.out), processes=ranks)

@@ -51,7 +51,6 @@ from study.plan_file import Plan
 from study.planner import CountedArms, CountRequest
 from study.preconditions import (
     checkpoint_bytes,
-    locked,
     quarantine_damaged,
     refuse_another_configuration,
     refuse_other_items,
@@ -63,6 +62,7 @@ from study.report import report_files as write
 from study.report.report_files import render_terminal
 from study.runs import read_records
 from study.step_timing import DoesNotFitError, Timing
+from study.study_lock import locked
 from study.study_settings import StudySettings
 from study.terminal import (
     MAPS_SECONDS,

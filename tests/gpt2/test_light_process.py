@@ -21,11 +21,11 @@ TRAIN = f"""
 import sys
 from pathlib import Path
 import torch
-from gpt2.data import dataset
-from ra.admission import trained
-from study.memory import micro_batch
-from study.records import hellaswag_scores, plan_file
-from study.runner import worker
+from gpt2 import dataset
+from ra.admission import batches
+from study.planning import micro_batch
+from study import hellaswag_scores, plan_file
+from study import worker
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from tests.small_runs import StopAfter, configuration, start, write_texts
 

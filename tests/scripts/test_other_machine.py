@@ -242,7 +242,7 @@ def test_without_the_items_the_loss_is_evaluated_and_older_scores_stay(
     there = copy_to(here, tmp_path / "there")
     before = records(there)
     monkeypatch.setattr(items, "_of_study", lambda run_dir: None)
-    monkeypatch.setattr(items.hellaswag_download, "obtain", lambda *given, **named: "no network; fix: a copy")
+    monkeypatch.setattr(items.hellaswag, "obtain", lambda *given, **named: "no network; fix: a copy")
     printed = transfer(there, "--platforms", "int2 int3")
     assert "HellaSwag is not scored: no network; fix: a copy" in printed
     found = records(there)
@@ -250,7 +250,7 @@ def test_without_the_items_the_loss_is_evaluated_and_older_scores_stay(
     assert found["int3"].hellaswag is None
     other = tmp_path / "other.jsonl"
     other.write_text("\n".join(FIXTURE.read_text().splitlines()[:5]))
-    monkeypatch.setattr(items.hellaswag_download, "obtain", lambda *given, **named: other)
+    monkeypatch.setattr(items.hellaswag, "obtain", lambda *given, **named: other)
     assert "has other items than the run was scored on; fix: copy the items" in transfer(
         there, "--platforms", "int4:16"
     )

@@ -16,7 +16,6 @@ import platform
 import re
 import signal
 import socket
-import tempfile
 import time
 import zlib
 from collections import Counter
@@ -31,9 +30,8 @@ from torch import Tensor, distributed
 
 from referee.errors import NumericsError, described
 from referee.numerics.describe import device_name
-from referee.numerics.dump_files import read_json, write_json, writing
 from referee.numerics.record.tensor_statistics import bits_of, digest
-from referee.numerics.rows import TableRow, text_table
+from referee.numerics.rows import TableRow
 from referee.numerics.seed import process_environment
 
 BATCH = 16  # results of a device between two questions
@@ -315,59 +313,3 @@ def parse_fault(text: str, count: int) -> Flip:
             f"--simulate {text} is not a fault; fix: DEVICE:RATE:BIT, such as 0:0.01:20, with a device below {count}"
         )
     return Flip(int(found[1]), float(found[2]), int(found[3]))
-
-
-DESCRIPTION = """
-Repeat matrix products, attention, copies and all-reduces on all devices. A result that is not golden, the majority's,
-is a deviation. Each machine writes its golden results into the output folder and compares them with those of other
-machines there. Ctrl-C ends the stress. The exit status is 1 where a device deviates.
-"""
-MOST_MINUTES = 7 * 24 * 60
-
-
-def add_commands(commands: Any) -> None:
-    parser = commands.add_parser("stress", description=DESCRIPTION, help="find a faulty device")
-    parser.add_argument("-m", "--minutes", type=float, default=10.0)
-    parser.add_argument("-o", "--output_path", type=Path, default=Path("stress"), help="folder of results")
-    parser.add_argument("-d", "--devices", nargs="+", help="torch's names, such as cpu cpu; default: all")
-    parser.add_argument(
-        "--simulate", metavar="DEVICE:RATE:BIT", help="flip a bit in a share of results: a drill"
-    )
-    parser.set_defaults(
-        run=lambda given: stress_devices(given.minutes, given.output_path, given.devices, given.simulate)
-    )
-
-
-def stress_devices(
-    minutes: float,
-    folder: Path,
-    devices: list[str] | None = None,
-    simulate: str | None = None,
-    processes: int = 1,
-) -> int:
-    """Stress devices, write the golden results, print the table. Returns the exit status.
-
-    processes: on a machine without accelerators. NumericsError where a setting or a device cannot be used.
-    """
-
-    if not 0 < minutes <= MOST_MINUTES:
-        raise NumericsError(f"{minutes:g} minutes cannot be used; fix: more than 0, at most {MOST_MINUTES}")
-    chosen = devices or default_devices(processes)
-    fault = parse_fault(simulate, len(chosen)) if simulate else None
-    with writing(folder, "give another folder for the results"):  # known before the stress
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    print(f"{minutes:g} minutes on {', '.join(chosen)}; Ctrl-C ends it with the table so far", flush=True)
-    outcome = stress(chosen, minutes, fault)
-    label = re.sub(r"[^A-Za-z0-9.]+", "-", f"{socket.gethostname()}-{os.environ.get('RANK', 0)}")
-    write_json(folder / f"stress-{label}.json", {"kind": outcome.kind, "golden": outcome.golden})
-    print(f"{outcome.kind}: {outcome.results.total():,} results")
-    print(*text_table(outcome.rows()), sep="\n")
-    if outcome.faulty:
-        print(f"{len(outcome.faulty)} of {len(chosen)} devices deviate: {', '.join(outcome.faulty)}")
-    else:
-        print("no device deviates; a fault that is rarer or needs other computations is not excluded")
-    fix = "remove the file: the next stress writes it"
-    odd = odd_machines({path.stem: read_json(path, fix) for path in sorted(folder.glob("stress-*.json"))})
-    print(*(f"{name}: its golden results are not those of most machines" for name in odd), sep="\n", end="")
-    return int(bool(outcome.faulty or odd))

@@ -163,7 +163,7 @@ def test_a_damaged_claim_is_watched_like_that_of_another_machine(tmp_path: Path)
 FENCED = """
 import sys, torch
 from pathlib import Path
-from gpt2.artifacts import checkpoint
+from runtime import checkpoint
 from study.executors.claims import Claim
 folder = Path(sys.argv[1])
 claim = Claim(folder)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from referee.errors import NumericsError
 from referee.numerics.runs import stress_devices
+from referee.numerics.runs.stress_command import stress_devices as run_command
 from referee.numerics.runs.stress_devices import (
     Flip,
     Stressed,
@@ -21,7 +22,6 @@ from referee.numerics.runs.stress_devices import (
     odd_machines,
     parse_fault,
 )
-from referee.numerics.runs.stress_devices import stress_devices as run_command
 from runtime.errors import UserError
 from scripts import stress as make_stress
 
@@ -83,7 +83,7 @@ def test_make_stress_takes_the_ranks_of_the_configuration(
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".config").write_text("CONFIG_RANKS=3\n")
     monkeypatch.setattr(
-        "referee.numerics.runs.stress_devices.stress_devices", lambda *given, **more: (given, more)
+        "referee.numerics.runs.stress_command.stress_devices", lambda *given, **more: (given, more)
     )
     monkeypatch.setattr("sys.argv", ["scripts.stress", "--minutes=2", "--out=out"])
     assert make_stress.main() == ((2.0, Path("out")), {"processes": 3})

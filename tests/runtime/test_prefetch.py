@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpt2.dataset import BatchPrefetcher
+from runtime.prefetch import BatchPrefetcher
 
 
 def test_batches_come_in_order_from_the_first_iteration() -> None:
