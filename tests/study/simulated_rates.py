@@ -56,27 +56,15 @@ def best_rates(tuning: Values) -> NDArray[np.intp]:
     return found
 
 
-@dataclass(frozen=True)
-class Rules:
-    """Each study: +1 better, -1 worse, 0 neither. differ: the arms have different rates.
-
-    rule: of the report. at_best: a test at the best rates alone. common: all at the rate of the control arms.
-    """
-
-    differ: NDArray[np.bool_]
-    rule: NDArray[np.int_]
-    at_best: NDArray[np.int_]
-    common: NDArray[np.int_]
-
-
-def apply_rules(arms: Arms) -> Rules:
-    """Choose the rates on the tuning seeds, and judge on the others."""
+def apply_rule(arms: Arms) -> NDArray[np.int_]:
+    """Choose the rates on the tuning seeds, and judge each study on the others: +1 better, -1 worse, 0 neither."""
     own, shared = best_rates(arms.variant_tuning), best_rates(arms.controls_tuning)
     at_best = called(at(arms.variant, own) - at(arms.controls, shared))
     same = called(at(arms.variant, own) - at(arms.controls, own))
     common = called(at(arms.variant, shared) - at(arms.controls, shared))
     confirmed = ((at_best == 1) & (same == 1)) | ((at_best == -1) & (common == -1))
-    return Rules(own != shared, np.where(confirmed, at_best, 0), at_best, common)
+    found: NDArray[np.int_] = np.where(confirmed, at_best, 0)
+    return found
 
 
 def at(values: Values, rates: NDArray[np.intp]) -> Values:
@@ -90,11 +78,6 @@ def called(differences: Values) -> NDArray[np.int_]:
     judged: Judged = judge_all(differences, (differences.shape[1],))
     found: NDArray[np.int_] = np.where(judged.called, -np.sign(judged.mean), 0).astype(int)
     return found
-
-
-def naive(arms: Arms, baseline: int) -> NDArray[np.int_]:
-    """Judge the variant at its best rate on the judged seeds against control arms at one rate, `baseline`."""
-    return called(at(arms.variant, best_rates(arms.variant)) - arms.controls[:, baseline])
 
 
 def valley(rates: int, depth: float) -> Values:

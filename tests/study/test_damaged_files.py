@@ -236,7 +236,7 @@ def test_reading_a_damaged_file_gives_its_content_or_a_named_error(study: Path, 
 def test_a_report_of_a_damaged_study_is_complete_and_the_damaged_files_are_moved(study: Path) -> None:
     names = [name for name in READERS if (study / name).exists() and "checkpoint" not in name]
     content = {name: (study / name).read_bytes() for name in names}
-    for number in range(20):
+    for number in range(8):
         draw = random.Random(number)
         for name in draw.sample(names, 3):
             (study / name).write_bytes(damage(draw, content[name]))

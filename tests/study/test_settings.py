@@ -56,9 +56,7 @@ def test_the_settings_are_read_in_the_order_given():
     assert read(BUDGET_EQUAL_TIME="y").equal_time is True
 
 
-@pytest.mark.parametrize(
-    "name", ["", ".", "..", "../up", "a/b", "/abs", "-x", ".hidden", "a b", "x" * 65, "é", "$(x)"]
-)
+@pytest.mark.parametrize("name", ["", "..", "a/b", "-x", ".hidden", "a b", "x" * 65, "é"])
 def test_a_study_name_that_is_not_a_safe_folder_is_refused(name):
     assert "c:1: CONFIG_STUDY_NAME=" in refusal(STUDY_NAME=quote(name))
 
@@ -73,9 +71,7 @@ def test_a_safe_study_name_is_below_the_results_folder(name):
     ("variants", "says"),
     [
         ("", "names no variant"),
-        ("  ", "names no variant"),
         ("B RAALL B", "B is named twice"),
-        ("B RALERN", "did you mean RALEARN?"),
         ("B RA:4-6", "layers 0 to 3"),
         ("B,RAALL", "not a variant"),
     ],

@@ -44,7 +44,7 @@ def test_many_studies_are_judged_as_one_is(depth: float, word: int) -> None:
     effect = np.array([-3.0, 0.0, 3.0]) if word == 1 else np.array([3.0, 1.0, 3.0])
     arms = tested.draw_arms(draw, 300, (1, 2, 4), tested.valley(3, depth), effect)
     expected = [by_rule(arms, number) for number in range(300)]
-    assert tested.apply_rules(arms).rule.tolist() == expected
+    assert tested.apply_rule(arms).tolist() == expected
     assert {word, 0} <= set(expected)
 
 
@@ -55,14 +55,6 @@ def test_a_control_arm_is_called_in_at_most_5_percent_of_studies_whatever_the_cu
 ) -> None:
     """20,000 studies; 0.45 points are four standard errors of 2.5 %."""
     draw = np.random.default_rng([*design, round(depth)])
-    found = tested.apply_rules(tested.draw_arms(draw, 20_000, design, tested.valley(3, depth))).rule
+    found = tested.apply_rule(tested.draw_arms(draw, 20_000, design, tested.valley(3, depth)))
     assert np.mean(found == 1) < 0.0295
     assert np.mean(found == -1) < 0.0295
-
-
-def test_a_test_at_the_best_rates_alone_and_the_naive_rule_call_more() -> None:
-    draw = np.random.default_rng(1)
-    arms = tested.draw_arms(draw, 20_000, (1, 2, 9), tested.valley(3, 1.0))
-    assert np.mean(tested.apply_rules(arms).at_best != 0) > 0.15
-    flat = tested.draw_arms(draw, 20_000, (1, 2, 5), np.zeros(5))
-    assert np.mean(tested.naive(flat, 0) == 1) > 0.06

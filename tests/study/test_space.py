@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bench.temporary_studies import configure_study
-from gpt2.training_step import Stepper, build_model
+from gpt2.training_step import Stepper
 from runtime import checkpoint
 from runtime.errors import UserError
 from runtime.run_plan import plan_batch
@@ -14,11 +14,6 @@ from runtime.settings import ModelConfig, OptimizerConfig
 from study import preconditions
 
 MODEL = ModelConfig("test", 2, 2, 64, 32, 0.0)
-
-
-def test_the_number_of_parameters_is_that_of_the_model() -> None:
-    model = build_model(MODEL, None)
-    assert MODEL.parameters == pytest.approx(sum(p.numel() for p in model.parameters()), rel=1e-3)
 
 
 def test_the_estimate_covers_a_real_checkpoint(tmp_path: Path) -> None:
@@ -58,11 +53,6 @@ def test_a_full_disk_is_refused_before_the_examination(
         study.run()
 
 
-def test_more_runs_need_more_space(tmp_path: Path) -> None:
-    sizes = [preconditions.needed_bytes(MODEL, [100] * count) for count in range(1, 6)]
-    assert sizes == sorted(set(sizes))
-
-
 def test_bytes_that_a_started_run_has_written_are_not_required(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,10 +65,3 @@ def test_bytes_that_a_started_run_has_written_are_not_required(
     with pytest.raises(UserError, match="of free space; 2 runs need about"):
         preconditions.require_space(tmp_path, MODEL, [100, 100])
     preconditions.require_space(tmp_path, MODEL, [100, 100], written=1000)
-
-
-def test_a_schedule_with_another_checkpoint_a_run_needs_its_bytes() -> None:
-    one = preconditions.BYTES_A_PARAMETER * MODEL.parameters
-    more = preconditions.needed_bytes(MODEL, [100] * 4, "wsd") - preconditions.needed_bytes(MODEL, [100] * 4)
-    assert more == 4 * one
-    assert preconditions.needed_bytes(MODEL, [], "wsd") == 0

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import pytest
 
 from runtime import files, run_record
 from runtime.settings import TrackingConfig
-from study.trackers import ExperimentLoggers, metric_names, new_lines, summary
+from study.trackers import ExperimentLoggers, new_lines
 
 GOOD = """
 import json, os
@@ -64,15 +63,6 @@ def start(kind: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Experime
     monkeypatch.setenv("PYTHONPATH", str(fakes))
     monkeypatch.setenv("SEEN", str(run_dir / "seen"))
     return ExperimentLoggers(run_dir, TrackingConfig(True, "offline", "my-project"))
-
-
-def test_metric_names_are_unique(run_dir: Path) -> None:
-    """A number of the summary must not overwrite a curve."""
-    lines, _ = new_lines(run_dir / "metrics.jsonl", 0)
-    curves = {name for line in lines for name in metric_names(line)}
-    groups = {"validation": {"loss": 7.5, "perplexity": 1808.0, "tokens": 4096}}
-    same = curves & summary(groups).keys()
-    assert same == {"validation/loss", "validation/perplexity"}  # the last of their curves
 
 
 def test_a_failed_run_is_logged_as_failed(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,20 +146,6 @@ def test_a_hanging_logger_and_its_processes_end_soon_after_the_parent(
     parent.communicate()
 
 
-def test_the_sync_command_names_this_interpreter_and_the_newest_folder(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("offline-run-20260101_000000-aaaa", "offline-run-20260102_000000-bbbb"):
-        (run_dir / "wandb" / name).mkdir(parents=True)
-    (run_dir / "wandb/latest-run").symlink_to(run_dir / "wandb/offline-run-20260101_000000-aaaa")
-    output = start("good", run_dir, monkeypatch).finish(60)
-    assert output is not None
-    words = shlex.split(output.splitlines()[1])
-    assert Path(words[0]).resolve() == Path(sys.executable).resolve()
-    assert words[1:4] == ["-m", "wandb", "sync"]
-    assert Path(words[4]).name == "offline-run-20260102_000000-bbbb"
-
-
 @pytest.mark.parametrize("kind", ["refuses", "hangs", "dies"])
 def test_a_failing_logger_is_ended_and_leaves_no_process(
     kind: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch
@@ -180,18 +156,6 @@ def test_a_failing_logger_is_ended_and_leaves_no_process(
     assert process.returncode not in (None, 0)
     with pytest.raises(ProcessLookupError):
         os.kill(process.pid, 0)
-
-
-def test_a_hanging_logger_is_reported(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    output = start("hangs", run_dir, monkeypatch).finish(0.5)
-    assert output is not None
-    assert output.startswith("wandb did not finish; see ")
-
-
-def test_without_tracking_no_process_is_started(run_dir: Path) -> None:
-    trackers = ExperimentLoggers(run_dir, TrackingConfig(False, "off", ""))
-    assert trackers.processes == []
-    assert trackers.finish() is None
 
 
 def test_only_complete_lines_are_read_and_a_truncated_file_is_read_from_its_start(tmp_path: Path) -> None:

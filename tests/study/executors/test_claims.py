@@ -152,14 +152,6 @@ def test_of_many_takers_at_the_same_moment_one_succeeds(tmp_path: Path) -> None:
     assert len(won) == 1
 
 
-def test_a_damaged_claim_is_watched_like_that_of_another_machine(tmp_path: Path) -> None:
-    (tmp_path / "claim.00000007").write_text("{")
-    waited: list[float] = []
-    claim = Claim(tmp_path, stale_seconds=5.0, sleep=waited.append)
-    claim.take()
-    assert (claim.number, len(waited)) == (8, 5)
-
-
 FENCED = """
 import sys, torch
 from pathlib import Path
@@ -195,12 +187,3 @@ def test_a_beat_changes_the_claim_while_its_process_works(
         changed = threading.Event()
         while json.loads(newest(tmp_path)[1])["beats"] < 3:
             assert not changed.wait(0.01)
-
-
-def test_a_copy_of_a_claim_under_another_name_is_no_claim(tmp_path: Path) -> None:
-    (tmp_path / "claim.00000007~").write_text("{}")
-    (tmp_path / "claim.1 (copy)").write_text("{}")
-    assert newest(tmp_path) == (0, "")
-    with claimed(tmp_path) as claim:
-        assert claim.number == 1
-        claim.check()

@@ -109,12 +109,6 @@ def test_a_run_starts_with_its_claim_and_ends_with_its_exit_file(ray: FakeRay, t
     assert poll(built) == [Ended("B0", 4, "words", "note", Event("timing", peak_bytes=5))]
 
 
-def test_a_driver_without_tasks_waits(ray: FakeRay) -> None:
-    built, clock = executor(ray)
-    assert poll(built, 3) == []
-    assert clock.now == 3.0
-
-
 def test_a_task_without_an_exit_file_was_lost(ray: FakeRay, tmp_path: Path) -> None:
     built, _ = executor(ray)
     task = a_task(tmp_path, "B0")

@@ -47,15 +47,6 @@ def test_studies_of_another_model_or_data_and_unfinished_ones_are_left_out(tmp_p
     assert find_past_studies(tmp_path / "absent", SETTINGS) == []
 
 
-def test_the_newest_study_is_first_and_other_settings_are_named(tmp_path: Path) -> None:
-    old, new = finished_study(tmp_path / "b"), finished_study(tmp_path / "a", LEARNING_RATE="3e-3")
-    for run in old.glob("runs/*/run.json"):
-        os.utime(run, (1e9, 1e9))
-    found = find_past_studies(tmp_path, SETTINGS)
-    assert [study.directory for study in found] == [new, old]
-    assert [study.differing for study in found] == [("LEARNING_RATE",), ()]
-
-
 def test_the_noise_is_the_floor_of_the_report_and_the_arms_own_spread(tmp_path: Path) -> None:
     past = find_past_studies(tmp_path, SETTINGS | {"SEEDS": "9"}) or []
     assert newest_noise(past) is None
