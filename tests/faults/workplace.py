@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -105,6 +106,7 @@ class Workplace:
                 warnings.catch_warnings(action="ignore", category=RuntimeWarning),  # it was imported before
                 contextlib.redirect_stdout(output),
                 contextlib.redirect_stderr(output),
+                mock.patch.object(os, "_exit", sys.exit),  # of scripts.train
             ):
                 runpy.run_module(module, run_name="__main__")
         except SystemExit as ended:
