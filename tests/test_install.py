@@ -103,15 +103,3 @@ def test_every_module_and_two_recorded_steps_work_in_the_installed_copy_alone(
 
 def test_a_verdict_loads_no_torch(installed: Path, tmp_path: Path) -> None:
     assert run(installed, tmp_path, "-c", LIGHT).stdout == "False\n"
-
-
-def test_the_distribution_names_the_command(wheel: Path) -> None:
-    with zipfile.ZipFile(wheel) as file:
-        (points,) = [name for name in file.namelist() if name.endswith("entry_points.txt")]
-        assert "referee=referee.__main__:run_main" in file.read(points).decode()
-
-
-def test_building_leaves_nothing_in_the_checkout(wheel: Path) -> None:
-    assert not [
-        path for path in wheel.parents[1].glob("checkout*/*") if path.name.endswith((".egg-info", "build"))
-    ]

@@ -9,14 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench import case_step, reference_gpt
-from bench.case_step import SMALLEST, make_stepper, timed_step
+from bench.case_step import timed_step
 from bench.cases import PLAIN, Shape
 from bench.reference_gpt import PlainGPT, PlainStep
-from gpt2.training_step import Stepper
 from gpt2.transformer import GPT2
 from runtime import resolve
-from runtime.attention_kernels import prepare_device
-from runtime.settings import ANY_TARGET, TargetConfig
+from runtime.settings import TargetConfig
 
 SHAPE = Shape("small", 2, 2, 16, 8, ())
 FORWARD = {PLAIN: (PlainGPT, "forward"), "B": (GPT2, "hidden")}
@@ -99,23 +97,3 @@ def test_the_plain_step_accumulates_as_nanogpt_does(monkeypatch: pytest.MonkeyPa
     for accumulation in (2, 4, 8):
         torch.testing.assert_close(gradients(accumulation), whole, rtol=1e-4, atol=1e-6)
     assert limits == [1.0] * 4
-
-
-def test_an_arm_with_noise_draws_it_in_every_timed_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    steppers: list[Stepper] = []
-
-    def build(*given: Any) -> Stepper:
-        steppers.append(make_stepper(*given))
-        return steppers[-1]
-
-    monkeypatch.setattr(case_step, "make_stepper", build)
-    resolved = prepare_device(ANY_TARGET, case_step.model_config(SMALLEST))
-    step, _, _ = case_step.case_step(SMALLEST, "B+AQN=qerl", 1, resolved)
-    drawn = []
-    for iteration in range(2):
-        step(iteration)
-        drawn.append([value.clone() for name, value in steppers[0].model.named_buffers() if "noise" in name])
-    assert len(drawn[0]) == 2
-    for one, other in zip(*drawn, strict=True):
-        assert one.abs().min() > 0
-        assert not torch.equal(one, other)

@@ -8,7 +8,7 @@ import pytest
 
 from bench import runner, suite
 from bench.cases import Shape
-from bench.runner import Stage, measure_stage, open_workers
+from bench.runner import Stage, measure_stage
 from bench.suite import SuiteSession
 from runtime import resolve
 from runtime.settings import ANY_TARGET
@@ -49,18 +49,6 @@ def test_the_cases_take_turns_and_drift_of_the_machine_cancels_in_the_ratios(
     assert rows["RALEARN", 4]["memory_to_baseline"] == pytest.approx(0.8)
     assert rows["B", 4]["mfu"] == pytest.approx(225 * 100 / 1e5)
     assert rows["B", 4]["mfu_nanogpt"] == pytest.approx(225 * 110 / 1e5)
-
-
-def measured_twice(case: str) -> list[dict[str, Any]]:
-    with open_workers(persistent=True) as measure:
-        found = [measure(SHAPE, case, 4, 0.0) for _ in range(2)]
-    for turn in found:
-        assert turn["tokens_per_second"] == pytest.approx(4 * 8 / turn["step_seconds"])
-    return found
-
-
-def test_a_case_is_measured_in_a_process() -> None:
-    assert all(turn["peak_bytes"] > 0 for turn in measured_twice("RALEARN:hard:8"))
 
 
 def test_a_peak_is_measured_in_a_process_and_grows_with_the_text() -> None:

@@ -52,6 +52,3 @@ def test_a_worker_that_ends_is_reported_by_its_signal_and_its_last_words() -> No
                 BenchError, match=r"a worker: killed by SIGKILL.*; last message: out of pages"
             ):
                 worker.call(worker_calls.end_by_signal)
-
-
-# --- messages

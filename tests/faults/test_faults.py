@@ -1,9 +1,5 @@
 """The quick rows of `make faults` as tests, and the summary of the table."""
 
-import contextlib
-from types import SimpleNamespace
-from typing import cast
-
 import pytest
 
 from tests.faults import (  # noqa: F401  (they fill the table)
@@ -81,34 +77,3 @@ def test_faults_that_could_not_be_injected_are_counted_separately(
 def test_words_that_match_no_row_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["no such row"]) == 1
     assert "no such row" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("planned", "expected"),
-    [
-        ([1000, 950, 1000], surroundings.BUSY),  # alone, beside other work, the repeated losses
-        ([1000, 1200, 1000, 1010], "NOT SO: 1200 updates against 1000 and 1010 alone"),
-        ([1000, 1200, 1000, 1200], "the machine was busy before: two plans alone have 1000 and 1200 updates"),
-    ],
-)
-def test_a_machine_that_was_busy_before_does_not_decide_the_row_of_other_work(
-    monkeypatch: pytest.MonkeyPatch, planned: list[int], expected: str
-) -> None:
-    monkeypatch.setattr(surroundings, "other_work", lambda processes: contextlib.nullcontext())
-    studies = iter([study_of(updates) for updates in planned])
-    bench = cast(Bench, SimpleNamespace(workplace=lambda **changes: next(studies)))
-    try:
-        found = surroundings.busy_machine(bench)
-    except CannotDoError as reason:
-        found = str(reason)
-    assert found == expected
-
-
-def study_of(updates: int) -> SimpleNamespace:
-    """Return a study that finished with this plan."""
-    return SimpleNamespace(
-        command=lambda *words: SimpleNamespace(returncode=0, stdout=""),
-        plan=lambda: {"variants": {"B": {"iterations": updates}}},
-        status=lambda: "finished",
-        numbers=lambda: {"losses": [1.0]},
-    )

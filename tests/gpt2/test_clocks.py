@@ -5,13 +5,11 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt2 import clocks
 from gpt2.clocks import NAMES, UNEVEN_STEPS, Clocks, RunningTime, step_timer, unevenness
-from tests.device_queue import Event, Queue
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,26 +62,6 @@ def test_the_device_is_synchronized_before_the_clock_changes() -> None:
     assert clocks.read("train") == 10
 
 
-def test_clocks_continue_from_the_previous_process() -> None:
-    time = Time()
-    clocks = Clocks({"train": 41.5, "evaluate": 2.0}, now=time)
-    clocks.switch("train")
-    time.seconds += 1
-    assert clocks.read("train") == 42.5
-    assert clocks.read("evaluate") == 2.0
-
-
-def test_an_unknown_clock_is_refused() -> None:
-    with pytest.raises(KeyError, match="unknown clock 'lunch'"):
-        Clocks().switch("lunch")
-
-
-def test_uneven_step_times_are_noted_with_their_numbers() -> None:
-    note = unevenness([0.2] * 80 + [0.5] * 20)
-    assert note is not None
-    assert "0.5 s or more (2.5 times the median of 0.2 s)" in note
-
-
 @pytest.mark.parametrize(
     "seconds",
     [
@@ -111,54 +89,6 @@ def test_on_a_cpu_step_time_is_the_cpu_time_of_all_threads_over_their_number(
     assert step_timer("cpu", 4).mark() == 1.5
     monkeypatch.setattr(clocks, "running_time", lambda: lambda: 2.5)
     assert step_timer("cpu", 4, ranks=2).mark() == 2.5
-
-
-@pytest.fixture
-def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
-    found = Queue()
-    monkeypatch.setattr(torch, "Event", found.event)
-    monkeypatch.setattr(clocks, "device_synchroniser", lambda device: found.wait)
-    return found
-
-
-def test_on_an_accelerator_step_time_is_between_events_of_its_queue(queue: Queue) -> None:
-    timer = step_timer("xpu:0", 4)
-    queue.waits.clear()
-    marks = []
-    for milliseconds in (2.0, 3.0, 5.0):
-        begin = timer.mark()
-        queue.launch(milliseconds)
-        marks.append((begin, timer.mark()))
-    assert [timer.passed(*pair) for pair in marks] == [None] * 3
-    assert queue.waits == []
-    queue.reached = 5.0
-    assert [timer.passed(*pair) for pair in marks] == [0.002, 0.003, None]
-    assert [timer.seconds(*pair) for pair in marks] == [0.002, 0.003, 0.005]
-    assert set(queue.waits) == {"event"}
-
-
-def test_without_events_step_time_is_running_time_after_the_queue_is_finished(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> float:
-        raise RuntimeError("Backend doesn't support elapsedTime.")
-
-    monkeypatch.setattr(Event, "elapsed_time", refuse)
-    monkeypatch.setattr(clocks, "running_time", lambda: lambda: float(len(queue.waits)))
-    timer = step_timer("npu", 4)
-    queue.waits.clear()
-    begin = timer.mark()
-    assert queue.waits == ["device"]
-    assert timer.passed(begin, timer.mark()) == timer.seconds(1.0, 2.0) == 1.0
-
-
-def test_the_total_is_the_sum_of_the_clocks() -> None:
-    now = [0.0]
-    built = Clocks({"evaluate": 5.0}, now=lambda: now[0])
-    now[0] = 2.0
-    built.switch("train")
-    now[0] = 3.5
-    assert built.total() == 8.5
 
 
 def test_a_stopped_process_counts_no_time() -> None:

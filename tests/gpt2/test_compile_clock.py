@@ -71,15 +71,3 @@ def test_a_resumed_run_compiles_its_second_kind_of_step_on_the_compile_clock(
     assert len(clocks) == ITERATIONS - FIRST
     assert run.timed_steps == (FIRST - WARM_UP_STEPS) + len(clocks) - len(late)
     assert compiled_names == ["chunk_loss", "hidden"] * 2 * compile
-
-
-def test_without_compiling_no_step_is_new(tmp_path: Path, texts: Path, compiled_names: list[str]) -> None:
-    for compile in (True, False):
-        stepper = start(tmp_path / str(compile), texts, compile=compile, every=EVERY).stepper
-        ids = torch.zeros(4, 17, dtype=torch.int64)
-        new = []
-        for iteration in range(FIRST, ITERATIONS):
-            new.append(stepper.compiles(iteration))
-            assert stepper.compiles(iteration) == new[-1]  # the query changes no state
-            stepper.step(ids, iteration, ITERATIONS)
-        assert [FIRST + number for number, each in enumerate(new) if each] == ([5, 8] if compile else [])

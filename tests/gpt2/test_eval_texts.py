@@ -132,18 +132,6 @@ def test_wikitext_comes_from_the_hub_once(tmp_path: Path, monkeypatch: pytest.Mo
     assert first.tokens_sha256 == local.tokens_sha256
 
 
-def test_without_a_network_the_message_names_a_local_copy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(
-        DataError, match=r'cannot be reached .*fix without a network: CONFIG_EVAL_SETS="wikitext-2=wiki'
-    ):
-        read(tmp_path, "wikitext-2", "")
-
-
 def test_the_published_text_has_the_documents_words_and_bytes_of_the_harness(tmp_path: Path) -> None:
     path = published("wikitext2/wiki.test.raw")
     found = read_text(EvalSet("wikitext-2", str(path)), data(tmp_path, "gpt2"), 1024, report=print)

@@ -111,18 +111,6 @@ def test_a_fault_is_retried_once_and_then_called_repeatable() -> None:
     assert later.faults[0].repeated is True
 
 
-def test_a_fault_that_does_not_recur_is_called_transient() -> None:
-    trainer = stepper()
-    log = FaultLog()
-    log.explain(NotFiniteError("iteration 7"), trainer, ids(), 7, list(range(6)))
-    log.passed(7)
-    assert log.faults[0].repeated is None
-    log.passed(8)
-    assert log.faults[0].repeated is False
-    assert "iteration 7 was not finite once" in log.messages()[0]
-    assert "transient fault" in log.messages()[0]
-
-
 def test_every_fault_is_retried_once_up_to_a_limit_a_run() -> None:
     built, log, tried = stepper(), FaultLog(), []
     for iteration in (7, 9, 12, 15, 20):

@@ -20,9 +20,6 @@ from gpt2 import loss as loss_module
 from gpt2.allocation_tracker import AllocationTracker
 from gpt2.loss import chunk_loss, chunk_loss_sliced, linear_cross_entropy, token_losses
 from gpt2.measured_memory import AllocatorListener
-from gpt2.training_step import Stepper, StepResult
-from runtime.run_plan import plan_batch
-from runtime.settings import ModelConfig, OptimizerConfig
 from tests.compilers import NO_COMPILER
 
 pytestmark = pytest.mark.slow
@@ -35,7 +32,6 @@ COMPILED = [  # float64 has the tightest bound, and none is trained in it
 ]
 ATEN = torch.ops.aten
 PRODUCTS = (ATEN.mm, ATEN.addmm, ATEN.addmm_, ATEN.bmm)
-TORCH_COMPILE = torch.compile
 
 
 @pytest.fixture(autouse=True)
@@ -225,36 +221,3 @@ def test_the_number_of_rows_copied_at_once_changes_no_gradient(monkeypatch: pyte
     for other in observed[1:]:
         for one, two in zip(observed[0], other, strict=True):
             torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-14)
-
-
-def step_results(compile: bool, steps: int = 3) -> list[StepResult]:
-    stepper = Stepper(
-        ModelConfig("test", 2, 2, 16, 16, 0.0, vocabulary=101, padded_vocabulary=128),
-        OptimizerConfig(3e-3, 0.1, 0.2, 0.1, 0.9, 0.95, 1e-8, 1.0, "cosine", 0.2),
-        plan_batch(4, 2, 1, 16),
-        seed=0,
-        device="cpu",
-        dtype="bfloat16",
-        compile=compile,
-        parts=None,
-    )
-    ids = torch.randint(101, (4, 17), generator=torch.Generator().manual_seed(2))
-    return [stepper.step(ids, iteration, steps) for iteration in range(steps)]
-
-
-def test_a_compiled_step_compiles_its_loss_and_trains_like_the_eager_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    names: list[str] = []
-
-    def traced(function: Any) -> Any:
-        names.append(function.__name__)
-        return TORCH_COMPILE(function, backend="aot_eager", fullgraph=True)
-
-    eager = step_results(compile=False)
-    monkeypatch.setattr(torch, "compile", traced)
-    compiled = step_results(compile=True)
-    assert names == ["chunk_loss", "hidden"]
-    for ours, others in zip(compiled, eager, strict=True):
-        assert ours.loss == pytest.approx(others.loss, rel=2e-3)
-        assert ours.gradient_norm == pytest.approx(others.gradient_norm, rel=2e-2)

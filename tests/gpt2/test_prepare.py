@@ -1,6 +1,5 @@
 """Test the preparation of a corpus: documents, shards, damage, interruption."""
 
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -133,13 +132,6 @@ def test_the_shards_of_a_split_are_read_as_one_stream(
     assert np.array_equal(whole.train.read(0, len(whole.train)), pieces.train.read(0, len(pieces.train)))
 
 
-def test_the_manifest_records_source_files_and_tokenizer(tmp_path: Path) -> None:
-    directory = prepare(source(tmp_path / "data", write_documents(tmp_path / "texts")), ignore)
-    manifest = json.loads((directory / "manifest.json").read_text())
-    assert len(manifest["source"]["files"]) == 60
-    assert manifest["tokenizer"] == tokenizer.SHA256
-
-
 def test_prepared_data_of_the_two_tokenizers_lie_side_by_side(tmp_path: Path) -> None:
     files = write_documents(tmp_path / "texts")
     configs = {name: replace(source(tmp_path / "data", files), tokenizer=name) for name in tokenizer.ALL}
@@ -152,28 +144,3 @@ def test_prepared_data_of_the_two_tokenizers_lie_side_by_side(tmp_path: Path) ->
         assert corpus.manifest.end_of_text == each.eot
         texts.append([tokenizer.decode(each, stream.read(0, len(stream)).tolist()) for stream in streams])
     assert texts[0] == texts[1]  # the same documents in the same split
-
-
-def test_the_finished_share_of_a_token_limit_grows_to_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown: list[tuple[str, float | None]] = []
-    monkeypatch.setattr(dataset.LiveLine, "update", lambda self, text, share: shown.append((text, share)))
-    monkeypatch.setattr(dataset, "batches", lambda texts: ([text] for text in texts))
-    prepare(source(tmp_path / "data", write_documents(tmp_path / "texts"), max_tokens=1000), ignore)
-    known = [share for _, share in shown if share is not None]
-    assert len(known) == len(shown) > 10
-    assert known == sorted(known)
-    assert known[-1] == 1.0 > known[-2]
-    assert all(f"tokens/s  {share:.0%}  " in text for text, share in shown)
-    assert shown[-1][0].endswith("  100%  0s left")
-
-
-def test_without_a_known_share_no_percentage_is_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown: list[tuple[str, float | None]] = []
-    monkeypatch.setattr(dataset.LiveLine, "update", lambda self, text, share: shown.append((text, share)))
-    prepare(source(tmp_path / "data", write_documents(tmp_path / "texts", 5)), ignore)
-    assert shown
-    assert all(share is None and text.endswith("tokens/s") for text, share in shown)

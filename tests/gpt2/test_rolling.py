@@ -70,14 +70,6 @@ def test_windows_are_those_of_the_harness() -> None:
         assert found == harness_windows(tokens, EOT, length)
 
 
-def test_every_token_is_scored_once_and_no_window_is_longer_than_the_model() -> None:
-    for count in range(1, 50):
-        tokens = np.arange(count)
-        rows = list(evaluator.windows(tokens, EOT, 8))
-        assert np.concatenate([row[len(row) - scored :] for row, scored in rows]).tolist() == tokens.tolist()
-        assert all(scored < len(row) <= 9 for row, scored in rows)
-
-
 def test_the_nats_are_those_of_the_models_probabilities_window_by_window() -> None:
     model, text = a_model(), a_text([1, 7, 8, 9, 30, 16])
     expected = []

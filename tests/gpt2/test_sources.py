@@ -83,13 +83,6 @@ def test_a_file_name_that_is_not_utf_8_is_an_error_before_the_corpus_is_written(
     assert not (tmp_path / "data").exists()
 
 
-def test_a_file_name_with_a_newline_stays_on_one_line_of_the_message(tmp_path: Path) -> None:
-    (tmp_path / "a\nb.txt").write_bytes(b"\xff")
-    with pytest.raises(UserError) as caught:
-        list(sources.documents(source(tmp_path, tmp_path / "*.txt")))
-    assert "\n" not in str(caught.value)
-
-
 def test_a_glob_without_files_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="matches no file"):
         sources.local_files((str(tmp_path / "*.txt"),))

@@ -17,7 +17,7 @@ def test_a_single_long_file_gives_training_and_validation_text(tmp_path: Path) -
     assert 0.005 < len(corpus.validation) / len(corpus.train) < 0.2
 
 
-@pytest.mark.parametrize("count", [1, 2, 8, 19, 20, 36])
+@pytest.mark.parametrize("count", [1, 19, 36])
 def test_few_small_files_give_training_and_validation_text_without_losing_a_token(
     tmp_path: Path, count: int
 ) -> None:

@@ -60,14 +60,6 @@ def test_the_loss_is_the_mean_of_the_mean_losses_of_the_windows(model: GPT2, win
         assert np.mean(scored.window_losses) == pytest.approx(scored.loss, rel=1e-12)
 
 
-def test_the_batch_size_changes_no_loss(model: GPT2, windows: np.ndarray) -> None:
-    model.double()
-    losses = [
-        perplexity(model, windows, batch, "cpu", contextlib.nullcontext).loss for batch in (1, 2, 7, 50)
-    ]
-    assert losses == pytest.approx([losses[0]] * 4, abs=1e-13)
-
-
 def test_many_small_losses_are_summed_in_float64() -> None:
     value = float(torch.tensor(0.1))
     windows = np.zeros((300, 1001), np.uint16)
@@ -120,24 +112,7 @@ def test_stop_is_checked_before_each_batch_and_ends_the_evaluation(model: GPT2, 
     assert calls == -6
 
 
-def test_autocast_is_entered_for_each_batch(windows: np.ndarray) -> None:
-    entered = []
-
-    @contextlib.contextmanager
-    def autocast():
-        entered.append(True)
-        yield
-
-    perplexity(Constant(1.0), windows, 3, "cpu", autocast)
-    assert len(entered) == 3
-
-
 @pytest.mark.parametrize("shape", [(0, 5), (3, 1), (4,)])
 def test_windows_without_a_target_token_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="windows of shape"):
         perplexity(Constant(1.0), np.zeros(shape, np.uint16), 2, "cpu", contextlib.nullcontext)
-
-
-def test_a_batch_size_of_zero_is_refused(windows: np.ndarray) -> None:
-    with pytest.raises(ValueError, match="batch 0"):
-        perplexity(Constant(1.0), windows, 0, "cpu", contextlib.nullcontext)

@@ -55,19 +55,14 @@ def test_any_set_of_layers_can_be_listed_by_numbers_and_ranges(case):
     ("name", "says"),
     [
         ("RALERN", "did you mean RALEARN?"),
-        ("raall", "did you mean RAALL?"),
         ("XYZ", "RA:5-7,9"),
         ("RA:12", "no layer 12; fix: use layers 0 to 11"),
-        ("RA:3-12", "no layer 12"),
         ("RA:99999999", "malformed"),
         ("RA:7-5", "descending; fix: 5-7"),
         ("RA:1-3,2", "layer 2 is listed twice"),
         ("RA:", "malformed"),
-        ("RA:1,", "malformed"),
         ("RA:-1", "malformed"),
-        ("RA:1;2", "malformed"),
         ("RA:²", "malformed"),
-        ("", "not a variant"),
     ],
 )
 def test_an_unknown_variant_is_refused_in_one_line(name, says):

@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -223,10 +222,3 @@ def test_training_mode_and_a_full_block_are_errors() -> None:
     training = model_of(KINDS["standard"]).train()
     with pytest.raises(ValueError, match="training mode"):
         logits(training, torch.zeros(1, 1, dtype=torch.int64), Cache())
-
-
-def test_nothing_but_the_command_imports_sampling() -> None:
-    root = Path(__file__).parents[2]
-    files = [path for top in ("gpt2", "ra", "study", "scripts") for path in (root / top).rglob("*.py")]
-    users = [path.stem for path in files if "gpt2.sampling" in path.read_text()]
-    assert sorted(users) == ["lm_eval_model", "logp_diff", "samples"]

@@ -147,16 +147,6 @@ def test_the_order_of_a_context_applies_from_the_first_choice_of_a_process(
     assert hopper.calls == 3
 
 
-def test_torch_s_first_choice_in_a_context_would_replace_its_order(
-    hopper: TorchOnHopper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The defect that set_default_order avoids is present in the simulation."""
-    monkeypatch.setattr(attention_kernels, "set_default_order", lambda device: None)
-    monkeypatch.setattr(attention_kernels.set_default_order, "cache_clear", lambda: None, raising=False)
-    with attention_context(gpu("a100-40g")):
-        assert torch._fused_sdp_choice(*[torch.zeros(1)] * 3, is_causal=True) == NUMBERS["cudnn"]
-
-
 @pytest.mark.parametrize(
     ("error", "passes"),
     [

@@ -28,15 +28,6 @@ def test_a_saved_checkpoint_is_loaded_unchanged(tmp_path: Path) -> None:
     assert loaded.skipped == []
 
 
-def test_loading_from_an_empty_folder_gives_none(tmp_path: Path) -> None:
-    assert checkpoint.load_latest(tmp_path / "nowhere") is None
-
-
-def test_the_last_two_checkpoints_remain(tmp_path: Path) -> None:
-    save(tmp_path, 1, 2, 3, 10)
-    assert [path.name for path in checkpoint.complete(tmp_path)] == ["00000003", "00000010"]
-
-
 def test_an_iteration_can_be_overwritten(tmp_path: Path) -> None:
     save(tmp_path, 4)
     checkpoint.save(tmp_path, 4, state(9.0), {"cut": True})

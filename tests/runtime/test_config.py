@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.dotconfig import ConfigError, Symbols, parse_lines
-from runtime.errors import UserError
 from runtime.settings import MODELS, Config, DataConfig
 
 VALUES = {
@@ -122,16 +121,6 @@ def test_small_steps_have_one_thread_unless_threads_or_ranks_are_set():
     assert threads(EFFECTIVE_BATCH="4", GPT2_MODEL_MINI="n", GPT2_MODEL_124M="y") == 0
 
 
-def test_a_config_cannot_be_changed():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        Config.from_symbols(symbols()).model.width = 3
-
-
-def test_config_errors_are_user_errors_and_value_errors():
-    assert issubclass(ConfigError, UserError)
-    assert issubclass(ConfigError, ValueError)
-
-
 def test_every_size_has_heads_that_divide_its_width_and_the_padding_is_a_multiple_of_128():
     for _, layers, heads, width in MODELS.values():
         assert layers > 0
@@ -152,10 +141,6 @@ def test_the_tokenizer_sets_the_vocabulary():
     config = Config.from_symbols(symbols(TOKENIZER_GPT2="n", TOKENIZER_BYTES="y"))
     assert (config.model.vocabulary, config.model.padded_vocabulary) == (257, 384)
     assert config.data.tokenizer == "bytes"
-
-
-def test_a_computed_symbol_that_is_n_may_be_missing():
-    assert Config.from_symbols(symbols(SCALE_CPU=None)).target.scale_cpu is False
 
 
 WSD = {"SCHEDULE_COSINE": "n", "SCHEDULE_WSD": "y", "DECAY_FRACTION": '"0.2"'}
@@ -333,11 +318,3 @@ def test_reading_a_config_needs_neither_torch_nor_kconfiglib():
         "import runtime.settings, ra.names, ra.alternation, study.study_settings"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])
-
-
-def test_ranks_that_do_not_share_the_batch_evenly_are_refused():
-    assert "fix: use 1, 2, 4, 8" in refusal(RANKS="3", EFFECTIVE_BATCH="16")
-    message = refusal(RANKS="4", EFFECTIVE_BATCH="16", MICRO_BATCH="8")
-    assert "does not divide the 4 sequences of a rank" in message
-    found = Config.from_symbols(symbols(RANKS="4", EFFECTIVE_BATCH="16", MICRO_BATCH="2"))
-    assert (found.target.ranks, found.batch.micro) == (4, 2)

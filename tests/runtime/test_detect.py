@@ -70,12 +70,6 @@ def test_a_node_that_the_container_cannot_read_is_skipped(machine: Machine) -> N
     assert machine.detect().kind == "cpu"
 
 
-def test_an_unknown_nvidia_card_is_generic_with_its_memory(machine: Machine) -> None:
-    machine.nvidia("GPU-dddd, NVIDIA RTX 9999, 65536, [N/A], 700.1")
-    found = machine.detect()
-    assert (row(found), found.memory_bytes) == ("generic-cuda", 64 * GIB)
-
-
 def test_a_card_with_shared_memory_has_no_stated_memory(machine: Machine) -> None:
     machine.nvidia("GPU-eeee, NVIDIA GB10, [N/A], [N/A], 580.95.05")
     assert (machine.detect().memory_bytes, row(machine.detect())) == (0, "generic-cuda")
@@ -190,11 +184,6 @@ def test_where_nvidia_smi_fails_the_name_is_that_of_the_kernel(
     )
     assert found.ignored == (reason,)
     assert machine.detect(CUDA_VISIBLE_DEVICES="").kind == "cpu"
-
-
-def test_a_card_is_found_by_its_kernel_module_without_any_tool(machine: Machine) -> None:
-    machine.put(machine.proc / "driver/nvidia/gpus/0000:07:00.0/information", PROC_INFORMATION)
-    assert (row(machine.detect()), machine.detect().ignored) == ("a100-40g", ())
 
 
 def tool(folder: Path, script: str) -> None:

@@ -78,15 +78,12 @@ def test_ctrl_c_is_one_line_and_the_status_of_a_shell(tmp_path: Path) -> None:
     [
         ("Path('folder').read_text()", "folder", "Is a directory"),
         ("write_text(Path('folder'), 'x')", "folder", "Is a directory"),
-        ("Path('loop').read_text()", "loop", "Too many levels of symbolic links"),
-        ("Path('nowhere/a').write_text('x')", "nowhere/a", "No such file or directory"),
     ],
 )
 def test_a_file_that_the_system_refuses_is_named_in_one_line(
     action: str, name: str, reason: str, tmp_path: Path
 ) -> None:
     (tmp_path / "folder").mkdir()
-    (tmp_path / "loop").symlink_to("loop")
     code = (
         "from pathlib import Path\n"
         "from runtime.errors import run_command\n"

@@ -13,13 +13,10 @@ import torch
 
 from runtime import errors
 from runtime.errors import (
-    chain,
     device_fault,
     disk_full,
     explain_full_disk,
     explain_missing_compiler,
-    free_bytes,
-    gib,
     out_of_memory,
 )
 
@@ -113,19 +110,6 @@ def test_the_exhausted_resource_is_named_with_the_fix(
     found, fix = explain_full_disk(number, tmp_path / "not" / "yet")
     assert found.startswith(fact.format(tmp_path))
     assert fix
-
-
-def test_the_chain_of_causes_ends_at_the_first_error() -> None:
-    first, second = ValueError("first"), RuntimeError("second")
-    second.__context__ = first
-    assert list(chain(second)) == [second, first]
-    assert list(chain(None)) == []
-
-
-def test_free_space_is_that_of_the_nearest_existing_folder(tmp_path: Path) -> None:
-    assert abs(free_bytes(tmp_path / "not" / "yet") - free_bytes(tmp_path)) < 2**30
-    assert gib(3 * 2**30) == "3.0 GiB"
-    assert gib(5 * 2**20) == "5 MiB"
 
 
 COMPILE = """

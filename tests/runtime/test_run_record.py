@@ -1,5 +1,4 @@
 import copy
-import dataclasses
 import json
 import math
 from pathlib import Path
@@ -11,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime import files, run_record
-from runtime.run_record import Evaluation
 from runtime.typed_json import InvalidJsonError
 
 SCHEMA = json.loads((Path(run_record.__file__).with_name("run.schema.json")).read_text())
@@ -114,27 +112,6 @@ def test_a_changed_digit_of_any_record_is_noticed(status: str, tmp_path: Path) -
         run_record.load(tmp_path)
 
 
-def test_a_record_has_typed_parts() -> None:
-    record = run_record.from_json(full())
-    assert record.validation
-    assert record.validation.history[-1] == Evaluation(tokens=1000, train_seconds=1.5, loss=3.2)
-    assert record.learned
-    assert record.learned.history
-    assert record.learned.history[0].probability == (0.5, 0.4)
-    assert record.batch
-    assert type(record.batch.micro) is int
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        record.status = "failed"  # type: ignore[misc]
-
-
-def test_a_whole_number_written_as_a_float_is_an_integer() -> None:
-    value = full()
-    value["progress"]["tokens"] = 1000.0
-    record = run_record.from_json(value)
-    assert record.progress
-    assert type(record.progress.tokens) is int
-
-
 def test_missing_keys_remain_missing() -> None:
     value = full() | {"hellaswag": {"absent": "no network"}}
     assert run_record.from_json(value).to_json()["hellaswag"] == {"absent": "no network"}
@@ -157,12 +134,9 @@ def test_nan_and_infinity_are_written_as_null(tmp_path: Path) -> None:
     [
         (None, "does not exist"),
         ("{", "cannot be read"),
-        ("[]", "is of schema 'list'"),
         ('{"schema": 2}', "is of schema 2; this version reads schema 1"),
         ('{"schema": 1}', "does not follow the schema: record.run is missing"),
-        ("\x00\xff", "cannot be read"),
         ('{"schema": 1, "seed": NaN}', "NaN is out of range"),
-        ('{"schema": 1, "seed": 1e999}', "1e999 is out of range"),
         ("[" * 100_000, "cannot be read"),
     ],
 )
@@ -172,14 +146,6 @@ def test_an_unusable_record_is_refused_with_its_path(tmp_path: Path, text: str |
     with pytest.raises(run_record.RecordError, match=message) as caught:
         run_record.load(tmp_path)
     assert "run.json" in str(caught.value)
-
-
-def test_a_damaged_record_that_the_user_named_has_a_fix(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text('{"bro')
-    with pytest.raises(
-        run_record.RecordError, match=r"run.json cannot be read: .*; fix: restore the run's folder"
-    ):
-        run_record.load_given(tmp_path)
 
 
 def test_a_failed_write_leaves_the_previous_record(tmp_path: Path) -> None:

@@ -23,10 +23,7 @@ except Interrupted as reason:
 @pytest.mark.parametrize(
     ("asked", "at_once"),
     [
-        (["SIGTERM"], False),
-        (["SIGINT"], False),
         (["SIGHUP", "SIGTERM", "SIGTERM"], False),
-        (["SIGTERM", "SIGINT"], False),
         (["SIGINT", "SIGTERM"], False),
         (["SIGINT", "SIGINT"], True),
         (["SIGTERM", "SIGINT", "SIGHUP", "SIGINT"], True),

@@ -12,8 +12,6 @@ from bench.cases import Shape
 from bench.suites import growth
 from tests.bench.sessions import run_small
 
-LENGTHS = (16, 32, 64)
-
 
 def notes_of(points: list[tuple[int, float]]) -> list[str]:
     return growth.growth_of_peaks([{"case": "B", "block_size": T, "peak_bytes": peak} for T, peak in points])

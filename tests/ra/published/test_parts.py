@@ -142,26 +142,13 @@ def test_rotated_scores_depend_on_the_distance_alone_and_start_shifts_the_positi
     assert position.rotate(q.bfloat16(), k.bfloat16())[0].dtype == torch.bfloat16
 
 
-def test_rotary_positions_have_no_parameters_and_save_nothing() -> None:
-    position = RotaryPosition(64, 8)
-    assert list(position.parameters()) == []
-    assert position.state_dict() == {}
-    x_BTC = torch.randn(2, 5, 16)
-    assert position(x_BTC) is x_BTC
-
-
-@pytest.mark.parametrize("width", [64, 128, 192, 384, 512, 768, 1024, 1600])
+@pytest.mark.parametrize("width", [64, 192, 768, 1600])
 def test_swiglu_has_the_parameters_of_the_mlp_but_for_the_multiple_of_eight(width: int) -> None:
     with torch.device("meta"):
         found = sum(p.numel() for p in SwiGLU(width, 0.0).parameters())
     standard = 8 * width**2 + 5 * width
     assert abs(found - standard) <= 4 * (3 * width + 2)
     assert SwiGLU(width, 0.0).proj.in_features % 8 == 0
-
-
-def test_the_hidden_size_of_124m_is_2048() -> None:
-    with torch.device("meta"):
-        assert SwiGLU(768, 0.0).proj.in_features == 2048
 
 
 @pytest.mark.parametrize("mix", MIXES)
