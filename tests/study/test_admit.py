@@ -32,15 +32,14 @@ def test_a_refusal_is_one_line_with_check_layer_source_and_fix() -> None:
         admit.require_admitted({"LEAKY": examination(LEAK, LEAK, other)})
     text = str(caught.value)
     assert "\n" not in text
-    assert text.startswith(
-        "LEAKY fails the check causal: layer 3: it leaks (ra/custom/leaky.py:4); fix: mask it"
-    )
-    assert "1 more failed checks" in text
+    for part in ("causal", "layer 3", "ra/custom/leaky.py:4", "fix: mask it", "1 more"):
+        assert part in text
     admit.require_admitted({"LEAKY": examination()})
 
 
-def test_a_result_is_saved_until_the_source_changes(
-    tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("arm", ["LEAKY", "B+MLP=leaky", "LEAKY+AQN=mild", "RALEARN+WIDTH=match:LEAKY"])
+def test_a_changed_file_is_examined_again_in_every_arm_that_uses_it(
+    tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch, arm: str
 ) -> None:
     monkeypatch.setattr(names, "CUSTOM_FOLDER", tmp_path)
     config = configuration(texts, 4)
@@ -52,34 +51,12 @@ def test_a_result_is_saved_until_the_source_changes(
         return {name: dataclasses.replace(examination(LEAK), variant=name) for name in variants}
 
     monkeypatch.setattr(admit, "examine_variants", examined)
-    (tmp_path / "leaky.py").write_text("x = 1\n")
-    for _ in range(2):
-        found = admit.examine_cached(["B", "LEAKY"], config, ALTERNATION, autocast=False)
-        assert found["LEAKY"].violations[0].message == "it leaks"
-    (tmp_path / "leaky.py").write_text("x = 2\n")
-    admit.examine_cached(["B", "LEAKY"], config, ALTERNATION, autocast=False)
-    admit.examine_cached(["B"], config, ALTERNATION, autocast=True)
-    assert asked == [["B", "LEAKY"], ["LEAKY"], ["B"]]
-
-
-@pytest.mark.parametrize("arm", ["B+MLP=leaky", "LEAKY+AQN=mild", "RALEARN+WIDTH=match:LEAKY"])
-def test_a_changed_file_is_examined_again_in_every_arm_that_uses_it(
-    tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch, arm: str
-) -> None:
-    monkeypatch.setattr(names, "CUSTOM_FOLDER", tmp_path)
-    config = configuration(texts, 4)
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, directory=tmp_path / "data"))
-    asked: list[list[str]] = []
-
-    def examined(variants: list[str], *arguments: object) -> dict[str, Examination]:
-        asked.append(variants)
-        return {name: dataclasses.replace(examination(), variant=name) for name in variants}
-
-    monkeypatch.setattr(admit, "examine_variants", examined)
     for text in ("x = 1\n", "x = 1\n", "x = 2\n"):
         (tmp_path / "leaky.py").write_text(text)
-        admit.examine_cached(["B", arm], config, ALTERNATION, autocast=False)
-    assert asked == [["B", arm], [arm]]
+        found = admit.examine_cached(["B", arm], config, ALTERNATION, autocast=False)
+        assert found[arm].violations[0].message == "it leaks"
+    admit.examine_cached(["B"], config, ALTERNATION, autocast=True)
+    assert asked == [["B", arm], [arm], ["B"]]
 
 
 def test_a_crash_is_not_saved(tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:

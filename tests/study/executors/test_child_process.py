@@ -1,12 +1,10 @@
 """The error of a process, the lock that it holds, and the requests that end it immediately."""
 
-import io
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -15,7 +13,6 @@ from study.executors.child_process import (
     KEEP_HEAP,
     SPIN_COUNT,
     Child,
-    Event,
     Session,
     StopAsked,
     process_settings,
@@ -40,31 +37,20 @@ class Fake:
 @pytest.mark.parametrize(
     ("asked", "done"),
     [
-        (["SIGTERM"], ["SIGTERM"]),
-        (["SIGTERM", "SIGTERM", "SIGHUP"], ["SIGTERM"]),
         (["SIGHUP", "SIGHUP"], ["SIGTERM"]),
-        (["SIGINT", "SIGINT"], ["SIGTERM", "killed"]),
         (["SIGTERM", "SIGINT"], ["SIGTERM"]),
-        (["SIGHUP", "SIGINT", "SIGTERM"], ["SIGTERM"]),
-        (["SIGTERM", "SIGINT", "SIGTERM", "SIGINT"], ["SIGTERM", "killed"]),
         (["SIGINT", "SIGTERM", "SIGINT"], ["SIGTERM", "killed"]),
     ],
 )
-def test_only_a_second_interrupt_ends_a_run_at_once(asked: list[str], done: list[str]) -> None:
-    session, child = Session(), Fake()
-    session.children.append(child)  # type: ignore[arg-type]
-    for name in asked:
-        session._ask(signal.Signals[name], None)
-    assert child.done == done
-    assert session.asked == len(asked)
-
-
-def test_a_request_reaches_every_run() -> None:
+def test_a_request_reaches_every_run_and_only_a_second_interrupt_ends_them_at_once(
+    asked: list[str], done: list[str]
+) -> None:
     session, children = Session(), [Fake(), Fake()]
     session.children.extend(children)  # type: ignore[arg-type]
-    for name in ("SIGINT", "SIGTERM", "SIGINT"):
+    for name in asked:
         session._ask(signal.Signals[name], None)
-    assert [child.done for child in children] == [["SIGTERM", "killed"]] * 2
+    assert [child.done for child in children] == [done] * 2
+    assert session.asked == len(asked)
 
 
 def test_without_a_process_a_request_stops_the_study_and_later_requests_are_ignored() -> None:
@@ -104,15 +90,6 @@ def test_the_lock_is_held_until_its_process_ends(tmp_path: Path) -> None:
     holder.communicate(b"\n")
     with locked(tmp_path):
         pass
-
-
-def test_output_lines_that_are_not_events_go_to_the_log() -> None:
-    lines = ['{"event": "train"}\n', '{"other": 1}\n', "a warning\n", "3\n", '{"event": "val\n']
-    child = Child.__new__(Child)
-    child.process = SimpleNamespace(stdout=lines)  # type: ignore[assignment]
-    child._log_file = io.StringIO()  # type: ignore[assignment]
-    assert list(child.events()) == [Event("train")]
-    assert child._log_file.getvalue() == "".join(lines[1:])  # type: ignore[attr-defined]
 
 
 def test_variables_of_a_launcher_and_of_threads_reach_no_training_process() -> None:
