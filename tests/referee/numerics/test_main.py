@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -95,31 +94,6 @@ def test_a_name_that_is_too_long_is_one_line(
     command: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert LONG in failed(command, LONG, capsys)
-
-
-@pytest.mark.parametrize("command", READING, ids=" ".join)
-def test_a_folder_that_cannot_be_searched_is_one_line(
-    command: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stat = os.stat
-
-    def refuse(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
-        if "locked" in str(path):
-            raise PermissionError(13, "Permission denied", str(path))
-        return stat(path, *arguments, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "stat", refuse)
-        assert "locked/inner" in failed(command, "locked/inner", capsys)
-
-
-@pytest.mark.parametrize("command", WRITING, ids=" ".join)
-def test_a_file_in_place_of_a_folder_is_named(
-    command: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = sorted(folder.rglob("*"))
-    assert failed(command, "a.csv/y/x.html", capsys).startswith("error: a.csv cannot be written: ")
-    assert sorted(folder.rglob("*")) == before
 
 
 @pytest.mark.parametrize(

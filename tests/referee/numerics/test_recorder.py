@@ -102,23 +102,6 @@ def test_gradients_of_a_module_are_those_of_torchs_full_backward_hooks(tmp_path:
                 torch.testing.assert_close(found, gradient, rtol=0, atol=0)
 
 
-def test_rows_name_modules_and_functions_in_order_with_their_parents(tmp_path: Path) -> None:
-    data, _, _ = recorded(tmp_path, level="mix")
-    names = list(data)
-    assert names.index("Module.blocks.0.norm1.LayerNorm.forward.0") < names.index(
-        "Module.blocks.1.norm1.LayerNorm.forward.0"
-    )
-    assert "Functional.layer_norm.0.forward" in names
-    assert "Module.blocks.0.norm1.LayerNorm.backward.0" in names
-    assert data["Module.blocks.0.norm1.LayerNorm.forward.0"]["settings"]["eps"] == 1e-5
-    parents = json.loads((tmp_path / "step0/rank0/construct.json").read_text())
-    assert parents["Module.blocks.0.norm1.LayerNorm.forward.0"] == "Module.blocks.0.Block.forward.0"
-    assert parents["Functional.layer_norm.0.forward"] == "Module.blocks.0.norm1.LayerNorm.forward.0"
-    stacks = json.loads((tmp_path / "step0/rank0/stack.json").read_text())
-    lines = next(lines for names, lines in stacks.values() if "Functional.layer_norm.0.forward" in names)
-    assert "gpt2/transformer.py" in lines[0]
-
-
 def test_uninitialised_memory_is_not_recorded(tmp_path: Path) -> None:
     data, _, _ = recorded(tmp_path, level="L1")
     assert data
@@ -201,13 +184,9 @@ def test_the_debugger_reads_the_guides_configuration(tmp_path: Path) -> None:
         ('{"level": "L9"}', 'level is "L9"; fix: use L0, L1, mix'),
         ('{"task": "free_benchmark"}', "task is"),
         ('{"step": ["x"]}', "step has 'x'"),
-        ('{"step": ["5-3"]}', "step has '5-3'"),
         ('{"step": ["0-99999999999"]}', "step has '0-99999999999'"),
-        ('{"rank": [true]}', "rank is [True]"),
         ('{"dump_path": ""}', "dump_path is empty"),
         ('{"statistics": {"data_mode": ["sideways"]}}', "data_mode is ['sideways']"),
-        ('{"statistics": {"summary_mode": "sha"}}', 'summary_mode is "sha"'),
-        ('{"dump_path": 3}', "dump_path is 3"),
     ],
 )
 def test_a_faulty_configuration_is_one_line(content: str, message: str, tmp_path: Path) -> None:
@@ -217,8 +196,3 @@ def test_a_faulty_configuration_is_one_line(content: str, message: str, tmp_path
     assert message in str(caught.value)
     assert "fix: " in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_a_level_of_modules_needs_a_model() -> None:
-    with pytest.raises(NumericsError, match=r"fix: start\(model\)"):
-        Recorder(RecorderConfig(level="L0")).start()

@@ -12,13 +12,11 @@ from hypothesis import strategies as st
 
 from gpt2 import eval_texts, shards
 from gpt2 import text_sources as sources
-from gpt2.dataset import prepare
 from gpt2.hellaswag import load_items
 from gpt2.tokenizer import ALL
 from grpo.gsm8k import read_problems
 from referee.numerics import text_files
-from referee.numerics.runs.logp_diff import read_logp
-from referee.numerics.text_files import clean, is_empty, json_lines, read_json, read_text, text_parts
+from referee.numerics.text_files import clean, json_lines, read_json, read_text, text_parts
 from runtime.errors import UserError
 from runtime.settings import DataConfig, EvalSet
 from tests.gpt2.corpora import ignore, source
@@ -133,22 +131,6 @@ def test_a_line_that_is_no_json_is_named(tmp_path: Path, content: bytes, says: s
     with pytest.raises(UserError, match=rf"a\.jsonl{says}.*; fix: ") as caught:
         list(json_lines(tmp_path / "a.jsonl"))
     assert len(str(caught.value)) < 400
-
-
-def test_log_probabilities_follow_the_rule(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_bytes(
-        BOM + b'{"logp": [1], "text": "a\xe2\x80\xa8b\xc2\x85"}\r\n\n{"logp": [2]}'
-    )
-    (tmp_path / "a.json").write_bytes(BOM + b'{"logp": [[1], [2]], "text": "\\ud83d"}')
-    assert [read_logp(tmp_path / name).values.tolist() for name in ("a.jsonl", "a.json")] == [[[1], [2]]] * 2
-
-
-def test_a_byte_order_mark_alone_is_no_text(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(BOM)
-    (tmp_path / "b.txt").write_bytes(BOM + b"b")
-    assert [is_empty(tmp_path / name) for name in ("a.txt", "b.txt")] == [True, False]
-    with pytest.raises(UserError, match="every file is empty"):
-        prepare(source(tmp_path / "data", tmp_path / "a.txt"), ignore)
 
 
 def test_a_file_counts_once_by_its_real_path_and_loops_of_links_end(tmp_path: Path) -> None:

@@ -55,12 +55,6 @@ def test_a_divergence_is_written_and_the_status_is_0(
     assert "blocks.1.norm2" in (out / "compare.html").read_text()
 
 
-def test_the_same_record_is_equal(golden: Path, tmp_path: Path) -> None:
-    assert main(["compare", "-tp", str(golden), "-gp", str(golden), "-o", str(tmp_path)]) == 0
-    content = json.loads((tmp_path / "compare.json").read_text())
-    assert (content["verdict"], content["first_divergence"]) == ("equal", None)
-
-
 def test_make_passes_paths_without_a_shell(golden: Path, tmp_path: Path) -> None:
     folder = tmp_path / "a record $(touch x)"
     shutil.copytree(golden, folder)

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import nn
 
-from referee.__main__ import main
 from tests.referee.numerics.compare.small_models import STATISTICS, TENSORS, compared, record
 
 MODES: list[dict[str, Any]] = [{"level": "L0"}, TENSORS]
@@ -87,27 +86,6 @@ def test_what_the_settings_leave_out_is_a_note(tmp_path: Path) -> None:
         for found in (compared(part, whole), compared(whole, part)):
             assert found.verdict == "equal", found.first
             assert any("other settings" in note for note in found.notes)
-
-
-def test_notes_say_what_is_not_as_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    whole = record(tmp_path, layers(), run, **TENSORS)
-    other = damaged(whole, lambda content: content.update(level="L9"))
-    for file in other.rglob("*.pt"):
-        file.unlink()
-    next(other.rglob("construct.json")).unlink()
-    later = other.rename(tmp_path / "step7")
-    notes = " ".join(compared(later, whole).notes)
-    assert "the values of" in notes
-    assert '"level": "L9"' in notes
-    assert "construct.json is missing" in notes
-    assert "the steps differ: step7 of the target, step0 of the golden record" in notes
-    (tmp_path / "map.json").write_text('{"1": "absent"}')
-    arguments = ["compare", "-tp", str(whole), "-gp", str(whole), "-o", str(tmp_path / "out")]
-    assert main([*arguments, "--map", str(tmp_path / "map.json")]) == 1
-    assert (
-        'the map names "absent", which is not a module or call of the golden record'
-        in capsys.readouterr().err
-    )
 
 
 def test_memory_that_a_function_overwrites_is_no_difference(tmp_path: Path) -> None:

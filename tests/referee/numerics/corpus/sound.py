@@ -22,7 +22,6 @@ from tests.referee.numerics.corpus.nets import X, changed, clean, plain, within
 from tests.referee.numerics.corpus.training import in_order, on, trained, unscale
 
 Forward = Callable[[Any, Tensor], Any]
-WEIGHT = torch.linspace(0.5, 1.5, 16)
 
 
 def written_norm(y: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ from referee.numerics.monitor.targets import (
     MonitorTarget,
     change_control,
     parse_targets,
-    plain_name,
     read_control,
 )
 
@@ -34,17 +33,6 @@ def test_targets(word: str, kind: str, name: str, wanted: bool) -> None:
     (target,) = parse_targets([word])
     assert target.wants(kind, name) == wanted
     assert str(target) == word
-
-
-def test_an_unknown_kind_is_named() -> None:
-    with pytest.raises(NumericsError, match="'gradients:x' has the unknown kind 'gradients'"):
-        parse_targets(["gradients:x"])
-
-
-def test_wrappers_are_no_part_of_a_name() -> None:
-    assert plain_name("module._orig_mod.blocks.0.weight") == "blocks.0.weight"
-    assert plain_name("decoder.module.weight") == "decoder.module.weight"
-    assert plain_name("module") == ""
 
 
 def test_targets_are_switched_on_and_off(tmp_path: Path) -> None:

@@ -42,21 +42,6 @@ def steps_of(output: Path, kind: str) -> list[int]:
     return sorted({row.step for row in read_table(output, kind).rows})
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_gradients_within_a_reentrant_checkpoint_have_a_line(
-    reentrant: bool, tmp_path: Path, output: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = small()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    watch(tmp_path, model, optimizer)
-    x = torch.ones(3, 4, requires_grad=True)
-    torch.utils.checkpoint.checkpoint(model, x, use_reentrant=reentrant).sum().backward()
-    optimizer.step()
-    printed = "".join(capsys.readouterr())
-    assert (" has no actv_grad: " in printed) is reentrant
-    assert ("use_reentrant=True" in printed) is reentrant
-
-
 def test_what_cannot_be_read_is_one_line_and_the_script_ends_alike(
     tmp_path: Path, output: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,27 +103,6 @@ def test_a_step_that_grad_scaler_skips_has_its_rows(
     assert len(set(counts[:4])) == 1
 
 
-@pytest.mark.parametrize("way", ["eval", "parts", "closure"])
-def test_a_script_whose_forward_is_not_observed_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], way: str
-) -> None:
-    model = small().train(way != "eval")
-    assert isinstance(model, nn.Sequential)
-    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
-    watch(tmp_path, model, optimizer, {"wg_distribution": True})
-
-    def closure() -> float:
-        out = model[2](model[1](model[0](torch.ones(3, 4)))) if way == "parts" else model(torch.ones(3, 4))
-        out.sum().backward()
-        return float(out.sum())
-
-    for _ in range(2):
-        closure() if way != "closure" else None
-        optimizer.step(closure if way == "closure" else None)  # type: ignore[arg-type]
-    lines = [line for line in capsys.readouterr().out.splitlines() if "no forward in training mode" in line]
-    assert len(lines) == 1
-
-
 def test_activations_of_a_compiled_model_are_read_and_change_no_bit(tmp_path: Path, output: Path) -> None:
     start = 1  # a step without hooks before it
 
@@ -161,41 +125,6 @@ def test_activations_of_a_compiled_model_are_read_and_change_no_bit(tmp_path: Pa
     assert all(map(torch.equal, before, after))
     assert steps_of(output, "actv") == list(range(start, 3))
     assert {"0.output.0", "3.output.0"} <= {row.name for row in read_table(output, "actv").rows}
-
-
-@pytest.mark.parametrize("wrapped", ["no", "compiled", "parallel"])
-def test_rows_of_the_whole_model_are_those_of_each_micro_batch(
-    tmp_path: Path, output: Path, wrapped: str
-) -> None:
-    torch._dynamo.reset()
-    plain = small()
-    assert isinstance(plain, nn.Sequential)
-    model: Any = plain
-    if wrapped == "compiled":
-        model = torch.compile(plain, backend="aot_eager")
-    elif wrapped == "parallel":
-        model = nn.DataParallel(plain)
-    optimizer = torch.optim.SGD(model.parameters(), 0.0)
-    watch(tmp_path, model, optimizer, {"xy_distribution": True}, micros=2)
-    batches, outputs = [torch.full((3, 4), value) for value in (1.0, 2.0)], []
-    for batch in batches:
-        outputs.append(model(batch))
-        outputs[-1].retain_grad()
-        outputs[-1].square().sum().backward()
-    optimizer.step()
-    rows = {
-        (kind, row.name): row.values
-        for kind in ("actv", "actv_grad")
-        for row in read_table(output, kind).rows
-    }
-    expected = {
-        ("actv", "input.0"): batches,
-        ("actv", "output.0"): outputs,
-        ("actv_grad", "output_grad.0"): [one.grad for one in outputs],
-    }
-    for key, tensors in expected.items():
-        assert rows[key][0] == pytest.approx(float(torch.cat(tensors).norm()), rel=1e-5), key
-    assert rows["actv", "0.input.0"] == rows["actv", "input.0"]
 
 
 class Named(nn.Module):

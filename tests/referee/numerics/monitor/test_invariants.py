@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import nn
 
-from referee.__main__ import main
 from referee.numerics import Monitor, MonitorConfig
 from referee.numerics.monitor.invariants import invariants
 from referee.numerics.monitor.tables import TableWriter
@@ -102,17 +101,6 @@ def test_a_fault_breaks_its_invariant(
 ) -> None:
     row = invariants(train(tmp_path, fault))[0]
     assert (row.call, row.place, row.evidence) == (call, place, evidence)
-
-
-def test_the_command_prints_the_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["monitor", str(train(tmp_path, "data"))]) == 0
-    assert "not rank 0's" in capsys.readouterr().out
-    assert main(["monitor", str(tmp_path / "rank5")]) == 1
-
-
-def test_clipping_on_one_rank_is_named_where_clipped_gradients_are_monitored(tmp_path: Path) -> None:
-    config = MonitorConfig(("grad", "grad_clipped", "param"), 1)
-    assert invariants(train(tmp_path, "clipping", config))[0].call == "grad_clipped 0.weight"
 
 
 def write(folder: Path, kind: str, rank: int, values: dict[str, Any], steps: int = 4) -> None:

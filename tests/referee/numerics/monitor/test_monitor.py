@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from gpt2.initial_weights import initialise
 from gpt2.transformer import GPT2, ModelParts
 from ra.reciprocal_attention import LearnedAttention
-from referee.errors import NumericsError
 from referee.numerics import Monitor, MonitorConfig
 from referee.numerics.monitor.tables import KINDS, read_table
 
@@ -175,11 +174,3 @@ def test_every_attention_call_of_a_module_has_a_row(recompute: bool, tmp_path: P
     positions = np.log(np.arange(1, 9)).mean()  # of a uniform attention
     assert all(0 < row.values[0] <= positions for row in rows)
     assert rows[0].values != rows[1].values
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"targets": ("weights",)}, {"interval": 0}, {"statistics": ("norm", "median")}, {"start": -1}]
-)
-def test_a_wrong_configuration_is_named(wrong: dict[str, Any]) -> None:
-    with pytest.raises(NumericsError, match="fix: "):
-        MonitorConfig(**wrong)

@@ -1,7 +1,6 @@
 """Statistics equal numpy's in float64, as on a CPU and as on another device."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from referee.numerics.monitor import statistics
-from referee.numerics.monitor.statistics import CPU_CHUNK, WIDTH, Pending, update_ratio
+from referee.numerics.monitor.statistics import CPU_CHUNK, Pending, update_ratio
 from referee.numerics.monitor.tables import STATISTICS
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -97,19 +96,6 @@ def test_parts_and_micro_batches_are_joined_as_one_tensor(monkeypatch: pytest.Mo
     pending.replace(("actv", "a"), torch.full((5, 70_000), 3.0))
     only = pending.take()[0]["actv", "a"]
     assert (only.mean, only.statistic("std")) == (3.0, 0.0)
-
-
-def test_a_step_is_one_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
-    transfers: list[Any] = []
-    to_list = Tensor.tolist
-    monkeypatch.setattr(Tensor, "tolist", lambda tensor: (transfers.append(tensor.shape), to_list(tensor))[1])
-    pending = Pending()
-    for number in range(13):
-        pending.add(("param", str(number)), torch.ones(4, 3))
-    pending.add_values(("update_ratio", "x"), torch.ones(1))
-    assert not transfers
-    pending.take()
-    assert transfers == [(14, WIDTH)]
 
 
 @pytest.mark.parametrize("layout", ["coo", "uncoalesced", "csr", "complex"])

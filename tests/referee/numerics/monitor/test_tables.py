@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from referee.errors import NumericsError
-from referee.numerics.monitor.tables import KINDS, TableWriter, rank_folders, read_table, table_files
+from referee.numerics.monitor.tables import KINDS, TableWriter, read_table, table_files
 
 VALUES = (1.0, -0.25, math.nan, math.inf, 1e-30, 0.5, 2.0, 0.0)
 
@@ -59,26 +58,3 @@ def test_a_torn_last_line_is_left_out_and_written_again(tmp_path: Path, torn: in
     TableWriter(tmp_path, 4).truncate(1)
     write(tmp_path, range(2, 3))
     assert path.read_bytes() == content
-
-
-def test_a_name_with_a_comma_stays_one_field(tmp_path: Path) -> None:
-    TableWriter(tmp_path).write("attention", 1, [('a,"b', (0.5, 2.0))])
-    assert read_table(tmp_path, "attention").rows[0].name == "a__b"
-
-
-def test_a_foreign_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "param_0-3.csv").write_text("x,y\n1,2\n")
-    with pytest.raises(NumericsError, match=r"param_0-3.csv is not a monitor table"):
-        read_table(tmp_path, "param")
-
-
-def test_ranks_are_in_order(tmp_path: Path) -> None:
-    for name in ("rank10", "rank2", "ranks", "rankx"):
-        (tmp_path / name).mkdir()
-    assert list(rank_folders(tmp_path)) == [2, 10]
-
-
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(NumericsError, match="cannot be written"):
-        TableWriter(tmp_path / "file" / "rank0").write("param", 1, [("a", VALUES)])

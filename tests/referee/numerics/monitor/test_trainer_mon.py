@@ -169,21 +169,3 @@ def test_a_target_that_the_model_lacks_is_refused(tmp_path: Path, output: Path) 
         NumericsError, match=r"config.json: targets: 0.wieght matches no .*; fix: did you mean 0.wei"
     ):
         script(tmp_path, GUIDE | {"targets": {"0.wieght": {}}})
-
-
-def test_a_kind_without_a_tensor_is_one_line(
-    tmp_path: Path, output: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    switches = {"mv_distribution": True, "attention_distribution": True}
-    model = nn.Sequential(nn.Linear(4, 2))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    (tmp_path / "config.json").write_text(json.dumps(GUIDE | switches))
-    monitor = TrainerMon(tmp_path / "config.json")
-    monitor.set_monitor(model, optimizer)
-    for _ in range(2):
-        model(torch.ones(1, 4)).sum().backward()
-        optimizer.step()
-    (line,) = capsys.readouterr().out.splitlines()
-    assert (
-        "has no attention, exp_avg, exp_avg_sq: " in line or "has no exp_avg, exp_avg_sq, attention: " in line
-    )

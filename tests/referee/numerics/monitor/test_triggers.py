@@ -2,13 +2,10 @@
 
 import math
 import random
-from pathlib import Path
 
 import pytest
 
-from referee.errors import NumericsError
-from referee.numerics.monitor.monitor_settings import Triggers, read_triggers
-from referee.numerics.monitor.targets import parse_triggers
+from referee.numerics.monitor.monitor_settings import Triggers
 
 NAMES = ("nan", "spike", "grad_norm")
 
@@ -60,15 +57,3 @@ def test_a_resumed_process_fires_as_the_first_one_would() -> None:
         resumed.observe(step, loss, norm)
     later = [one.trigger for step in range(291, 301) for one in resumed.observe(step, *values[step - 1])]
     assert later == ["spike", "grad_norm"]
-
-
-@pytest.mark.parametrize("word", ["spikes", "spike:x", "spike:0", "grad_norm:-1", "spike:inf"])
-def test_a_wrong_trigger_is_named(word: str) -> None:
-    with pytest.raises(NumericsError, match=word.replace(":", ".")):
-        parse_triggers([word])
-
-
-def test_torn_lines_of_triggers_are_left_out(tmp_path: Path) -> None:
-    assert read_triggers(tmp_path) == []
-    (tmp_path / "triggers.jsonl").write_text('{"step": 3, "trigger": "nan"}\n{"step": 4, "tri')
-    assert read_triggers(tmp_path) == [{"step": 3, "trigger": "nan"}]

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,16 +63,6 @@ def test_it_is_the_definition_whatever_is_outside_the_mask(case: Any, threshold:
     assert ((found.first.sequence, found.first.position) if found.first else None) == (expected or [None])[0]
 
 
-def test_sequences_count_equally_whatever_their_length() -> None:
-    found = logp_diff([[-1.0, -1.0], [-1.0, 0.0]], [[-2.0, -2.0], [-1.0, 0.0]], [[1, 1], [1, 0]])
-    assert (found.value, found.verdict) == (0.5, "over the threshold")
-
-
-def test_the_threshold_itself_is_allowed() -> None:
-    assert logp_diff([[-0.5]], [[-0.75]], threshold=0.25).verdict == "within the threshold"
-    assert logp_diff([[-0.5]], [[-0.75]], threshold=0.2499).verdict == "over the threshold"
-
-
 # Rollout, where training is -1 for each token: verdict, and whether decoding alone is accused.
 ADVICE: dict[str, tuple[list[list[float]], str, bool]] = {
     "later tokens alone": ([[-1.0, -1.5, -1.5], [-1.0, -1.0, -1.3]], "over the threshold", True),
@@ -96,13 +85,6 @@ def test_decoding_alone_is_accused_only_where_first_tokens_agree(name: str) -> N
     assert ("only decoding" in advice(found)) == decoding
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_tensors_and_one_sequence(dtype: torch.dtype) -> None:
-    a = torch.tensor([-1.0, -2.0], dtype=dtype, requires_grad=True)
-    found = logp_diff(a, torch.tensor([-1.5, -2.5]), torch.tensor([True, False]))
-    assert found.per_token.tolist() == [[0.5, 0.0]]
-
-
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
@@ -111,11 +93,8 @@ def test_tensors_and_one_sequence(dtype: torch.dtype) -> None:
         (([[-1.0], [-1.0]], [[-1.0], [-1.0]], [[1], [0]]), "sequence 1 has none"),
         (([[-1.0]], [[-1.0]], [[math.nan]]), "NaN"),
         (([], []), "no sequences"),
-        (([[]], [[]]), "no sequences"),
         (([[[-1.0]]], [[[-1.0]]]), "3 dimensions"),
-        (([["a"]], [[-1.0]]), "not an array"),
         (([[-1.0]], [[-1.0]], None, math.nan), "threshold"),
-        (([[-1.0]], [[-1.0]], None, "a"), "threshold"),
     ],
 )
 def test_unusable_input_is_an_error_with_a_fix(arguments: Any, word: str) -> None:
@@ -152,14 +131,6 @@ def test_every_type_of_file_gives_the_same_result(tmp_path: Path, suffixes: tupl
     assert [one.tokens for one in found.sequences] == [2, 2]
 
 
-def test_sequences_of_a_file_may_have_different_lengths(tmp_path: Path) -> None:
-    rows = [{"log_probs": [-1.0, -2.0], "mask": [0, 1]}, {"log_probs": [-3.0], "mask": [1]}]
-    (tmp_path / "a.json").write_text(json.dumps(rows))
-    (tmp_path / "b.jsonl").write_text('{"logp": [-1.5, -2.5]}\n{"logp": [-3.0]}\n')
-    found = compare_files(tmp_path / "a.json", tmp_path / "b.jsonl")
-    assert (found.value, [one.tokens for one in found.sequences]) == (0.25, [1, 1])
-
-
 def test_the_command_prints_a_table_and_writes_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -188,28 +159,15 @@ UNUSABLE: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "pipe": ("a.npz", os.mkfifo),
     "type": ("a.txt", text("1")),
     "empty": ("a.npz", text("")),
-    "empty lines": ("a.jsonl", text("\n")),
-    "no zip": ("a.npz", text("text")),
     "damaged zip": ("a.npz", text("PK\x03\x04")),
-    "damaged npy": ("a.npy", text("\x93NUMPY")),
     "pickle": ("a.npy", pickled),
     "number": ("a.json", text("1")),
-    "text": ("a.json", text('"a"')),
     "no key": ("a.json", text('{"x": [[1]]}')),
     "two keys": ("a.json", text('{"log_probs": [[1]], "logp": [[1]]}')),
-    "words": ("a.json", text('{"log_probs": [["a"]]}')),
-    "a number as rows": ("a.json", text('{"log_probs": 1}')),
     "deep": ("a.json", text("[" * 100_000)),
-    "deeper rows": ("a.json", text("[[[1]]]")),
     "mixed rows": ("a.json", text("[[1], 2]")),
-    "no rows": ("a.json", text("[]")),
-    "rows without tokens": ("a.json", text("[[], []]")),
     "mask of another length": ("a.json", text('{"log_probs": [[1, 2]], "mask": [[1]]}')),
-    "mask of another count": ("a.json", text('{"log_probs": [[1], [2]], "mask": [[1]]}')),
-    "mask that is a number": ("a.json", text('{"log_probs": [[1, 2]], "mask": 1}')),
     "some masks": ("a.jsonl", text('{"logp": [1], "mask": [1]}\n{"logp": [1]}\n')),
-    "objects and numbers": ("a.json", text('[{"logp": [1]}, 2]')),
-    "an empty object": ("a.json", text('[{"logp": [1]}, {}]')),
     "not UTF-8": ("a.json", lambda path: path.write_bytes(b"\xff\xfe")),
 }
 

@@ -1,7 +1,6 @@
 """The stress of devices names the device with the fault, and no other one."""
 
 import json
-import multiprocessing
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from referee.errors import NumericsError
 from referee.numerics.runs import stress_devices
 from referee.numerics.runs.stress_command import stress_devices as run_command
 from referee.numerics.runs.stress_devices import (
@@ -20,7 +18,6 @@ from referee.numerics.runs.stress_devices import (
     computations,
     majority,
     odd_machines,
-    parse_fault,
 )
 from runtime.errors import UserError
 from scripts import stress as make_stress
@@ -71,12 +68,6 @@ def test_a_machine_whose_golden_results_are_others_is_named_among_machines_of_it
     assert odd_machines({"a": good, "c": bad}) == []
 
 
-@pytest.mark.parametrize("text", ["3:0.1:2", "0:2:1", "0:0.1:63", "x"])
-def test_a_drill_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(NumericsError, match="fix: DEVICE:RATE:BIT"):
-        parse_fault(text, 3)
-
-
 def test_make_stress_takes_the_ranks_of_the_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,21 +81,3 @@ def test_make_stress_takes_the_ranks_of_the_configuration(
     monkeypatch.setattr("sys.argv", ["scripts.stress", "--minutes=x"])
     with pytest.raises(UserError, match="MINUTES=x is not a number; fix"):
         make_stress.main()
-
-
-def test_settings_that_cannot_be_used_are_one_line(tmp_path: Path) -> None:
-    with pytest.raises(NumericsError, match="0 minutes cannot be used; fix"):
-        run_command(0, tmp_path)
-    (tmp_path / "file").touch()
-    with pytest.raises(NumericsError, match="file cannot be written: it is not a folder; fix"):
-        run_command(1, tmp_path / "file", ["no device"])
-
-
-def test_a_device_that_torch_does_not_know_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("signal.signal", "torch.set_num_threads", "torch.use_deterministic_algorithms"):
-        monkeypatch.setattr(name, lambda *given, **more: None)  # in this process
-    monkeypatch.setattr(stress_devices, "process_environment", lambda variables: {})
-    ours, theirs = multiprocessing.Pipe()
-    stress_devices._serve(theirs, "cuda:7", 0, 1, 0, None)
-    with pytest.raises(NumericsError, match=r"cuda:7 gives no answer: .*; fix: name devices"):
-        stress_devices._answer(ours, "cuda:7")

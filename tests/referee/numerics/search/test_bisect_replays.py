@@ -104,14 +104,6 @@ def test_the_smallest_part_that_overflows_is_named(part: str, expected: str, ste
     assert all(torch.equal(value, before[name]) for name, value in replay.model.state_dict().items())
 
 
-def test_two_parts_are_both_needed() -> None:
-    def change(net: Net) -> None:
-        part_overflows("blocks.0")(net)
-        part_overflows("head")(net)
-
-    assert bisect(replay_of(change)) == ("upcast:head", "upcast:blocks.0")
-
-
 def test_a_spike_and_a_difference_from_a_right_run_are_named() -> None:
     right = play(replay_of(lambda net: None, 3)).losses
 

@@ -10,34 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from referee.numerics import NumericsError, fix
-from referee.numerics.search.fix_words import units
 from tests.referee.numerics.search.small_models import Block, model_of, step
-
-
-def test_changes_name_modules_and_functions() -> None:
-    model = model_of()
-    with fix(model, "upcast:blocks.?.mlp small:blocks.0.attention.attention cpu:blocks.*") as applied:
-        assert [*map(str, applied.changes)] == [
-            "blocks.0.mlp (Sequential) in a wider format",
-            "blocks.1.mlp (Sequential) in a wider format",
-            "scaled_dot_product_attention in blocks.0.attention (Attention) by small operations",
-            "blocks.0 (Block) on the CPU",
-            "blocks.1 (Block) on the CPU",
-        ]
-
-
-def test_a_module_is_fixed_though_the_module_around_it_is_not_called() -> None:
-    model = nn.Sequential(nn.Linear(8, 8))
-    with fix(model, "upcast:0 upcast:.") as applied:
-        model[0](torch.ones(8))
-        assert [change.calls for change in applied.changes] == [1, 0]
-
-
-def test_units_end_with_the_layers_and_the_model() -> None:
-    found = units(model_of())
-    assert found[:2] == ["wte", "blocks.0.norm1"]
-    assert found[-3:] == ["blocks.0", "blocks.1", "."]
-    assert units(nn.Sequential(nn.Linear(2, 2), nn.Tanh())) == ["0", "1", "."]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """The checklist of two machines: what differs is named with its grade, and nothing else is."""
 
-import argparse
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,9 @@ from referee.numerics.setup.checklist_rows import (
     NOT_RECORDED,
     SUSPECT,
     ChecklistRow,
-    read_checklist,
 )
-from referee.numerics.setup.compared_checklists import HOW, compare_checklists, comparison_document
+from referee.numerics.setup.compared_checklists import HOW, compare_checklists
 from referee.numerics.setup.script_settings import variable_meaning
-from referee.pages.document import render_terminal
 from runtime import provenance
 from tests.referee.numerics.setup.packed import pack, small_model
 
@@ -93,55 +90,6 @@ def test_other_inputs_of_the_first_forward_are_fatal(tmp_path: Path) -> None:
     rows = compare_checklists(pack(tmp_path / "a.zip"), tmp_path / "b.zip")
     [found] = [row for row in rows if row.status != EQUAL]
     assert (found.group, found.subject, found.status) == ("data", "first forward, input 0", FATAL)
-
-
-def test_a_lazy_model_and_nested_settings_are_packed(tmp_path: Path) -> None:
-    lazy = nn.Sequential(nn.LazyLinear(4))
-    ConfigChecker(lazy, output_zip_path=tmp_path / "b.zip", hyperparameters=argparse.Namespace(a={"lr": 1}))
-    written = read_checklist(tmp_path / "b.zip")
-    assert "unknown shape" in written["weights"]["0.weight: form"]
-    assert written["hyperparameters"]["a.learning_rate"] == "1"
-
-
-def test_the_page_shows_the_first_of_many_differences(tmp_path: Path) -> None:
-    def zipped(name: str, seed: int) -> Path:
-        torch.manual_seed(seed)
-        model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(30)))
-        ConfigChecker(model, output_zip_path=tmp_path / name)
-        return tmp_path / name
-
-    rows = compare_checklists(zipped("a.zip", 1), zipped("b.zip", 2))
-    assert len([row for row in rows if row.group == "weights" and row.status == FATAL]) == 60
-    assert "52 more differ" in render_terminal(comparison_document(rows, ("a", "b")))
-
-
-X = torch.arange(1.0, 13.0).view(3, 4)
-
-
-@pytest.mark.filterwarnings("ignore")  # of torch's prototypes
-@pytest.mark.parametrize(
-    "kind",
-    [
-        torch.Tensor.to_sparse,
-        lambda x: torch.nested.nested_tensor([x[:1], x[1:]], layout=torch.jagged),
-        lambda x: torch.quantize_per_tensor(x, 0.25, 0, torch.quint8),
-        lambda x: x.to("meta"),
-    ],
-)
-def test_another_value_is_found_in_every_kind_of_tensor_and_no_value_is_not_equal(
-    tmp_path: Path, kind: Callable[[torch.Tensor], torch.Tensor]
-) -> None:
-    changed = X.clone()
-    changed[2, 1] += 1
-    statuses = []
-    for name, value in (("a", X), ("b", X.clone()), ("c", changed)):
-        holder = nn.Module()
-        holder.register_buffer("table", kind(value))
-        ConfigChecker(holder, output_zip_path=tmp_path / name)
-        rows = compare_checklists(tmp_path / "a", tmp_path / name)
-        statuses += [row.status for row in rows if row.subject == "table: values"]
-    unread = kind(X).is_meta
-    assert statuses == ([NOT_RECORDED] * 3 if unread else [EQUAL, EQUAL, FATAL])
 
 
 def test_settings_of_the_optimizer_and_its_groups_are_compared(tmp_path: Path) -> None:

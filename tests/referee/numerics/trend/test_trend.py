@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from referee.__main__ import main
 from referee.errors import NumericsError
 from referee.numerics.diagnose.pair import pair_curves
 from referee.numerics.diagnose.symptoms import diagnose
@@ -19,7 +17,7 @@ from referee.numerics.monitor.monitor_settings import Triggers
 from referee.numerics.rows import TableRow
 from referee.numerics.trend.trend import read_run, trend
 from referee.verdict.loss_files import LossCurve
-from tests.referee.numerics.trend.monitor_files import HOSTILE, names, noisy, write_losses, write_monitor
+from tests.referee.numerics.trend.monitor_files import names, noisy, write_losses, write_monitor
 from tests.referee.numerics.trend.small_training import Fault, train
 
 FAULTY, STEP = "blocks.0.linear1.weight", 60
@@ -168,36 +166,6 @@ def test_the_rank_that_is_not_finite_is_named(tmp_path: Path) -> None:
     assert [(row.call, row.place) for row in trend(tmp_path)] == [
         (f"grad_unreduced {names()[2]}", "step 21, rank 1")
     ]
-
-
-def test_what_one_run_has_alone_is_listed(tmp_path: Path) -> None:
-    write_monitor(tmp_path / "a", noisy(4, 30))
-    write_monitor(tmp_path / "b", noisy(3, 30))
-    write_monitor(tmp_path / "b", noisy(3, 30), "param")
-    rows = trend(tmp_path / "b", tmp_path / "a")
-    assert {(row.call, row.side) for row in rows if row.evidence == "one side"} == {
-        (f"param {names()[0]}", "run"),
-        (f"grad_reduced {names()[3]}", "reference"),
-    }
-
-
-def test_the_page_has_every_tensor_and_loads_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    norms = noisy(2, 900)
-    norms[1, 700] = np.nan
-    write_monitor(tmp_path / "a", norms, tensors=[f"h.{HOSTILE}", "b"])
-    write_losses(tmp_path / "a", [2.0] * 900)
-    assert main(["trend", str(tmp_path / "a"), "-o", str(tmp_path / "out")]) == 0
-    assert "step 701" in capsys.readouterr().out
-    page = (tmp_path / "out/trend.html").read_text()
-    assert "<img" not in page
-    (text,) = page.split('id="figures">')[1].split("</script>", 1)[:1]
-    (spec,) = json.loads(text).values()
-    option = next(one for one in spec["choices"][0]["options"] if one["name"] == "grad_reduced, norm")
-    assert len(option["data"][0]["z"]) == 2
-    assert max(one for one in option["data"][0]["z"][0] if one is not None) == 16
-    assert json.loads((tmp_path / "out/trend.json").read_text())["rows"][0]["place"] == "step 701"
 
 
 def test_names_of_msprobe_are_read(tmp_path: Path) -> None:

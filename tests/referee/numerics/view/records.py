@@ -31,9 +31,7 @@ def write_record(
     ranks: int = 1,
     name: str = "h",
     kind: str = "Block",
-    wrong: tuple[int, int, int] | None = None,
 ) -> None:
-    """wrong: step, block and part with another result."""
     for step in range(steps):
         for rank in range(ranks):
             data: dict[str, Any] = {}
@@ -44,9 +42,8 @@ def write_record(
                 data[outer], parents[outer] = row, None
                 for part in range(parts):
                     inner = f"Module.{name}.{block}.part{part}.Linear.forward.0"
-                    size = 1.5 if (step, block, part) == wrong else 1.0
                     state = {"parameters": {"weight": tensor(0.5)}, "settings": {"bias": False}}
-                    data[inner] = {**row, **state, "output": [tensor(size)]}
+                    data[inner] = {**row, **state, "output": [tensor(1.0)]}
                     parents[inner] = outer
             write(folder / f"step{step}/rank{rank}", data, parents)
 

@@ -66,32 +66,6 @@ def test_every_call_is_once_in_the_tree_below_the_call_around_it(tmp_path: Path)
         assert all(after["depth"] <= before["depth"] + 1 for before, after in pairwise(step["nodes"]))
 
 
-def test_the_first_critical_call_without_another_within_is_printed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    names = [f"Module.{name}.forward.0" for name in ("Net", "0.Linear", "1.Linear")]
-    sound, wrong = ({"input_args": [tensor(1.0)], "output": [output]} for output in (tensor(1.0), NAN))
-    rows, parents = (wrong, sound, wrong), (None, names[0], names[0])
-    write(
-        tmp_path / "step0/rank0",
-        dict(zip(names, rows, strict=True)),
-        dict(zip(names, parents, strict=True)),
-    )
-    assert main(["view", "-tp", str(tmp_path), "-o", str(tmp_path / "tree.html")]) == 0
-    assert f"first critical: {names[2]}" in capsys.readouterr().out
-
-
-def test_a_circle_of_parents_loses_no_call(tmp_path: Path) -> None:
-    names = [f"Module.{name}.Linear.forward.0" for name in "abc"]
-    row = {"input_args": [], "input_kwargs": {}, "output": []}
-    write(
-        tmp_path / "step0/rank0",
-        dict.fromkeys(names, row),
-        dict(zip(names, [*names[1:], names[0]], strict=True)),
-    )
-    assert sorted(node["target"] for node in record_tree(tmp_path)["steps"][0]["nodes"]) == names
-
-
 def test_the_keys_of_unmatched_modules_match_them_in_a_map(tmp_path: Path) -> None:
     write_record(tmp_path / "a", name="layers", kind="Layer")
     write_record(tmp_path / "b", name="h.inner", blocks=4)
@@ -109,6 +83,13 @@ def test_the_keys_of_unmatched_modules_match_them_in_a_map(tmp_path: Path) -> No
     assert all(row.pair.golden for row in rows if row.pair.target)
 
 
+ENTRIES: dict[str, dict[str, Any]] = {
+    "no float": {"Max": 10**400},
+    "no shape": {"shape": [10**400]},
+    "negative": {"shape": [-1]},
+}
+
+
 def test_a_name_ends_no_script(tmp_path: Path) -> None:
     write_record(tmp_path / "a", name=HOSTILE)
     assert main(["view", "-tp", str(tmp_path / "a"), "-o", str(tmp_path / "new/tree.html")]) == 0
@@ -116,13 +97,6 @@ def test_a_name_ends_no_script(tmp_path: Path) -> None:
     assert "</script><img" not in page
     assert page.count("<script") == page.count("</script>") == 2
     assert "http" not in page.replace("http-equiv", "")
-
-
-ENTRIES: dict[str, dict[str, Any]] = {
-    "no float": {"Max": 10**400},
-    "no shape": {"shape": [10**400]},
-    "negative": {"shape": [-1]},
-}
 
 
 @pytest.mark.parametrize("case", ["absent", "empty", "text", "no rows", "target is a folder", *ENTRIES])
