@@ -9,12 +9,10 @@ import pytest
 
 from bench.suite import Suite
 from bench.suites import NAMES, load_suite
-from runtime.errors import UserError
 from scripts import bench as script
 
 ROOT = Path(__file__).parents[2]
 SUITES = [load_suite(name) for name in NAMES]
-GIVEN = {"SHAPE": "T", "ROUNDS": 9, "SECONDS": 1.0, "CASES": "B"}
 
 
 def test_every_module_of_the_suites_is_a_suite_under_its_name() -> None:
@@ -23,29 +21,6 @@ def test_every_module_of_the_suites_is_a_suite_under_its_name() -> None:
     modules |= {path.parent.name for path in folder.glob("*/__init__.py")}
     assert set(NAMES) == modules
     assert [suite.name for suite in SUITES] == list(NAMES)
-
-
-@pytest.mark.parametrize("suite", SUITES, ids=NAMES)
-def test_a_suite_accepts_its_options_and_refuses_the_others(suite: Suite) -> None:
-    for name, value in GIVEN.items():
-        if name in suite.options:
-            suite.check({name: value})
-        else:
-            with pytest.raises(UserError, match=f"suite {suite.name} takes no {name}=; it takes: "):
-                suite.check({name: value})
-
-
-@pytest.mark.parametrize("suite", SUITES, ids=NAMES)
-def test_an_option_has_a_default_for_every_kind_of_device_or_for_none(suite: Suite) -> None:
-    for name, defaults in (("ROUNDS", suite.rounds), ("SECONDS", suite.seconds)):
-        assert set(defaults) in (set(), {"cpu", "card"})
-        assert (name in suite.options) is bool(defaults)
-    assert all(rounds >= suite.least_rounds for rounds in suite.rounds.values())
-
-
-def test_fewer_than_one_round_is_refused() -> None:
-    with pytest.raises(UserError, match="ROUNDS=0 is too few for suite speed; fix: ROUNDS=1 or more"):
-        load_suite("speed").check({"ROUNDS": 0})
 
 
 def test_the_page_on_the_benches_lists_every_suite() -> None:
@@ -64,12 +39,6 @@ def test_an_unknown_suite_is_an_error_of_one_line_with_the_existing_ones() -> No
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert f"unknown suite 'growht'; fix: make bench SUITE={'|'.join(NAMES)}" in done.stderr
-
-
-def test_an_unknown_shape_is_an_error_with_the_existing_ones() -> None:
-    done = command("--shape", "none")
-    assert done.returncode == 1
-    assert "unknown shape 'none'; shapes: " in done.stderr
 
 
 def test_make_passes_the_options(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,7 +117,6 @@ def test_an_existing_record_is_not_repeated_and_a_damaged_one_is(
         ("int8 int5", "RALEARN0", "there is no platform int5; fix: use fp32"),
         ("int4:48", "RALEARN0", "groups of 48 do not divide"),
         ("tf32", "RALEARN0", "tf32 needs an NVIDIA GPU"),
-        ("int8", "B0", "runs/B0 is not a folder; fix: make evaluate RUN="),
         (
             "int8 bf16@npu",
             "RALEARN0",
@@ -127,7 +126,6 @@ def test_an_existing_record_is_not_repeated_and_a_damaged_one_is(
         ("int8", "../bare", "bare has no checkpoint; fix: copy the run's folder with its checkpoint/"),
         ("int8", "../wider", "does not fit the model: model."),
         ("int8", "../torn", "torn/checkpoint has no complete checkpoint"),
-        ("int8", "../empty", "empty/run.json does not exist"),
     ],
 )
 def test_an_unusable_request_is_refused_in_one_line(

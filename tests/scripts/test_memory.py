@@ -21,8 +21,6 @@ from study.kconfig_commands import symbols_for_target
 from study.planning.memory_page import PHASES, MemoryRow, format_bytes, measured_table
 from tests.checkout import link_project
 
-ROOT = Path(__file__).parents[2]
-TARGETS = sorted(path.name for path in (ROOT / "defconfigs/target").iterdir())
 SMALL = ("GPT2_MODEL_TINY=y", "GPT2_BLOCK_SIZE=32", "EFFECTIVE_BATCH=8", "MICRO_BATCH=4", "GRAD_CLIP=0.5")
 
 
@@ -125,9 +123,7 @@ def test_with_from_the_settings_of_a_configuration_are_predicted_on_the_target(e
     ("configured", "arguments", "message"),
     [
         (True, ["--target", "a100"], r'there is no fragment "a100"; fix: did you mean a100-40g or a100-80g'),
-        (True, ["--target", "a100-40g+w7900"], r"a100-40g\+w7900.*fix: TARGET=\"a100-40g w7900\""),
         (True, ["--target", "gpt2-ra-ablation"], r"gpt2-ra-ablation is a whole defconfig"),
-        (True, ["--target", "../target/h100"], r'there is no fragment "\.\./target/h100"'),
         (
             True,
             ["--from", ".config"],
@@ -135,7 +131,6 @@ def test_with_from_the_settings_of_a_configuration_are_predicted_on_the_target(e
         ),
         (False, ["--target", "cpu", "--from", ".config"], r"FROM=\.config does not exist"),
         (True, ["--target", "cpu", "--variants", "RALERN"], r"RALERN is not a variant.*RALEARN"),
-        (True, ["--target", "cpu", "--variants", "RA:9"], r"RA:9: there is no layer 9"),
         (False, ["--variants", "B"], r"there is no \.config; fix: make memory TARGET=a100-40g"),
     ],
 )

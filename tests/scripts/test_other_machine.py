@@ -142,15 +142,6 @@ def test_another_machine_needs_no_data_and_has_the_name_of_its_device(
     assert elsewhere(there / "runs/B2") == ["fp32@ascend-910b3", "fp32@other"]
 
 
-def test_a_study_without_records_of_home_is_evaluated_and_not_judged(
-    here: Path, transfer: Transfer, tmp_path: Path
-) -> None:
-    printed = transfer(here, "--platforms", "fp32", device=NPU)
-    assert "no records of their home platform here, so nothing is judged" in printed
-    assert set(records(here)) == {"fp32@ascend-910b3"}
-    assert not (here / "transfer.json").exists()
-
-
 def test_home_is_never_taken_from_another_machine(here: Path, transfer: Transfer) -> None:
     transfer(here, "--platforms", "bf16")
     folder = here / "runs/B0"
@@ -219,20 +210,6 @@ def test_hellaswag_is_scored_on_every_platform_by_item(here: Path, transfer: Tra
     page = (here / "transfer.md").read_text()
     assert "## HellaSwag" in page
     assert "+0.00 [+0.00, +0.00], 0.0 changed" in page
-
-
-def test_a_record_without_hellaswag_is_read_and_evaluated_again(here: Path, transfer: Transfer) -> None:
-    transfer(here, "--platforms", "int2")
-    folder = here / "runs/B0"
-    for name in ("fp32", "int2"):
-        record = read(folder, name)
-        assert record
-        write(folder, dataclasses.replace(record, hellaswag=None, torchao=None, identity="older"))
-    report = build_transfer([here], ["int2"])
-    assert not report.missing
-    assert [len(report.item_gaps("B", "int2")), len(report.matrix)] == [2, 6]
-    transfer(here, "--platforms", "int2")
-    assert len(build_transfer([here], ["int2"]).item_gaps("B", "int2")) == 3
 
 
 def test_without_the_items_the_loss_is_evaluated_and_older_scores_stay(

@@ -41,7 +41,6 @@ VARIABLE = {"variables": {"NVIDIA_TF32_OVERRIDE": "1"}}
     ("part", "change", "row"),
     [
         ("target", {"dtype": "float32"}, ("hyperparameters", "precision", FATAL)),
-        ("fingerprint", {"data": "another"}, ("data", "training text", FATAL)),
         ("environment", {"threads": 2}, ("machine", "CPU threads", HARMLESS)),
         ("environment", VARIABLE, ("environment", "NVIDIA_TF32_OVERRIDE", FATAL)),
     ],

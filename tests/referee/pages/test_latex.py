@@ -85,7 +85,3 @@ def test_a_caption_makes_a_float_with_balanced_environments() -> None:
             assert opened.pop() == name
     assert opened == []
     assert text.count(r"\begin") == 2
-
-
-def test_columns_of_prose_are_to_the_left() -> None:
-    assert r"{@{}lrl@{}}" in render_latex(Table(["a", "b", "c"], [["x", "1", "text"]], text_columns=(2,)))

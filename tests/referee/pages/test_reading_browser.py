@@ -87,10 +87,8 @@ def opened(browser: Chromium, page: Path, **size: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("width", [320, 360, 390])
-def test_a_phone_does_not_scroll_sideways_with_every_fold_open(
-    browser: Chromium, page: Path, width: int
-) -> None:
+def test_a_phone_does_not_scroll_sideways_with_every_fold_open(browser: Chromium, page: Path) -> None:
+    width = 320
     opened(browser, page, width=width, height=780)
     browser.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
@@ -187,14 +185,3 @@ def test_without_scripts_the_numbers_are_there(browser: Chromium, page: Path, tm
     assert browser.evaluate("document.querySelectorAll('details.numbers td').length") == 4
     rules = "[...document.styleSheets[0].cssRules].filter(rule => rule.conditionText === '(scripting: none)')"
     assert "display: none" in browser.evaluate(f"{rules}.map(rule => rule.cssText).join('')")
-
-
-def test_a_reader_of_forced_colours_sees_the_chosen_option(browser: Chromium, page: Path) -> None:
-    opened(browser, page)
-    browser.call("Emulation.setEmulatedMedia", features=[{"name": "forced-colors", "value": "active"}])
-    try:
-        labels = "[...document.querySelectorAll('.choice label')].map(one => getComputedStyle(one).backgroundColor)"
-        chosen, other = browser.evaluate(labels)
-        assert chosen != other
-    finally:
-        browser.call("Emulation.setEmulatedMedia", features=[])

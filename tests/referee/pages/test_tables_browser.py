@@ -116,17 +116,6 @@ def test_the_buttons_copy_the_source(opened: Chromium, clipboard: bool) -> None:
     assert opened.faults() == []
 
 
-def test_where_nothing_can_be_copied_the_source_is_selected(opened: Chromium) -> None:
-    opened.evaluate(
-        f"(async () => {{ {WITHOUT}"
-        "document.execCommand = () => false; document.querySelector('[data-copy=LaTeX]').click();"
-        "await new Promise(done => setTimeout(done, 50)); })()"
-    )
-    assert opened.evaluate("String(getSelection())").strip() == render_latex(TABLE)
-    assert opened.evaluate("document.querySelector('.source details').open") is True
-    assert "Ctrl+C" in opened.evaluate(STATUS)[-1]
-
-
 def test_without_its_script_the_table_is_whole(browser: Chromium, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     text = render_html(Document("t", [Section("Runs", [TABLE])]))

@@ -143,12 +143,6 @@ def test_a_manifest_that_names_another_file_than_a_shard_removes_nothing(name: s
     assert sorted(Path("data").glob(f"*-{KEY}/**/*")) == before
 
 
-def test_a_fifo_as_lock_does_not_block() -> None:
-    Path("results/begun/lock").unlink()
-    os.mkfifo("results/begun/lock")
-    assert clean.main(["caches", "data"]) == 0
-
-
 @pytest.mark.parametrize("place", ["results", "results/data", ".", "gpt2", "docs"])
 def test_results_and_sources_in_the_data_folder_are_not_removed(place: str) -> None:
     configure(DATA_DIR=place)
@@ -181,12 +175,6 @@ def test_links_out_of_the_folder_are_not_followed(tmp_path: Path) -> None:
     Path("data").symlink_to(outside / "data")
     clean.main(["data"])
     assert sorted(outside.rglob("*")) == before
-
-
-def test_a_second_clean_does_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    clean.main([*MRPROPER])
-    assert clean.main([*MRPROPER]) == 0
-    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("kind", ["everything", "results"])

@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from ra.arms import parse_arm
-from ra.names import PATTERNS, published_variants
-from runtime.run_record import run_name
 from scripts.dev import help as makehelp
 from study.kconfig_commands import DEFCONFIGS
 
@@ -71,28 +68,3 @@ def test_every_defconfig_and_fragment_is_listed_once_with_its_description(shown:
     for path in files:
         name = f"defconfig-{path.name}" if path.parent == DEFCONFIGS else f"+{path.name}"
         assert len(rows(shown, name)) == 1, f"{name} is not listed once, or its file has no first comment"
-
-
-def test_columns_are_aligned_and_lines_fit_a_wide_terminal(shown: list[str]) -> None:
-    assert max(map(len, shown)) < 120
-    for block in "\n".join(shown).split("\n\n"):
-        starts = {m.end() for line in block.splitlines() if (m := re.match(r"  \S.*?  +(?=\S)", line))}
-        assert len(starts) <= 1
-
-
-def test_the_names_of_runs_are_explained_by_valid_examples(shown: list[str]) -> None:
-    text = " ".join(shown)
-    for variant, seed in (("B", 0), ("SHP2", 0), ("RA:5-7,9", 0)):
-        assert run_name(variant, seed) in text
-
-
-def test_the_attentions_and_the_grammar_of_arms_are_a_line_each(shown: list[str]) -> None:
-    (arms,) = [line for line in shown if line.startswith("Attentions: ")]
-    assert {*published_variants(), *PATTERNS} - {"NOPE", "RMS", "ROTARY", "SWIGLU"} == set(arms.split()[1:])
-    (grammar,) = [line for line in shown if line.startswith("Arms: ")]
-    example = grammar.partition(" ")[2].replace("ATTENTION", "B").replace("[", "").replace("]", "")
-    assert parse_arm(example).name == example
-
-
-def test_durations_are_not_given_in_seconds(shown: list[str]) -> None:
-    assert not [line for line in shown if "in seconds" in line]

@@ -38,11 +38,3 @@ def test_the_exploratory_family_and_the_equivalence_errors_keep_5_percent() -> N
         assert float(row[2]) < 6.3
         assert float(row[4]) < 6.3
     assert all(float(cell) < 6.3 for row in tested.equivalence(5000)[1:] for cell in row[1:4])
-
-
-@pytest.mark.parametrize("table", [tested.calibration, tested.repeated, tested.power, tested.correlated])
-def test_each_row_of_a_table_has_every_column(table: object) -> None:
-    assert callable(table)
-    head, *rows = table(30)
-    assert rows
-    assert {len(row) for row in rows} == {len(head)}

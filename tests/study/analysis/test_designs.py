@@ -7,13 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from referee.verdict import power
 from study.analysis.designs import (
     MOST_CONTROLS,
     Noise,
     cheapest_design,
     detectable_difference,
-    only_look,
 )
 from study.analysis.verdict import VERDICT_SEEDS, judge
 
@@ -28,15 +26,6 @@ def test_more_seeds_or_control_arms_never_raise_the_detectable_difference(
     found = detectable_difference(noise, controls, seeds)
     assert detectable_difference(noise, controls, seeds + 1) <= found
     assert detectable_difference(noise, controls + 1, seeds) <= found
-
-
-def test_the_detectable_difference_is_that_of_the_reports() -> None:
-    noise = Noise.of_both(0.005)
-    for controls, seeds in ((1, 7), (4, 3), (3, 9)):
-        spread = 0.005 * math.sqrt(1 + 1 / controls)
-        assert detectable_difference(noise, controls, seeds) == pytest.approx(
-            power.mde(spread, seeds, only_look(seeds))
-        )
 
 
 @settings(max_examples=40, deadline=None)

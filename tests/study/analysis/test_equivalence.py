@@ -54,10 +54,6 @@ def test_the_noise_band_is_a_t_interval_of_the_difference_to_k_arms() -> None:
     assert verdict.noise_band(NoiseFloor(0.01, 9), [4, 4, 4]) == pytest.approx(expected)
 
 
-def test_a_study_without_the_four_arms_has_no_variance_check() -> None:
-    assert verdict.variance_check({"B": {0: 1.0}, "RAALL": {0: 1.0}}) is None
-
-
 def square(halves: float, together: float, seeds: int) -> dict[str, dict[int, float]]:
     """Return losses of the four arms: a shift for each seed, the effect of each half, and their interaction."""
     draw = np.random.default_rng(3)

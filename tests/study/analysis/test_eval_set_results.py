@@ -80,12 +80,6 @@ def test_means_and_paired_differences_are_those_of_the_records(tmp_path: Path) -
     assert as_json(report)["eval_sets"]["tables"][0]["rows"][-1]["variant"] == "RALEARN"
 
 
-def test_a_report_without_texts_has_no_section(tmp_path: Path) -> None:
-    study = a_study(tmp_path / "study")
-    assert "Held-out" not in page_of(study)
-    assert "eval_sets" not in as_json(build_report(study))
-
-
 def test_a_run_on_another_text_is_left_out_of_that_text_and_of_nothing_else(tmp_path: Path) -> None:
     study = with_text(a_study(tmp_path / "study"))
     before = build_report(study)

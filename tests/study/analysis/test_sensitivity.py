@@ -73,12 +73,6 @@ def test_a_failed_seed_does_not_count_as_planned(tmp_path: Path) -> None:
     assert (report.seeds, report.at_seeds) == (3, 4)
 
 
-def test_every_variant_with_a_verdict_has_a_range(tmp_path: Path) -> None:
-    names = ("B", "RAALL", "RALEARN", "MINE")
-    report = build.build_report(a_study(tmp_path, variants=names))
-    assert [found.variant for found in report.sensitivities] == ["RALEARN", "MINE"]
-
-
 def test_the_hours_of_a_seed_are_those_of_the_runs_clocks(tmp_path: Path) -> None:
     report = build.build_report(a_study(tmp_path, variants=(*VARIANTS, "MINE")))
     assert [one.seed_hours for one in report.sensitivities] == pytest.approx([6 * (3000 + 140) / 3600] * 2)

@@ -83,20 +83,6 @@ def test_a_loss_that_rises_late_or_was_not_evaluated_gives_no_estimate_at_equal_
     assert slopes([]) is None
 
 
-def test_with_fewer_than_three_seeds_there_is_a_ratio_and_no_estimate_at_equal_time(tmp_path: Path) -> None:
-    study = a_study(tmp_path, seeds=2)
-    files.write_json(study / "plan.json", plan())
-    report = build.build_report(study)
-    assert (report.speeds[0].ratio, report.speeds[0].at_equal_time) == (1.05, None)
-
-
-def test_without_step_times_there_is_no_speed_line(tmp_path: Path) -> None:
-    built = with_plan(tmp_path / "untimed", plan(None))
-    assert built.speeds == []
-    assert "step-time ratio" not in rendered.markdown(built)
-    assert build.build_report(a_study(tmp_path / "no-plan")).speeds == []
-
-
 def test_a_verdict_at_equal_time_states_so_first_and_gives_the_number_of_updates(tmp_path: Path) -> None:
     study = a_study(tmp_path, effect=-0.1, ends={"RALEARN": 285})
     files.write_json(study / "plan.json", plan(equal_time=True))
@@ -105,11 +91,6 @@ def test_a_verdict_at_equal_time_states_so_first_and_gives_the_number_of_updates
         report
     )
     assert report.speeds[0].at_equal_time is None
-
-
-def test_different_numbers_of_updates_without_a_plan_are_reported(tmp_path: Path) -> None:
-    text = rendered.markdown(build.build_report(a_study(tmp_path, ends={"RALEARN": 285})))
-    assert "With another number of updates (285 of 300 updates), **RALEARN**" in text
 
 
 def test_evaluations_before_half_and_after_nine_tenths_of_the_tokens_do_not_enter_the_slope() -> None:

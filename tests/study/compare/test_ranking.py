@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -186,13 +185,6 @@ def test_rankings_on_two_cards_agree_contradict_or_are_inconclusive(tmp_path: Pa
     assert agreement(tmp_path / "4", none, none) == {compare_ranking.NONE}
 
 
-def test_studies_without_a_common_variant_have_no_rankings_to_compare(tmp_path: Path) -> None:
-    one = a_study(tmp_path / "a", variants=("B", "RAEARLY", "RALEARN"))
-    comparison = build.build_comparison([one, a_study(tmp_path / "b", variants=("RALATE", "RAALL"), noise=1)])
-    assert comparison.across == []
-    assert "finds a difference among the variants" not in markdown(comparison)
-
-
 def test_ranks_across_studies_are_among_their_common_variants(tmp_path: Path) -> None:
     first = with_own(tmp_path / "a", {"RALEARN": -0.1, "OWN": -0.3})
     comparison = build.build_comparison([first, with_own(tmp_path / "b", {"RALEARN": -0.1})])
@@ -205,12 +197,3 @@ def test_ranks_across_studies_are_among_their_common_variants(tmp_path: Path) ->
         assert "places in a" in text
         assert "2 to 5" in text
         assert compare_ranking.AGREE in text
-
-
-def test_a_study_of_one_seed_has_no_ranks_in_the_table_across_studies(tmp_path: Path) -> None:
-    one = with_own(tmp_path / "a", {"RALEARN": -0.1}, seeds=1)
-    comparison = build.build_comparison([one, with_own(tmp_path / "b", {"RALEARN": -0.1})])
-    assert {row.places[0] for row in comparison.across} == {None}
-    assert {row.agreement for row in comparison.across} == {compare_ranking.ALONE}
-    assert "There are no orders to compare: a (one seed: no ranking)." in markdown(comparison)
-    assert math.isfinite(comparison.rankings[1].places[0].loss.mean)

@@ -1,6 +1,5 @@
 """Compared studies of several model sizes: the trend of each effect, its figure, and what keeps it from a trend."""
 
-import json
 import math
 from pathlib import Path
 
@@ -9,9 +8,8 @@ import pytest
 from runtime.run_record import run_name
 from study.analysis.size_trend import CANNOT_TELL, HOLDS, SHRINKS
 from study.compare.compare_sizes import SizeComparison, effects_figure
-from study.compare.compared_studies import as_json, build_comparison
+from study.compare.compared_studies import build_comparison
 from study.report.report_data import build_report
-from tests.study.compared import terminal
 from tests.study.sample_records import a_study, edit
 from tests.study.test_tuned_report import CHOSEN, Tuned, table
 
@@ -55,16 +53,6 @@ def test_the_effects_are_the_verdicts_of_the_reports_and_hold_from_the_smallest_
         pytest.approx(100 * math.expm1(one.test.difference.mean)) for one in trend.effects if one
     ]
     assert figure["layout"]["xaxis"]["type"] == "log"
-
-
-def test_an_effect_that_goes_to_zero_shrinks_on_the_page_and_in_json(tmp_path: Path) -> None:
-    comparison = build_comparison(several(tmp_path, {"tiny": -0.08, "mini": -0.04, "small": 0.0}))
-    text = terminal(comparison)
-    assert "shrinks. Better in tiny, better in mini" in " ".join(text.split())
-    assert max(map(len, text.splitlines())) <= 100
-    value = json.loads(json.dumps(as_json(comparison)))["sizes"]
-    assert value["trends"][0]["word"] == SHRINKS
-    assert value["rows"][2]["flops"] == pytest.approx(6 * PARAMETERS["small"] * 300 * 512 * 1024)
 
 
 def test_few_seeds_give_no_trend_and_an_unfinished_study_is_named(tmp_path: Path) -> None:

@@ -22,13 +22,3 @@ def test_a_study_evaluates_its_texts_and_refuses_another_one(tmp_path: Path) -> 
     second = train(place)
     assert second.returncode == 1
     assert "CONFIG_EVAL_SETS: " in second.stdout
-
-
-def test_a_text_that_is_missing_ends_make_with_its_name(tmp_path: Path) -> None:
-    place = Workplace(tmp_path, write_stories(tmp_path / "stories"), **SETTINGS)
-    (tmp_path / "news.txt").write_text("A text that no run was trained on. " * 40)
-    place.configure(**SETTINGS, EVAL_SETS="news=news.txt")
-    (tmp_path / "news.txt").unlink()
-    refused = train(place)
-    assert refused.returncode == 1
-    assert "CONFIG_EVAL_SETS: news: 'news.txt' matches no file" in refused.stdout

@@ -85,7 +85,7 @@ def task_of(path: Path, manager: Any) -> Any:
     return load_tasks(["hellaswag"], path.parent, manager)["hellaswag"]
 
 
-@pytest.mark.parametrize(("name", "block"), [("gpt2", 128), ("bytes", 256), ("bytes", 40)])
+@pytest.mark.parametrize(("name", "block"), [("gpt2", 128), ("bytes", 40)])
 def test_the_items_of_the_repository_are_scored_as_the_harness_does(
     name: str, block: int, task_data: Path, small_manager: Any
 ) -> None:

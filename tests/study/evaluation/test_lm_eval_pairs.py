@@ -10,12 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from referee.pages.document import render_markdown, render_terminal
 from runtime import run_record
-from study.compare.compare_page import comparison_document
-from study.compare.compared_studies import build_comparison
 from study.evaluation import lm_eval_records as records
-from study.evaluation.lm_eval_page import NO_PAIRS, NO_VERDICT, TaskResults, compare_arms, results_document
+from study.evaluation.lm_eval_page import NO_VERDICT, TaskResults, compare_arms
 from study.evaluation.lm_eval_records import LmEvalRecord, Metric, TaskResult
 from study.report import report_files as write
 from study.verify import verify_study
@@ -106,38 +103,8 @@ def test_results_on_other_items_or_of_another_version_are_left_out_and_named(cha
     ]
 
 
-def test_truncated_rows_are_named() -> None:
-    found = compare_arms([results("B", 0, task(accuracy("01"), truncated=2))])
-    assert found.notes == ["piqa: rows longer than the block size lost their beginning: B0 25%"]
-
-
 def record(variant: str, seed: int, *tasks: TaskResult, iterations: int = 7) -> LmEvalRecord:
     return LmEvalRecord(run_record.run_name(variant, seed), variant, seed, iterations, "w", tasks)
-
-
-def test_runs_of_one_name_in_two_studies_are_two_arms() -> None:
-    document = results_document(
-        [("a", record("B", 0, task(accuracy("01")))), ("b", record("B", 0, task(accuracy("11"))))], ["piqa"]
-    )
-    text = render_terminal(document)
-    assert "a/B0" in text
-    assert "b/B  " in text
-    assert "+50.00" in text
-
-
-def test_runs_without_a_common_seed_are_not_paired() -> None:
-    pair = [("a", record("B", 0, task(accuracy("01")))), ("a", record("RALEARN", 1, task(accuracy("11"))))]
-    text = render_terminal(results_document(pair, ["piqa"]))
-    assert NO_PAIRS in " ".join(text.split())
-
-
-def test_values_near_guessing_are_marked() -> None:
-    text = render_terminal(results_document([("a", record("B", 0, task(accuracy("0111"))))], ["piqa"]))
-    assert "75.0 ± 25.0 % †" in text
-    assert NO_VERDICT[:20] not in text  # one run claims nothing
-    sure = record("B", 0, task(accuracy("1" * 99 + "0")))
-    assert "99.0 ± 1.0 % †" not in (text := render_terminal(results_document([("a", sure)], ["piqa"])))
-    assert "99.0 ± 1.0 %" in text
 
 
 # --- beside the records
@@ -177,28 +144,6 @@ def test_a_report_shows_the_results_of_its_counted_runs_and_is_renewed(tmp_path:
         assert words in text, words
     assert '"downstream"' in (study / "report.json").read_text()
     assert len(report.used) > 6
-
-
-def test_compare_shows_studies_side_by_side_and_their_paired_differences(tmp_path: Path) -> None:
-    studies = [a_study(tmp_path / name) for name in ("one", "two")]
-    assert "Downstream tasks" not in render_markdown(comparison_document(build_comparison(studies)))
-    write_results(studies[0])
-    assert "Downstream tasks" not in render_markdown(comparison_document(build_comparison(studies)))
-    write_results(studies[1], ("RALEARN", "B"))
-    text = render_markdown(comparison_document(build_comparison(studies)))
-    found = {}
-    for name, study in zip(("one", "two"), studies, strict=True):
-        rows = []
-        for seed in range(3):
-            record_of_run = records.read(study / "runs" / f"B{seed}")
-            assert record_of_run
-            rows.append(record_of_run.tasks[0].metrics[0].values)
-        found[name] = np.array(rows)
-    gaps = found["two"] - found["one"]
-    items, seeds = (100 * stats.sem(gaps.mean(axis=axis)) for axis in (0, 1))
-    (line,) = [line for line in text.splitlines() if line.startswith("| B | piqa | acc |")]
-    assert line.endswith(f"| {100 * gaps.mean():+.2f} ± {items:.2f} items, ± {seeds:.2f} seeds |")
-    assert f"| {100 * found['one'].mean():.1f} ± " in line
 
 
 def test_results_of_other_weights_are_not_shown(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from lm_eval import evaluate, simple_evaluate
+from lm_eval import evaluate
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 from lm_eval.models.huggingface import HFLM
@@ -85,7 +85,7 @@ def test_rolling_log_likelihoods_over_several_windows_are_theirs(pair: Any) -> N
     assert found == pytest.approx(expected, abs=1e-2, rel=1e-5)
 
 
-@pytest.mark.parametrize("until", [["e"], ["no text has this"], []])
+@pytest.mark.parametrize("until", [["e"], []])
 def test_greedy_texts_are_theirs(pair: Any, until: list[str]) -> None:
     contexts = ["The woman", "A man", "Four people carry a long boat down to the lake. " * 9]
     given = [(context, {"until": [*until], "max_gen_toks": 12, "do_sample": False}) for context in contexts]
@@ -110,18 +110,6 @@ def test_every_item_of_every_task_is_theirs(pair: Any, local_tasks: dict[str, An
             for metric in other["metrics"]:
                 assert one[metric] == pytest.approx(other[metric], rel=1e-4), (name, one["doc_id"], metric)
     assert len(found["samples"]["piqa"]) == 10
-
-
-def test_the_harness_finds_the_class_by_its_name(
-    pair: Any, local_tasks: dict[str, Any], small_manager: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ours, _ = pair
-    monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda storage: None)  # it starts processes
-    arguments = {"run": str(ours.folder), "batch_size": 2}
-    task = [local_tasks["piqa"]]
-    found = simple_evaluate(model=NAME, model_args=arguments, tasks=task, task_manager=small_manager)
-    expected = evaluate(ours, {"tasks": {"piqa": local_tasks["piqa"]}})
-    assert found["results"] == expected["results"]
 
 
 def test_a_continuation_longer_than_the_block_is_truncated_and_counted(pair: Any) -> None:

@@ -82,8 +82,3 @@ def test_another_file_in_the_checkout_changes_nothing_and_a_note_says_so(
         assert not torch.allclose(outputs(before), outputs(inspect.load_run(run_dir)))
     else:
         assert names.custom_variants() == []
-
-
-def test_a_file_that_the_arm_does_not_use_may_differ(run_dir: Path, tmp_path: Path) -> None:
-    (tmp_path / "study/own/other.py").write_text("something = 1\n")
-    assert inspect.load_run(run_dir).notes == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from study.evaluation.transfer_matrix import MatrixRow, TransferReport, judge_transfer
-from study.report.transfer_page import dose_response, gap_table, heat_map
+from study.report.transfer_page import gap_table, heat_map
 
 PLATFORMS = ["fp32", "foreign:0.1", "foreign:0.2", "foreign:0.1@npu", "foreign:0.2@npu"]
 GAPS = {
@@ -36,12 +36,3 @@ def test_a_gap_is_of_the_runs_that_have_both_records() -> None:
     heat = heat_map(found)
     assert heat
     assert heat["data"][0]["customdata"] == [[0.125, 0.25, 0.5, 1.0]]
-
-
-def test_each_machine_has_a_line_of_its_own() -> None:
-    found = dose_response(report())
-    assert found
-    assert [(line["x"], line["y"]) for line in found["data"]] == [
-        ([0.1, 0.2], [0.125, 0.25]),
-        ([0.1, 0.2], [0.5, 1.0]),
-    ]

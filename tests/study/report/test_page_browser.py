@@ -181,12 +181,6 @@ def test_printed_scores_and_items_are_those_of_report_json(browsed: DrawnPage) -
             assert (found[3] is not None) == (abs(rate - 0.25) <= 2 * error)
 
 
-def test_no_element_overflows_a_phone(browsed: DrawnPage) -> None:
-    page = faultless(browsed.study, phone=True)
-    assert page["width"] == [390, 390]
-    assert page["beyond"] == []
-
-
 def test_long_unbroken_texts_of_records_do_not_widen_the_page_on_a_phone(tmp_path: Path) -> None:
     study = a_study(tmp_path, seeds=1)
     long = "https://example.invalid/" + "x" * 200
@@ -207,13 +201,5 @@ def test_a_partial_study_of_one_seed_is_drawn_without_errors(tmp_path: Path) -> 
     edit(study, "RALATE0", status="interrupted")
     (study / "runs" / "RAEARLY0" / "metrics.jsonl").unlink()
     files.write_json(study / "expected.json", {"variants": list(VARIANTS), "seeds": 3})
-    write.write_report(study)
-    faultless(study)
-
-
-def test_a_study_of_one_run_and_one_evaluation_is_drawn_without_errors(tmp_path: Path) -> None:
-    study = a_study(tmp_path, seeds=1, variants=("B",))
-    value = json.loads((study / "runs" / "B0" / "run.json").read_text())
-    edit(study, "B0", validation={"history": value["validation"]["history"][-1:]})
     write.write_report(study)
     faultless(study)

@@ -93,13 +93,6 @@ def test_the_caption_has_the_sentence_of_the_verdict_and_the_runs_that_do_not_co
     assert "it holds at all looks at the study together" in said  # so it differs from that of the table
 
 
-def test_a_study_without_a_verdict_says_so(tmp_path: Path) -> None:
-    table, _ = written(a_study(tmp_path / "50 %_x", seeds=1, variants=("B",)))
-    assert r"50~\%\_x, one seed" in table
-    assert "No verdict: B is the only variant" in table
-    assert "looks" not in table
-
-
 def test_a_study_without_a_finished_run_is_refused(tmp_path: Path) -> None:
     study = a_study(tmp_path / "s", seeds=1, variants=("B",))
     edit(study, "B0", status="failed", error="x")

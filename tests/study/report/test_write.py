@@ -1,12 +1,10 @@
 """A report is rebuilt when a file that it reads has changed."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 from runtime import files
 from study.evaluation import attention_data as data
-from study.report import report_data as build
 from study.report import report_files as write
 from tests.study.report import rendered
 from tests.study.sample_records import a_study, edit
@@ -75,8 +73,3 @@ def test_a_study_scored_on_one_hellaswag_item_has_a_page(tmp_path: Path) -> None
         edit(tmp_path, folder.name, hellaswag={"acc": 1.0, "acc_norm": 0.0, "items": 1})
     write.write_report(tmp_path)
     assert "100.0 ± 50.0 %" in (tmp_path / "report.md").read_text()
-
-
-def test_a_warning_of_damage_is_bold_in_markdown(tmp_path: Path) -> None:
-    report = replace(build.build_report(a_study(tmp_path, seeds=1)), damaged=["B0 counts in no mean"])
-    assert "**Damaged:** B0 counts in no mean\n" in rendered.markdown(report)
