@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime import checkpoint
+from gpt2 import hellaswag
+from runtime import checkpoint, run_record
 from study.evaluation import lm_eval_records as records
+from study.evaluation.lm_eval_model import RunModel
 from study.evaluation.lm_eval_tasks import load_tasks
 from study.evaluation.loaded_runs import load_run
 from study.verify import verify_study
@@ -91,6 +93,23 @@ def test_arms_are_paired_by_seed_and_item(place: Workplace, printed: str) -> Non
     assert errors[0] > 0
 
 
+def test_our_hellaswag_of_the_run_is_the_harness_s(place: Workplace, printed: str) -> None:
+    run = load_run(place.run_dir("RALEARN0"))
+    model = RunModel(place.run_dir("RALEARN0"))
+    score = hellaswag.score(
+        run.model,
+        hellaswag.load_items(place.folder / "items/hellaswag.jsonl", 0),
+        model.encoding,
+        batch_tokens=512,
+        block_size=run.config.model.block_size,
+        device="cpu",
+        autocast=model.autocast,
+    )
+    (task,) = [one for one in found(place, "RALEARN0").tasks if one.task == "hellaswag"]
+    right = {metric.name: [mark == "1" for mark in metric.right or ""] for metric in task.metrics}
+    assert right == {"acc": score.correct, "acc_norm": score.correct_norm}
+
+
 def test_nothing_is_repeated_unless_weights_items_or_the_file_changed(
     place: Workplace, printed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,6 +133,9 @@ def test_nothing_is_repeated_unless_weights_items_or_the_file_changed(
     status, text = call(place, "piqa winogrande", "B1", data="other")
     assert "B1: evaluated on piqa; existing results of winogrande" in text
     path.write_bytes(path.read_bytes().replace(b'"acc"', b'"acd"'))
+    assert any(
+        "lm_eval.json was altered" in problem for row in verify_study(place.study) for problem in row.problems
+    )
     assert call(place, " ".join(NAMES), "B1")[0] == 0
     assert not any(row.problems for row in verify_study(place.study))
     mine, before = (json.loads(text) for text in (path.read_bytes(), first))
@@ -168,7 +190,9 @@ def test_an_interrupted_evaluation_keeps_the_finished_tasks(
     ("tasks", "run", "data", "says"),
     [
         ("", "B0", "items", "TASKS names no task; fix: TASKS="),
+        ("piqa", "nowhere", "items", "nowhere is not a run; fix: make lm-eval RUN="),
         ("piqa boolq", "B0", "items", "TASK_DATA=items has no items of boolq; fix: items/boolq.jsonl"),
+        ("piqqa", "B0", "items", "which lm-evaluation-harness does not have; fix: did you mean piqa"),
         ("piqa", "B0", "nowhere", "TASK_DATA=nowhere is not a folder; fix:"),
     ],
 )
@@ -179,3 +203,12 @@ def test_mistakes_are_refused_in_one_line(
     assert status != 0
     assert says in text
     assert "Traceback" not in text
+
+
+def test_an_unfinished_run_is_refused(place: Workplace, tmp_path: Path) -> None:
+    folder = tmp_path / "study/runs/B0"
+    shutil.copytree(place.run_dir("B0"), folder)
+    run_record.write(folder, replace(run_record.load(folder), status="interrupted"))
+    done = place.here("scripts.lm_eval", str(folder), "--tasks", "piqa", "--task_data", "items")
+    assert done.returncode != 0
+    assert "is interrupted; fix: run `make` until the run is finished" in done.stdout

@@ -79,7 +79,7 @@ def check_unchanged(checkout: Path, target: str, value: str) -> None:
     assert {name: given[name] for name in VARIABLES[target]} == dict.fromkeys(VARIABLES[target], value)
 
 
-@pytest.mark.parametrize("target", ["all", "sample", "memory", "defconfig-x"])
+@pytest.mark.parametrize("target", VARIABLES)
 def test_a_hostile_value_of_every_variable_arrives_unchanged_and_runs_nothing(
     checkout: Path, target: str
 ) -> None:
@@ -108,6 +108,21 @@ def test_an_interpreter_that_does_not_exist_is_named_in_one_line(checkout: Path)
     done = subprocess.run(call, cwd=checkout, capture_output=True, text=True)
     assert done.stderr.startswith("error: PYTHON=python-4 -X dev is not a command; fix: make ")
     assert "not found" not in done.stderr
+
+
+def test_words_may_follow_the_interpreter(checkout: Path) -> None:
+    (checkout / "plain").write_text(RECORDER)
+    (checkout / "plain").chmod(0o755)
+    assert calls(checkout, "report", python="./plain -X dev")[-1]["argv"][1:] == [
+        "-X",
+        "dev",
+        "-m",
+        "scripts.report",
+    ]
+
+
+def test_the_processes_of_make_may_compile_modules_once(checkout: Path) -> None:
+    assert {call["PYTHONDONTWRITEBYTECODE"] for call in calls(checkout, "check")} == {None}
 
 
 def test_no_recipe_expands_anything_but_the_interpreter_and_the_kind_of_setup() -> None:
@@ -221,6 +236,8 @@ def test_a_folder_whose_name_begins_like_a_symbol_is_no_assignment() -> None:
     ("typed", "says"),
     [
         ("PROMT=x", "command line: no command reads PROMT=x; fix: did you mean PROMPT=x?"),
+        ("prompt=x", "did you mean PROMPT=x?"),
+        ("TOPK=3", "did you mean TOP_K=3?"),
         ("QQQQ=3", "fix: make help lists the commands with their variables"),
     ],
 )
@@ -249,6 +266,9 @@ READS_NONE = "make {0} does not read RUN=x; fix: leave it out; make {0} reads no
     ("target", "typed", "says"),
     [
         ("sample", "PROMT=x", "no command reads PROMT=x; fix: did you mean PROMPT=x?"),
+        ("help", "PROMT=x", "no command reads PROMT=x; fix: did you mean PROMPT=x?"),
+        ("report", "RUN=x", "make report does not read RUN=x; fix: leave it out; make report reads STUDY FORMAT"),
+        ("menuconfig", "RUN=x", READS_NONE.format("menuconfig")),
         ("defconfig-demo", "RUN=x", READS_NONE.format("defconfig-demo")),
     ],
 )  # fmt: skip

@@ -11,10 +11,13 @@ from runtime import files, run_record
 from runtime.errors import UserError
 from runtime.run_record import SIDE_FILES, RecordError
 from scripts import verify as command
+from study.compare import compared_studies as compare
 from study.evaluation.loaded_runs import load_run
 from study.report import report_data as build
 from study.report import report_files as write
 from study.runs import disagreements
+from study.verify import verify_study
+from tests.study import compared
 from tests.study.report import rendered
 from tests.study.sample_records import a_study
 from tests.study.small_study import Place
@@ -90,10 +93,12 @@ def test_a_damaged_run_counts_in_no_mean_and_is_named_on_the_first_screen(study:
     assert {run.name for run in made.runs if not run.used} == {"RALATE1", "RALEARN1"}
     assert made.verdicts[0].seeds == whole.verdicts[0].seeds - 1
     for text in (rendered.terminal(made), rendered.markdown(made), (study / "report.html").read_text()):
-        words = " ".join(text.split())
-        shown = words[max(0, words.find("<main")) :][:4000]
-        assert "RALATE1 counts in no mean" in shown
-        assert "RALEARN1 counts in no mean" in shown
+        words = " ".join(text.replace("\\", "").split())
+        for said in ("RALATE1 counts in no mean and no verdict: metrics.jsonl: SHA-256 is ",
+                     "RALEARN1 counts in no mean and no verdict", "RALEARN1/run.json was altered",
+                     "fix: restore the files from a copy, or delete the run"):  # fmt: skip
+            assert said in words[max(0, words.find("<main")) :][:4000], said
+        assert "2 of 15 runs are not counted: RALEARN1 (unreadable), RALATE1 (damaged)" in words
 
 
 def unseal(study: Path) -> None:
@@ -112,6 +117,20 @@ def test_records_without_a_seal_are_named_once_and_count(study: Path) -> None:
     assert note.startswith("15 of 15 counted records have no checksum")
 
 
+def test_a_comparison_excludes_and_names_a_damaged_run(tmp_path: Path) -> None:
+    folders = [compared.a_study(tmp_path / name, seeds=(0, 1, 2)) for name in ("one", "two")]
+    folder = folders[1] / "runs" / "RAALL1"
+    run_record.write(folder, run_record.load(folder))  # with a seal
+    flip(folder / "metrics.jsonl", 8 * 9)
+    made = compare.build_comparison(folders)
+    row = next(row for row in made.absolute if row.variant == "RAALL")
+    assert row.seeds == [0, 2]
+    for text in (compared.markdown(made), compared.terminal(made)):
+        assert "two: RAALL1 counts in no mean and no verdict: metrics.jsonl: SHA-256 is" in " ".join(
+            text.split()
+        )
+
+
 def test_an_altered_plan_and_altered_attention_maps_are_not_used_and_named(finished: Place) -> None:
     assert build.build_report(finished.directory).damaged == []
     flip(finished.directory / "plan.json", 8 * 100)
@@ -121,8 +140,9 @@ def test_an_altered_plan_and_altered_attention_maps_are_not_used_and_named(finis
     report = build.build_report(finished.directory)
     assert report.budget is None
     plan, attention = report.damaged
+    assert plan.startswith("The budget and the equivalence margin of the plan are not used: ")
     assert "plan.json" in plan
-    assert "Attention maps" in attention
+    assert "Attention maps are not shown: " in attention
     assert all("fix: " in line for line in report.damaged)
 
 
@@ -140,10 +160,15 @@ def test_verify_has_a_line_for_every_run_and_fails_where_one_does_not_agree(
     monkeypatch.delenv("MAKEFLAGS", raising=False)
     assert command.main() == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(":")[0] for line in lines[:-1]] == ["plan.json", "B0", "RALEARN0"]
-    assert lines[-1] == "all 3 agree"
-    for name in ("metrics.jsonl", "choice.json", "memory.json", "checkpoint/00000010", "stable/00000007"):
-        assert name in lines[1]
+    assert lines == [
+        "plan.json: agrees",
+        *(
+            f"{name}: agrees (run.json (finished, sealed), metrics.jsonl, validation_windows.json, choice.json, "
+            "memory.json, checkpoint/00000010, stable/00000007)"
+            for name in ("B0", "RALEARN0")
+        ),
+        "all 3 agree",
+    ]
     draw = random.Random(0)
     paths = [path for path in sorted(finished.directory.rglob("*.json*")) if path.name != "expected.json"]
     for path in [*paths, *finished.directory.rglob("*.pt")]:
@@ -154,3 +179,11 @@ def test_verify_has_a_line_for_every_run_and_fails_where_one_does_not_agree(
         assert path.name in said or path.parent.name in said
         path.write_bytes(content)
     assert command.main() == 0
+
+
+def test_a_copy_of_a_study_in_another_folder_agrees(finished: Place, tmp_path: Path) -> None:
+    copy = shutil.copytree(finished.directory, tmp_path / "elsewhere" / "copy")
+    assert all(not row.problems for row in verify_study(copy))
+    report = build.build_report(copy)
+    assert [run.used for run in report.runs] == [True, True]
+    assert report.damaged == []

@@ -2,12 +2,15 @@
 
 import os
 import shutil
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from runtime import files
 from runtime.errors import UserError
+from scripts import study as command
 from study.compare.study_checklist import CHANGES_TRAINING, HASHED
 from study.kconfig_rules import load_kconfig
 from study.preconditions import (
@@ -72,7 +75,7 @@ def test_a_second_damaged_file_of_one_name_does_not_replace_the_first(study: Pat
     assert (study / "runs/B0/damaged/run.json.2").read_text() == "{"
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("nowhere", path)])
 def test_a_folder_in_the_place_of_a_file_is_moved(study: Path, make: object) -> None:
     record = study / "runs/B0/run.json"
     record.unlink()
@@ -89,13 +92,34 @@ def test_nothing_is_moved_while_the_study_is_running(study: Path) -> None:
     assert content(study) == before
 
 
-def test_after_the_first_run_no_symbol_of_effect_changes(study: Path) -> None:
-    for name in set(SYMBOLS) - GROWING_SYMBOLS:
-        if name in FREE_SYMBOLS | ROUNDING_SYMBOLS:
-            refuse_another_configuration(study, text(**{name: "11"}))
-            continue
-        with pytest.raises(UserError, match=rf"CONFIG_{name}: 10 -> 11.*fix: set another CONFIG_STUDY_NAME"):
-            refuse_another_configuration(study, text(**{name: "11"}))
+def test_a_running_study_is_refused_before_anything_is_loaded_and_no_other_is(
+    study: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configured = SimpleNamespace(results_dir=study.parent, name=study.name)
+    monkeypatch.setattr(command, "load", lambda: (None, None, configured))
+    monkeypatch.setattr(command, "first_line", lambda config, settings: "")
+    monkeypatch.setitem(sys.modules, "study.study", None)  # it loads torch
+    with locked(study), pytest.raises(UserError, match=f"is being run by process {os.getpid()} "):
+        command.main()
+    with pytest.raises(ImportError):
+        command.main()
+    configured.name = "not begun"
+    with pytest.raises(ImportError):
+        command.main()
+    assert not (study.parent / "not begun").exists()
+
+
+@pytest.mark.parametrize("name", sorted(set(SYMBOLS) - GROWING_SYMBOLS))
+def test_after_the_first_run_no_symbol_of_effect_changes(study: Path, name: str) -> None:
+    if name in FREE_SYMBOLS | ROUNDING_SYMBOLS:
+        refuse_another_configuration(study, text(**{name: "11"}))
+        return
+    with pytest.raises(UserError) as caught:
+        refuse_another_configuration(study, text(**{name: "11"}))
+    assert f"{study / 'config'} has another configuration than .config (CONFIG_{name}: 10 -> 11)" in str(
+        caught.value
+    )
+    assert "fix: set another CONFIG_STUDY_NAME, or restore" in str(caught.value)
 
 
 def test_no_symbol_that_changes_training_may_change() -> None:

@@ -11,14 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ra.arms import with_rate
+from ra.arms import parse_arm, split_rate, with_rate
 from ra.names import is_control_arm
 from runtime.dotconfig import ConfigError, Symbols, parse_lines
 from runtime.errors import UserError
 from study.plan_file import LearningRates
 from study.study_settings import (
+    FIRST_TUNING_SEED,
     choose,
     control_rate,
+    edge,
     judged_runs,
     mean_losses,
     most_runs,
@@ -39,13 +41,21 @@ def test_the_rates_are_sorted_by_value_and_retain_their_spelling() -> None:
     assert read("1.2e-3 3e-4 0.0006") == LearningRates(("3e-4", "0.0006", "1.2e-3"), 3)
 
 
+def test_without_rates_nothing_is_tuned() -> None:
+    assert read("") is read("  ") is None
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ("1e-3", "has one rate"),
         ("1e-3 0.001", "1e-3 and 0.001, which are one rate"),
         ("1e-3 0", "has 0, no number in (0, 1]"),
+        ("1e-3 1.5", "has 1.5, no number"),
+        ("1e-3 -2e-3", "has -2e-3, no number"),
         ("1e-3 nan", "has nan, no number"),
+        ("1e-3 1e+0", "has 1e+0, no number"),
+        ("1e-3,2e-3 1e-4", "has 1e-3,2e-3, no number"),
     ],
 )
 def test_rates_that_cannot_be_tuned_are_refused_in_one_line(text: str, says: str) -> None:
@@ -59,6 +69,15 @@ def test_rates_that_cannot_be_tuned_are_refused_in_one_line(text: str, says: str
 def test_an_arm_with_a_rate_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"RALEARN\+LR=1e-3 has one"):
         read("1e-3 2e-3", ("B", "RALEARN+LR=1e-3"))
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_an_arm_with_a_rate_is_that_arm_at_that_rate(name: str) -> None:
+    arm = parse_arm(with_rate(name, "6e-4"))
+    assert dict(arm.recipe) == {"learning_rate": 6e-4}
+    assert arm.model_name == name
+    assert split_rate(arm.name) == (name, "6e-4")
+    assert split_rate(name) == (name, "")
 
 
 Losses = st.lists(st.floats(1.0, 9.0), min_size=len(GRID), max_size=len(GRID))
@@ -86,7 +105,7 @@ def test_the_needed_runs_hold_what_each_verdict_compares(table: dict[str, list[f
     assert len(runs) + len(tuning_runs(names, rates)) <= len(most_runs(names, seeds, rates))
 
 
-@pytest.mark.parametrize("names", [ARMS, ARMS[2:]])
+@pytest.mark.parametrize("names", [ARMS[:3], ARMS[:4], ARMS, ARMS[2:]])
 @pytest.mark.parametrize("grid", [GRID[:2], GRID])
 def test_the_most_runs_are_those_of_the_choice_that_needs_most(
     names: tuple[str, ...], grid: tuple[str, ...]
@@ -101,6 +120,13 @@ def test_the_most_runs_are_those_of_the_choice_that_needs_most(
         chosen = {name: rate for group, rate in zip(groups, choice, strict=True) for name in group}
         needed.append(len(judged_runs(names, 2, replace(rates, chosen=chosen))))
     assert len(most_runs(names, 2, rates)) == len(tuning_runs(names, rates)) + max(needed)
+
+
+def test_tuning_seeds_are_above_every_judged_seed() -> None:
+    runs = tuning_runs(("B", "RALEARN"), LearningRates(("1e-3", "2e-3"), 2))
+    assert len(runs) == 8
+    assert {seed for _, seed in runs} == {1000, 1001}
+    assert FIRST_TUNING_SEED >= 1000  # the range of CONFIG_SEEDS ends at 1000, so its last seed is 999
 
 
 @given(st.dictionaries(st.sampled_from(ARMS), st.lists(Losses, min_size=2, max_size=2), min_size=2))
@@ -140,3 +166,11 @@ def test_a_choice_stays_when_an_arm_is_added() -> None:
     rates = LearningRates(("1e-3", "2e-3"), 1, {"B": "1e-3"})
     table = {name: {"1e-3": [2.0], "2e-3": [1.0]} for name in ("B", "RAALL", "RALEARN")}
     assert choose(table, rates).chosen == {"B": "1e-3", "RAALL": "1e-3", "RALEARN": "2e-3"}
+
+
+def test_the_next_rate_beyond_an_edge_continues_the_grid() -> None:
+    rates = LearningRates(GRID, 1)
+    assert (edge("3e-4", rates), edge("6e-4", rates), edge("1.2e-3", rates), edge("", rates)) == (
+        "1.5e-4", "", "2.4e-3", "",
+    )  # fmt: skip
+    assert edge("1", LearningRates(("0.5", "1"), 1)) == ""

@@ -12,13 +12,14 @@ import pytest
 from runtime import files
 from runtime.output import duration
 from runtime.run_plan import BatchPlan
+from runtime.settings import load_config
 from scripts import status as command
 from study import plan_file
 from study.executors.claims import Claim, claimed
 from study.plan_file import CostClass, Plan, PlanBudget, PlanRow
 from study.runs import EXPECTED, Expected
 from study.status_table import WATCH_SECONDS, living, status_text
-from study.terminal import START_SECONDS
+from study.terminal import START_SECONDS, expected_seconds
 from study.verify import verify_study
 from tests.kconfig_commands import defconfig
 from tests.study.sample_records import a_record
@@ -60,6 +61,20 @@ def test_each_run_has_a_line_and_the_rest_is_estimated(study: Path) -> None:
     assert lines[3].split() == ["B1", "running", "50%", "5.000", "1,234", host, "slot", "1"]
     assert lines[6] == "B2: a reason"
     assert lines[7].startswith(f"about {duration(2.5 * (100 + START_SECONDS))} left")  # 0.5 of B1, B2 and B3
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_before_a_run_is_finished_the_estimate_has_starts_and_evaluations(study: Path) -> None:
+    defconfig(spec="gpt2-ra-ablation-smoke")
+    shutil.copy(".config", study / "config")
+    (study / "runs" / "B0" / "run.json").unlink()
+    plan = plan_file.read(study)
+    assert plan
+    each = expected_seconds(plan, load_config(".config").evaluation)
+    assert each
+    assert each > 100 + START_SECONDS
+    with claimed(study / "runs" / "B1"):
+        assert f"about {duration(3.5 * each)} left" in status_text(study)
 
 
 def test_foreign_folders_and_copies_are_named_and_not_counted(study: Path) -> None:
@@ -113,16 +128,22 @@ def test_a_run_with_a_damaged_record_is_not_shown_as_waiting(study: Path) -> Non
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_seeds_that_the_last_make_did_not_know_are_named(
+def test_seeds_and_variants_that_the_last_make_did_not_know_are_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["scripts.status"])
     directory = Path("results/few")
     (directory / "runs").mkdir(parents=True)
-    files.write_json(directory / EXPECTED, Expected(("B",), 2).to_json())
-    for seeds in (2, 3):
-        arguments = ("CONFIG_STUDY_NAME=few", "CONFIG_VARIANTS=B", f"CONFIG_SEEDS={seeds}")
-        defconfig(*arguments, spec="gpt2-ra-ablation-smoke")
+    files.write_json(directory / EXPECTED, Expected(("B", "RAALL"), 2).to_json())
+
+    def said(*assignments: str) -> str:
+        defconfig("CONFIG_STUDY_NAME=few", *assignments, spec="gpt2-ra-ablation-smoke")
         capsys.readouterr()
         assert command.main() == 0
-        assert ("at 3 seeds" in capsys.readouterr().out) == (seeds == 3)
+        return capsys.readouterr().out.splitlines()[-1]
+
+    assert ".config" not in said("CONFIG_VARIANTS=B RAALL", "CONFIG_SEEDS=2")
+    more = said("CONFIG_VARIANTS=B RAALL", "CONFIG_SEEDS=3")
+    assert more == ".config now asks for B RAALL at 3 seeds; `make` starts the missing runs"
+    more = said("CONFIG_VARIANTS=B RAALL RALEARN", "CONFIG_SEEDS=1")
+    assert more == ".config now asks for B RAALL RALEARN; `make` starts the missing runs"

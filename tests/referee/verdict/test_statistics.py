@@ -18,6 +18,13 @@ def test_a_difference_of_losses_is_a_ratio_of_perplexities(difference: float) ->
     assert math.isfinite(statistics.perplexity_percent(100_000.0))
 
 
+@pytest.mark.parametrize("dof", [1, 2, 3, 5, 9, 30, 200])
+@pytest.mark.parametrize("confidence", [0.5, 0.8, 0.95, 0.99, 0.999])
+def test_t_quantiles_equal_those_of_scipy(dof: int, confidence: float) -> None:
+    expected = stats.t.ppf((1 + confidence) / 2, dof)
+    assert statistics.t_quantile(confidence, dof) == pytest.approx(expected, rel=1e-9)
+
+
 @pytest.mark.parametrize("quantile", [0.6, 0.75, 0.9, 0.95, 0.975, 0.995, 0.9995])
 def test_t_quantiles_equal_those_of_scipy_at_every_degree_of_freedom(quantile: float) -> None:
     dofs = range(1, 201)

@@ -116,6 +116,19 @@ def test_where_uv_fails_pip_installs(machine: Machine, monkeypatch: pytest.Monke
     ]
 
 
+def test_without_a_gpu_the_cuda_build_is_installed_only_on_request(machine: Machine) -> None:
+    machine.refuse(
+        "-c import torch",
+        "-m pip install --quiet --disable-pip-version-check --no-compile --retries=2 torch",
+        "-m uv",
+    )
+    assert "make PYTHON=python3" in error_of("main")
+    tried = [call for call in machine.calls() if "torch" in call and not call.startswith("-c")]
+    assert [call.split()[1] for call in tried] == ["uv", "pip", "uv"]
+    assert "--torch-backend cpu" in tried[2]
+    assert not any(call.endswith("install torch>=2.11,<2.16") for call in tried)
+
+
 @pytest.mark.parametrize(
     ("kind", "wanted"),
     [
@@ -160,6 +173,13 @@ def test_a_cpu_build_is_replaced_for_the_card_of_the_configuration_and_no_other_
     monkeypatch.setattr(setup, "works", lambda code: "cuda" not in code or next(fits))
     setup.main(["main"])
     assert "-m pip install --force-reinstall torch>=2.11,<2.16" in machine.calls()
+
+
+def test_a_command_that_trains_nothing_keeps_the_cpu_build(machine: Machine) -> None:
+    machine.configure(*A100)
+    machine.refuse("-c import torch; assert torch.version.cuda")
+    setup.main(["core"])
+    assert not any("install torch" in call for call in machine.calls())
 
 
 @pytest.mark.parametrize(
@@ -209,6 +229,7 @@ def test_a_second_call_does_nothing(machine: Machine, capsys: pytest.CaptureFixt
     ("line", "requirement"),
     [
         ("CONFIG_WANDB=y", "wandb"),
+        ("CONFIG_TENSORBOARD=y", "tensorboard"),
         ("CONFIG_DATASET_FINEWEB_EDU=y", "datasets"),
         ('CONFIG_DATASET_FILES="texts/*.parquet"', "datasets"),
         ('CONFIG_EVAL_SETS="a=texts/*.parquet"', "datasets"),
@@ -225,6 +246,16 @@ def test_an_extra_is_installed_when_the_configuration_needs_it(
     assert any(f" {requirement}>" in call for call in machine.calls())
 
 
+def test_a_failed_installation_is_retried(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    machine.refuse("-m pip")
+    assert "fix: the same command" in error_of("base")
+    assert "refused: -m pip" in capsys.readouterr().err
+    machine.refuse()
+    machine.calls()
+    setup.main(["base"])
+    assert "-m pip install kconfiglib>=14.1,<15" in machine.calls()
+
+
 def test_without_a_network_one_line_says_so_and_how_the_wheels_of_the_study_are_brought(
     machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -238,6 +269,29 @@ def test_without_a_network_one_line_says_so_and_how_the_wheels_of_the_study_are_
         assert f"'numpy>=2.0,<3' 'kconfiglib>=14.1,<15' '{setup.TORCH_ON_CPU}'" in line
         assert "PIP_NO_INDEX=1 PIP_FIND_LINKS=wheels" in line
     assert "Retry" not in capsys.readouterr().err
+
+
+def test_an_environment_without_its_interpreter_is_recreated(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup.main(["base"])
+    python = machine.root / ".venv/bin/python"
+    python.unlink()
+    python.symlink_to(machine.root / "python-that-was-upgraded-away")
+    fake = machine.root / "python3"
+    fake.write_text(f'#!/bin/sh\necho "$@" >> "{machine.calls_file}"\nexit 1\n')
+    fake.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(fake))
+    machine.calls()
+    assert "could not create a virtual environment" in error_of("base")
+    assert machine.calls() == [f"-m venv --clear {setup.VENV}"]
+
+
+def test_without_the_venv_module_the_fix_is_named(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    (machine.root / ".venv/bin/python").unlink()
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    assert f"fix: sudo apt install python3.{sys.version_info[1]}-venv" in error_of("base")
+    assert not setup.VENV.exists()  # half of one has an interpreter, and no pip
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------
@@ -271,6 +325,24 @@ def test_a_command_that_needs_a_config_names_the_fix_before_it_installs_anything
     (machine.root / ".config").unlink()
     monkeypatch.setenv("MAKE_GOALS", goal)
     assert "fix: make defconfig-gpt2-ra-ablation" in error_of(kind)
+    assert machine.calls() == []
+
+
+@pytest.mark.parametrize(
+    ("command", "kind"),
+    [("report", "core"), ("compare", "core"), ("attention", "core"), ("memory", "core"), ("bench", "core")],
+)
+def test_a_command_that_reads_no_config_is_set_up_without_one(command: str, kind: str) -> None:
+    makefile = (Path(setup.__file__).parents[2] / "Makefile").read_text()
+    assert f"\n{command}: setup-{kind} " in makefile
+
+
+def test_a_command_that_trains_no_run_needs_no_extras_of_the_configuration(machine: Machine) -> None:
+    machine.configure("CONFIG_DATASET_TINYSTORIES=y", "CONFIG_WANDB=y")
+    setup.main(["core"])
+    assert machine.calls()[-1] == "-m uv numpy>=2.0,<3 kconfiglib>=14.1,<15"
+    machine.configure("CONFIG_SEEDS=3")
+    setup.main(["main"])
     assert machine.calls() == []
 
 
@@ -314,6 +386,24 @@ def test_with_as_it_is_missing_and_broken_packages_are_named_and_none_is_install
     assert not list((machine.root / ".venv").glob(".installed*"))
 
 
+def test_with_as_it_is_and_all_packages_installed_nothing_is_printed(
+    machine: Machine, modules: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (modules / "absent_one.py").write_text("")
+    (modules / "broken_one.py").write_text("")
+    setup.main(["--as-it-is", "main"])
+    assert capsys.readouterr() == ("", "")
+    assert machine.calls() == []
+
+
+@pytest.mark.parametrize(("kind", "needs_it"), [("main", True), ("core", False)])
+def test_as_it_is_asks_for_the_extras_of_the_configuration_before_a_run(
+    machine: Machine, modules: Path, kind: str, needs_it: bool
+) -> None:
+    machine.configure("CONFIG_WANDB=y")
+    assert ("absent_tracker" in error_of("--as-it-is", kind)) is needs_it
+
+
 def test_every_package_of_the_project_has_a_module_of_the_name_that_is_checked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -323,3 +413,10 @@ def test_every_package_of_the_project_has_a_module_of_the_name_that_is_checked(
     assert {"torch", "kconfiglib", "pillow", "pytest"} <= set(packages)
     for name in packages:
         assert importlib.util.find_spec(setup.MODULES.get(name, name)), name
+
+
+def test_the_extras_that_a_configuration_needs_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setup, "ROOT", ROOT)
+    monkeypatch.setattr(setup, "configured_extras", lambda: [*setup.EXTRAS])
+    packages = {setup.package(line) for line in setup.requirements_of("main")}
+    assert {"datasets", "pyarrow", "wandb", "tensorboard"} <= packages

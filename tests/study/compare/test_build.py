@@ -116,6 +116,14 @@ def test_a_study_without_a_finished_run_is_reported_and_not_compared(first: Path
     assert "There is nothing to compare" in markdown(comparison)
 
 
+def test_three_studies_are_compared_with_the_first(first: Path, tmp_path: Path) -> None:
+    comparison = build.build_comparison(
+        [first, a_study(tmp_path / "two", noise=1), a_study(tmp_path / "three", noise=2)]
+    )
+    assert {len(row.differences) for row in comparison.absolute} == {2}
+    assert {line.studies for line in comparison.alignments} == {("one", "two"), ("one", "three")}
+
+
 def test_incomparable_studies_are_an_error_of_one_line_with_the_fix(first: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for paths, message in (
@@ -140,7 +148,7 @@ def test_studies_of_one_name_are_labelled_by_their_parent_folders(tmp_path: Path
     assert labels([tmp_path / "x", tmp_path / "y"]) == ["x", "y"]
 
 
-def test_the_command_writes_its_files(first: Path, tmp_path: Path) -> None:
+def test_the_command_writes_its_files_without_torch(first: Path, tmp_path: Path) -> None:
     other = a_study(tmp_path / "two", recorded("target", "device", to="<script>alert(1)</script>"))
     command = [
         sys.executable,
@@ -165,3 +173,5 @@ def test_the_command_writes_its_files(first: Path, tmp_path: Path) -> None:
     )
     assert second.returncode == 1
     assert second.stderr.startswith("error: ")
+    code = "import sys, scripts.compare, study.compare.compare_page; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

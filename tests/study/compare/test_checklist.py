@@ -85,7 +85,7 @@ def test_a_different_schedule_hash_is_explained_by_the_settings_in_it() -> None:
     assert entering | {"CONTINUES"} == set(HASHED)  # a study's plan has that digest
 
 
-@pytest.mark.parametrize("name", ["GPT2_MAX_TIME", "DATA_WORKERS"])  # in HASHED, and not
+@pytest.mark.parametrize("name", sorted(WITHOUT_EFFECT))
 def test_a_harmless_difference_does_not_hide_another_schedule(first: Path, tmp_path: Path, name: str) -> None:
     def both(value: dict[str, Any], config: Settings) -> None:
         setting({name: "7"})(value, config)

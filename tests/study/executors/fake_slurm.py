@@ -1,10 +1,13 @@
 """Stand-ins for sbatch, squeue, scancel and scontrol, as one program under four names.
 
-State is in FAKE_SLURM: jobs.json has the tasks, whose states a test sets, calls.txt every command line.
+State is in FAKE_SLURM: jobs.json has the tasks, calls.txt every command line. With FAKE_SLURM_RUN=1, sbatch starts the
+tasks at once; otherwise a test sets their states.
 """
 
 import json
 import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -32,6 +35,14 @@ def write(folder: Path, jobs: list[dict[str, object]]) -> None:
     (folder / "jobs.json").write_text(json.dumps(jobs))
 
 
+def is_alive(process: int) -> bool:
+    try:
+        words = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return False
+    return words[0] != "Z"
+
+
 def main() -> int:
     folder, name, words = Path(os.environ["FAKE_SLURM"]), sys.argv[1], sys.argv[2:]
     with (folder / "calls.txt").open("a") as calls:
@@ -43,17 +54,36 @@ def main() -> int:
     if name == "sbatch":
         options = dict(word.removeprefix("--").partition("=")[::2] for word in words)
         number = 1 + max((int(str(job["array"])) for job in jobs), default=0)
+        script = sys.stdin.read()
+        (folder / f"{number}.sh").write_text(script)
         last = int(options["array"].partition("%")[0].partition("-")[2])
         for index in range(last + 1):
             job: dict[str, object] = {"array": number, "index": index, "name": options["job-name"]}
-            jobs.append(job | {"state": "PENDING"})
+            job |= {"state": "PENDING", "process": 0}
+            if os.environ.get("FAKE_SLURM_RUN"):
+                of_task = {"SLURM_ARRAY_JOB_ID": str(number), "SLURM_ARRAY_TASK_ID": str(index)}
+                with (folder / f"{number}_{index}.log").open("w") as log:
+                    process = subprocess.Popen(
+                        ["bash", str(folder / f"{number}.sh")],
+                        env=os.environ | of_task,
+                        stdout=log,
+                        stderr=log,
+                        start_new_session=True,
+                    )
+                job |= {"state": "RUNNING", "process": process.pid}
+            jobs.append(job)
         write(folder, jobs)
         print(number)
     if name == "squeue":
         for job in jobs:
-            print(f"{job['array']}_{job['index']}|{job['name']}|{job['state']}|node{job['index']}")
-    if name == "scancel" and "--batch" not in words:
-        write(folder, [job for job in jobs if f"{job['array']}_{job['index']}" not in words])
+            if not job["process"] or is_alive(int(str(job["process"]))):
+                print(f"{job['array']}_{job['index']}|{job['name']}|{job['state']}|node{job['index']}")
+    if name == "scancel":
+        for job in jobs:
+            if f"{job['array']}_{job['index']}" in words and job["process"]:
+                os.kill(int(str(job["process"])), signal.SIGTERM)
+        if "--batch" not in words:
+            write(folder, [job for job in jobs if f"{job['array']}_{job['index']}" not in words])
     return 0
 
 

@@ -1,23 +1,33 @@
 """Slurm through stand-ins for its commands. tests/faults has the real one."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from runtime import files
+from runtime.dotconfig import read_symbols
 from runtime.errors import UserError
 from runtime.resolve import resolve, target_record
 from runtime.run_plan import BatchPlan
 from runtime.run_record import RecordedTarget
+from runtime.typed_json import to_plain
 from study import plan_file
 from study.executors import slurm_executor as slurm
-from study.executors.child_process import Event
-from study.executors.executor import Ended, Message, Started, Task, TaskProgress, write_exit
+from study.executors.child_process import EXIT_INTERRUPTED, Event
+from study.executors.executor import Ended, Message, Started, Task, TaskProgress, read_exit, write_exit
 from study.executors.slurm_executor import SlurmExecutor
 from study.plan_file import Plan, PlanBudget, PlanRow
+from study.study import Study
 from study.worker import refuse_another_card
+from tests.faults.workplace import Workplace, wait_for
 from tests.small_runs import configuration
 from tests.study.executors import fake_slurm
+from tests.study.sample_records import a_record
 
 
 class Clock:
@@ -172,6 +182,125 @@ def test_a_refused_array_is_an_error_with_the_words_of_slurm(
     (cluster / "squeue.fails").touch()
     with pytest.raises(UserError, match="squeue failed"):
         executor(tmp_path, clock).submit(a_task(tmp_path, "B0"))
+
+
+def test_without_slurm_the_fix_is_named(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="squeue failed; fix: start `make` where"):
+        executor(tmp_path, clock).submit(a_task(tmp_path, "B0"))
+
+
+WORKER = """
+import signal, sys, time
+def end(number, frame):
+    print("saved", file=sys.stderr)
+    sys.exit(3)
+signal.signal(signal.SIGTERM, end)
+print('{"event": "train", "iteration": 1, "iterations": 9}', flush=True)
+time.sleep(600)
+"""
+
+
+def with_worker(folder: Path, code: str, **changes: str) -> Workplace:
+    """Return a configured study whose training process is this code."""
+    place = Workplace(folder / "place", folder, **changes)
+    (place.folder / "scripts").unlink()
+    (place.folder / "scripts").mkdir()
+    (place.folder / "scripts" / "train.py").write_text(code)
+    return place
+
+
+@pytest.mark.parametrize(("number", "requeued"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)])
+def test_before_the_time_limit_a_run_saves_and_its_job_is_requeued(
+    cluster: Path, tmp_path: Path, number: int, requeued: bool
+) -> None:
+    """SIGTERM, from scancel, ends it for good."""
+    place = with_worker(tmp_path, WORKER)
+    place.study.mkdir(parents=True)
+    (place.study / "config").write_text((place.folder / ".config").read_text())
+    run = place.run_dir()
+    tasks = [
+        {"name": "B0", "arguments": [str(place.study), "B", "0"], "folder": str(run), "log": str(run / "log")}
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "study.executors.place", json.dumps(tasks), "0"],
+        cwd=place.folder,
+        env=place.environment(RA_PLACE="slurm 7_0"),
+    )
+    wait_for(lambda: process.poll() is not None or _ready(place))
+    os.kill(process.pid, number)
+    assert process.wait(60) == EXIT_INTERRUPTED
+    end = read_exit(run, "B0")
+    if requeued:
+        assert calls(cluster, "scontrol") == ["scontrol requeue 7_0"]
+        assert end is None
+    else:
+        assert not (cluster / "calls.txt").exists()
+        assert end is not None
+        assert (end.status, end.message) == (EXIT_INTERRUPTED, "saved")
+
+
+def _ready(place: Workplace) -> bool:
+    """Whether the worker handles SIGTERM."""
+    for process, words in place._processes():
+        if "scripts.train" in words:
+            for line in Path(f"/proc/{process}/status").read_text().splitlines():
+                if line.startswith("SigCgt:"):
+                    return bool(int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+    return False
+
+
+ON_NODE = """
+import json, shutil, sys, time
+from pathlib import Path
+study, variant, seed, *options = sys.argv[1:]
+if "--resolve" in options:
+    print(json.dumps({"event": "answer", "answer": json.loads(Path("target.json").read_text())}), flush=True)
+else:
+    folder = Path(study, "runs", variant + seed)
+    with (folder / "processes").open("a") as processes:
+        processes.write("x")
+    while not Path("go").exists():
+        time.sleep(0.02)
+    shutil.copy(f"{folder.name}.json", folder / "run.json")
+"""
+
+
+def test_a_study_whose_driver_is_killed_ends_with_one_submission(
+    cluster: Path, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runs are stand-ins. tests/faults kills a real driver, with a real Slurm."""
+    place = with_worker(tmp_path, ON_NODE, EXECUTOR_SLURM="y", SEEDS="2")
+    monkeypatch.chdir(place.folder)
+    monkeypatch.setenv("FAKE_SLURM_RUN", "1")
+    study = Study(read_symbols(Path(".config")), Path(".config").read_text())
+    target = resolve(study.config.target)
+    files.write_json(place.folder / "target.json", to_plain(target))
+    for seed in (0, 1):
+        files.write_json(place.folder / f"B{seed}.json", a_record("B", seed, 4.0))
+    study.directory.mkdir(parents=True)
+    assert study.resolved == target  # by a node
+    first = SlurmExecutor(study.directory, 0, "", lambda: clock.now, clock.sleep)
+    for name in ("B0", "B1"):
+        folder = place.run_dir(name)
+        folder.mkdir(parents=True)
+        first.submit(Task(name, (str(study.directory), "B", name[1:]), folder, folder / "log.txt"))
+    first.poll(1.0)
+    del first  # its driver is killed
+    (place.folder / "go").touch()
+    monkeypatch.setattr(study, "report", lambda: None)
+    plan = Plan(
+        batch=BatchPlan(4, 2, 2, 1, 16),
+        budget=PlanBudget(0, 0, 40),
+        variants={"B": PlanRow("standard", 40, 2560)},
+    )
+    study.execute_pending(plan_file.write(study.directory, plan))
+    assert [place.status(name) for name in ("B0", "B1")] == ["finished"] * 2
+    assert [(place.run_dir(name) / "processes").read_text() for name in ("B0", "B1")] == ["x"] * 2
+    assert len(calls(cluster, "sbatch")) == 2  # of the device and of the runs
+    assert not place.orphans()
 
 
 def test_a_node_with_another_card_refuses_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,8 @@
 """`make plan`: its numbers, their sources, and a text that fits a terminal. Nothing is written."""
 
 import json
+import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,9 @@ from referee.verdict.power import mde
 from runtime.dotconfig import Symbols, read_symbols
 from runtime.settings import CORE_WORK, load_config
 from study import plan_file
+from study.analysis.designs import Noise, detectable_difference
 from study.planning.forecast import forecast, planned_runs
-from study.planning.plan_page import plan_document
+from study.planning.plan_page import plan_document, times
 from study.planning.planned_power import find_past_studies, published_noise, study_sight
 from study.preconditions import needed_bytes
 from study.study_settings import StudySettings, judged_runs, most_runs, tuning_runs
@@ -70,7 +73,12 @@ def test_without_a_finished_study_the_budget_is_the_time_and_the_noise_is_unknow
     assert found.hours.of(found.pending) == pytest.approx(25 * 0.1)
     assert found.hours.of(found.one_seed) == pytest.approx(0.5)
     assert found.disk_bytes == needed_bytes(found.config.model, [0] * 25)
-    assert "The noise is unknown" in " ".join(shown(symbols).split())
+    text = shown(symbols)
+    for part in (
+        "CONFIG_GPT2_MAX_TIME=360", "no finished study", "The noise is unknown", "1.91 times the noise of",
+        "docs/results/", "2.5 hours", "30 minutes", "This command trains nothing",
+    ):  # fmt: skip
+        assert part in " ".join(text.split()), part
     assert not Path("results").exists()
 
 
@@ -83,6 +91,18 @@ def test_the_published_noise_is_that_of_its_report() -> None:
     assert len(published_noise("GATED")) == 1
 
 
+def test_a_given_noise_is_the_only_one() -> None:
+    symbols = configured()
+    a_past_study(symbols)
+    settings = StudySettings.from_symbols(symbols)
+    past = find_past_studies(settings.results_dir, settings_of(symbols))
+    sight = study_sight(settings, past, 0.5, (5,))
+    (row,) = sight.rows
+    expected = detectable_difference(Noise.of_both(math.log(1.005)), 4, 5)
+    assert row.sees == row.low == row.high == pytest.approx(expected)
+    assert "published" not in shown(symbols, 0.5)
+
+
 def test_a_finished_study_gives_noise_and_overhead_and_its_other_settings_are_named() -> None:
     symbols = configured()
     for run in a_past_study(symbols, LEARNING_RATE="9e-3").glob("runs/*"):
@@ -93,6 +113,31 @@ def test_a_finished_study_gives_noise_and_overhead_and_its_other_settings_are_na
     assert "Noise of RALEARN: its differences in results/past" in text
     assert "140 s of other time a run, as in results/past" in text
     assert "published" not in text
+
+
+def test_held_out_texts_that_the_finished_study_did_not_evaluate_cost_a_forward_pass_of_their_tokens() -> (
+    None
+):
+    Path("long.txt").write_text("some words\n" * 500)
+    symbols = configured('CONFIG_EVAL_SETS="long=long.txt wikitext-2"')
+    study = a_past_study(symbols)
+    device = forecast(symbols, []).memory.target.partition("(")[2][:-1]
+    for run in study.glob("runs/*"):
+        edit(study, run.name, target={"device": device})
+    past = find_past_studies(Path("results"), settings_of(symbols))
+    hours = forecast(symbols, past).hours
+    assert hours.other == pytest.approx(140 + 5500 * past[0].seconds_per_token() / 3)
+    assert (
+        "for the 5,500 tokens of long; wikitext-2 of CONFIG_EVAL_SETS is not included" in hours.other_source
+    )
+    for run in study.glob("runs/*"):
+        entry = {"documents": 1, "tokens": 5500, "words": 1000, "bytes": 5500, "loss": 1.0,
+                 "perplexity": math.e, "word_perplexity": math.exp(5.5), "byte_perplexity": math.e,
+                 "bits_per_byte": 1 / math.log(2), "text_sha256": "a" * 64, "tokens_sha256": "b" * 64}  # fmt: skip
+        edit(study, run.name, eval_sets={"long": entry, "wikitext-2": entry})
+    past = find_past_studies(Path("results"), settings_of(symbols))
+    hours = forecast(symbols, past).hours
+    assert (hours.other, "long" in hours.other_source) == (pytest.approx(140.0), False)
 
 
 def test_a_plan_gives_its_step_times_and_finished_runs_are_not_pending() -> None:
@@ -155,6 +200,18 @@ def test_a_count_on_a_cpu_has_the_time_of_a_finished_study_or_of_its_work_and_on
     assert "unknown" in shown(read_symbols(".config"))
 
 
+def test_runs_at_once_share_the_time_and_a_plan_of_more_than_a_night_names_a_shorter_one() -> None:
+    symbols = configured("CONFIG_GPT2_MAX_TIME=7200")
+    found = forecast(symbols, [])
+    assert replace(found, at_once=4).time(found.pending) == pytest.approx(25 * 2 / 4)
+    lines = [len(times(replace(found, at_once=count))) for count in (1, 4, 5)]  # 50, 12.5 and 10 hours
+    assert lines == [2, 2, 1]
+    defconfig(spec="gpt2-ra-ablation-night+a100-40g")
+    hours = forecast(read_symbols(".config"), []).time([(name, 0) for name in ("B", "RAALL", "RALEARN")])
+    assert hours is not None
+    assert 8 <= 3 * hours <= 11
+
+
 def test_tuned_rates_give_a_range_of_runs_until_they_are_chosen() -> None:
     rates = ("CONFIG_LEARNING_RATES=1e-3 2e-3 4e-3", "CONFIG_GPT2_MAX_TIME=30")
     symbols = configured("CONFIG_VARIANTS=B RAALL RALEARN GATED", *rates)
@@ -185,3 +242,9 @@ def test_tuned_rates_give_a_range_of_runs_until_they_are_chosen() -> None:
 )
 def test_a_study_without_a_verdict_is_named(assignment: str, part: str) -> None:
     assert part in shown(configured(assignment))
+
+
+def test_every_judged_arm_costs_runs() -> None:
+    page = shown(configured("CONFIG_VARIANTS=B RALEARN GATED"))
+    (seeds, runs) = re.findall(r"\(1 \+ 2\) x (\d+) = (\d+)", page)[0]
+    assert int(runs) == 3 * int(seeds)

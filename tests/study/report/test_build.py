@@ -95,6 +95,18 @@ def test_every_interval_equals_that_of_scipy(tmp_path: Path) -> None:
         assert (found.low, found.high) == (pytest.approx(low), pytest.approx(high))
 
 
+def test_a_real_change_is_judged_against_the_control_arms(tmp_path: Path) -> None:
+    nothing = rendered.markdown(build.build_report(a_study(tmp_path / "nothing", seeds=2)))
+    better = rendered.markdown(build.build_report(a_study(tmp_path / "better", effect=-0.05)))
+    worse = rendered.markdown(build.build_report(a_study(tmp_path / "worse", effect=0.05)))
+    assert "**RALEARN** (exploratory): cannot tell, 2 of 3 needed seeds finished" in nothing
+    assert "**RALEARN** (exploratory) is better than standard attention" in better
+    assert "**RALEARN** (exploratory) is worse than standard attention" in worse
+    assert all(
+        "B, RAEARLY, RALATE and RAALL are control arms (A/A)" in text for text in (nothing, better, worse)
+    )
+
+
 def test_excluded_runs_are_named_and_never_averaged(tmp_path: Path) -> None:
     def fail(value: dict[str, Any]) -> None:
         value |= {"status": "failed", "error": "NotFiniteError: loss nan"}
@@ -128,6 +140,51 @@ def test_excluded_runs_are_named_and_never_averaged(tmp_path: Path) -> None:
     assert "4 of 15" in line
     assert "B0 (diverged)" in line
     assert "RALATE2 (not comparable)" in line
+
+
+def test_hellaswag_near_chance_is_noted_and_a_missing_score_is_no_number(tmp_path: Path) -> None:
+    def near(value: dict[str, Any]) -> None:
+        value["hellaswag"] |= {"acc": 0.255, "acc_norm": 0.27}
+
+    def absent(value: dict[str, Any]) -> None:
+        value["hellaswag"] = {"absent": "no network"}
+
+    change = {f"B{seed}": near for seed in range(3)} | {f"RAALL{seed}": absent for seed in range(3)}
+    report = build.build_report(a_study(tmp_path, change=change))
+    text = rendered.markdown(report)
+    assert "Within two standard errors of chance, so no sign of skill: B." in text
+    assert "RAALL not run: no network." in text
+    assert row(report, "RAALL").hellaswag.acc is None
+
+
+def test_uneven_step_times_of_many_runs_are_one_note_at_the_end(tmp_path: Path) -> None:
+    def uneven(value: dict[str, Any]) -> None:
+        value["notes"] = ["uneven step times: 10 % of the steps took 0.2 s", "another note"]
+
+    report = build.build_report(a_study(tmp_path, change={"B0": uneven, "RAALL2": uneven}))
+    (note,) = [note for note in report.notes if "step times" in note]
+    assert note.endswith("B0, RAALL2")
+    assert rendered.terminal(report).count("step times") == 1
+    assert "RAALL2: another note" in report.notes
+
+
+def test_a_truncated_schedule_is_flagged(tmp_path: Path) -> None:
+    def cut(value: dict[str, Any]) -> None:
+        value["schedule"]["cut"] = True
+
+    assert "RAALL (1 of 3)" in rendered.markdown(
+        build.build_report(a_study(tmp_path, change={"RAALL1": cut}))
+    )
+
+
+def test_markup_in_strings_of_records_is_escaped(tmp_path: Path) -> None:
+    def hostile(value: dict[str, Any]) -> None:
+        value |= {"status": "failed", "error": "<script>alert(1)</script> | [x](http://y) \n# heading"}
+
+    text = rendered.markdown(build.build_report(a_study(tmp_path, change={"B0": hostile})))
+    assert "<script>" not in text
+    assert "[x](" not in text
+    assert "\n# heading" not in text
 
 
 def test_report_json_has_the_losses_of_each_run(tmp_path: Path) -> None:
@@ -176,7 +233,10 @@ def test_a_truncated_run_counts_in_no_difference_noise_floor_or_verdict(tmp_path
         assert row(cut, name).seeds == [0, 1, 2, 3]
         assert f"{sentences.shown(final)} (3 of 4 seeds)" in rendered.markdown(cut)
         assert any(line.startswith(name) and "3 of 4" in line for line in rendered.terminal(cut).splitlines())
+    assert "the variants have different seeds" in rendered.markdown(cut)
+    assert "the variants have different seeds" not in rendered.markdown(sound)
     assert {run.name for run in build.ended_runs(cut)} == {run.name for run in cut.runs} - {*cut.cut}
+    assert "cut 2 of 20 runs short (RAALL1, RALEARN2)" in rendered.markdown(cut)
 
 
 def test_runs_truncated_at_different_points_have_no_verdict_and_at_one_point_they_have(
@@ -193,6 +253,8 @@ def test_runs_truncated_at_different_points_have_no_verdict_and_at_one_point_the
     report = build.build_report(a_study(tmp_path / "apart", change=dict.fromkeys(names, cut_anywhere)))
     assert report.floor is None
     assert report.verdicts == []
+    output = "**RALEARN**: cannot tell: no seed of it has a control arm that ended its schedule"
+    assert output in rendered.markdown(report)
     assert {made_row.final_loss for made_row in report.rows} == {None}
     assert {run.name for run in build.ended_runs(report)} == {*names}
     alike = build.build_report(a_study(tmp_path / "alike", change=dict.fromkeys(names, cut_short)))

@@ -1,6 +1,9 @@
 """Reports on unusual, hostile, incomplete and surplus records."""
 
 import dataclasses
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import pytest
 
 from referee.pages.markup import to_markdown
 from runtime import files, run_record
+from study import runs
 from study.report import report_data as build
 from study.report import report_files as write
 from study.report import report_sentences as sentences
@@ -148,6 +152,48 @@ def test_runs_without_any_noise_give_no_verdict(tmp_path: Path) -> None:
     assert "better than" not in text
 
 
+def test_the_noise_of_the_control_arms_does_not_affect_the_verdict(tmp_path: Path) -> None:
+    """RALEARN lies far outside the arms' noise, but its differences vary as much as their mean."""
+    study = a_study(tmp_path)
+    for seed, difference in enumerate((0.0, 0.05, 0.1)):
+        arms = [
+            json.loads((study / "runs" / f"{name}{seed}" / "run.json").read_text())["validation"]["loss"]
+            for name in VARIANTS[:-1]
+        ]
+        edit(study, f"RALEARN{seed}", validation={"loss": sum(arms) / len(arms) + difference})
+    report = build.build_report(study)
+    assert report.floor is not None
+    assert report.verdicts[0].test.difference.mean > 3 * report.floor.sigma
+    sentence = to_markdown(summary.findings(report)[0].sentence)
+    assert sentence.startswith("**RALEARN** (exploratory): cannot tell whether it is better or worse")
+
+
+def test_several_changes_are_judged_together(tmp_path: Path) -> None:
+    report = build.build_report(a_study(tmp_path, variants=(*VARIANTS, "MINE")))
+    assert [verdict.judged_together for verdict in report.verdicts] == [2, 2]
+    assert all((verdict.adjusted_p or 0) >= (verdict.test.p_value or 0) for verdict in report.verdicts)
+
+
+def test_a_control_arm_that_differs_from_the_others_is_a_warning_about_the_pipeline(tmp_path: Path) -> None:
+    study = a_study(tmp_path)
+    assert "Warning" not in rendered.markdown(build.build_report(study))
+    for seed in range(3):
+        loss = json.loads((study / "runs" / f"B{seed}" / "run.json").read_text())["validation"]["loss"]
+        edit(study, f"RAALL{seed}", validation={"loss": loss + 0.5})
+    report = build.build_report(study)
+    assert "RAALL" in report.odd_controls
+    assert "differs from the other control arms by more than chance" in rendered.markdown(report)
+
+
+def test_a_real_change_has_one_verdict_with_its_number(tmp_path: Path) -> None:
+    report = build.build_report(a_study(tmp_path, seeds=5))
+    text, interval = rendered.markdown(report), report.verdicts[0].test.difference
+    assert interval.low is not None
+    assert interval.high is not None
+    assert text.count("**RALEARN**") == 1
+    assert f"[{sentences.percent(interval.low)}, {sentences.percent(interval.high)}]" in text
+
+
 def test_the_primary_comparison_is_first_although_another_arm_has_a_lower_loss(tmp_path: Path) -> None:
     report = build.build_report(a_study(tmp_path, variants=("B", "RAALL", "RALEARN", "GATED")))
     first, last = [row.variant for row in report.rows if not row.control]
@@ -156,6 +202,24 @@ def test_the_primary_comparison_is_first_although_another_arm_has_a_lower_loss(t
     ]
     found = summary.findings(dataclasses.replace(report, verdicts=verdicts))
     assert [to_markdown(one.sentence).split("**")[1] for one in found] == [last, first]
+
+
+def test_the_next_step_has_its_number_and_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "demo").mkdir()
+    study = a_study(tmp_path / "demo", seeds=2)
+    assert "CONFIG_SEEDS=3" in rendered.terminal(build.build_report(study))
+    files.write_json(study / "expected.json", {"variants": list(VARIANTS), "seeds": 3})
+    report = build.build_report(study)
+    for arms, command in ((set(), "`make`"), (set(VARIANTS), "`make demo`")):
+        monkeypatch.setattr(summary, "DEMO_ARMS", arms)
+        step = to_markdown(summary.next_step(report))
+        assert "5 of 15 runs" in step
+        assert command in step
+    finished = a_study(tmp_path / "failed")
+    edit(finished, "RAALL1", status="failed", error="x")
+    step = to_markdown(summary.next_step(build.build_report(finished)))
+    assert "RAALL1" in step
+    assert "`make`" in step
 
 
 def test_a_run_that_diverged_is_counted_as_that_and_its_arm_is_not_judged(tmp_path: Path) -> None:
@@ -177,6 +241,25 @@ def test_a_run_that_diverged_is_counted_as_that_and_its_arm_is_not_judged(tmp_pa
     losses = [each.record.validation.loss for each in before.runs if each.name in ("RALEARN0", "RALEARN2")]
     assert row.final_loss
     assert row.final_loss.mean == pytest.approx(sum(losses) / 2)
+
+
+def test_pending_runs_are_not_listed_as_excluded(tmp_path: Path) -> None:
+    study = a_study(tmp_path, seeds=1)
+    edit(study, "RALEARN0", status="running")
+    files.write_json(study / "expected.json", {"variants": list(VARIANTS), "seeds": 5})
+    report = build.build_report(study)
+    assert not any("not counted" in line for line in summary.context(report))
+    assert to_markdown(summary.next_step(report)).startswith("Next: 21 of 25 runs are pending.")
+    assert "no finished run" in to_markdown(summary.no_verdict(report))
+    edit(study, "RALEARN0", status="finished", fingerprint={"data": "other"})
+    assert "no counted run" in to_markdown(summary.no_verdict(build.build_report(study)))
+
+
+def test_a_study_of_control_arms_alone_has_no_verdict(tmp_path: Path) -> None:
+    report = build.build_report(a_study(tmp_path, variants=("B", "RAALL")))
+    assert summary.findings(report) == []
+    assert "CONFIG_VARIANTS" in to_markdown(summary.no_verdict(report))
+    assert summary.next_step(report) == ""
 
 
 def test_different_commits_devices_and_uncommitted_changes_are_reported(tmp_path: Path) -> None:
@@ -208,10 +291,24 @@ def test_hostile_strings_are_escaped_in_the_terminal_and_in_notes(tmp_path: Path
     assert "<i>" not in rendered.markdown(report)
 
 
+@pytest.mark.parametrize("loss", [0.1, 9.9, 40.0, 400.0])
+def test_every_terminal_line_fits_a_hundred_columns(tmp_path: Path, loss: float) -> None:
+    study = a_study(tmp_path, seeds=2)
+    for variant in VARIANTS:
+        edit(study, f"{variant}0", validation={"loss": loss})
+    put(study, a_record("B", 0, 4.0), folder="B0-" + "copy" * 30)
+    assert max(len(line) for line in rendered.terminal(build.build_report(study)).splitlines()) <= 100
+
+
 def test_small_differences_are_printed_with_their_digits_and_zero_without_a_sign() -> None:
     assert sentences.percent(0.00012) == "+0.012 %"
     assert sentences.percent(-0.000001) == "+0.000 %"
     assert sentences.percent(900.0).endswith(" %")
+
+
+def test_the_report_needs_no_torch() -> None:
+    code = "import sys, scripts.report, study.report.report_files; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(runs.__file__).parents[1]).returncode == 0
 
 
 def test_an_arm_with_standard_attention_is_compared_with_the_control_arms() -> None:

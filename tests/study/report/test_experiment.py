@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
+import pytest
+
 from referee.pages.document import Paragraph
 from referee.pages.markup import to_plain
 from study.report.report_data import as_json, build_report
 from study.report.report_files import latex_caption
 from study.report.report_page import report_document
+from study.report.report_sentences import CAPPED, capped
 from tests.runtime.test_config import VALUES
 from tests.study.report import rendered
 from tests.study.sample_records import a_study
@@ -37,3 +40,10 @@ def test_a_study_without_its_configuration_names_what_its_records_have(tmp_path:
     plain = " ".join(rendered.terminal(report).split())
     assert plain.startswith(text)
     assert text in to_plain(latex_caption(report))
+
+
+@pytest.mark.parametrize(
+    ("shown", "values"), [(True, [0.2, None, 1.0]), (False, [0.2, None, 0.99]), (False, [])]
+)
+def test_an_adjusted_p_of_one_is_explained(shown: bool, values: list[float | None]) -> None:
+    assert capped(values) == (CAPPED if shown else "")
