@@ -107,7 +107,9 @@ def test_the_docs_give_file_and_variant_one_name() -> None:
         ),
         ("raise ValueError('two\\nlines')\n", "line 1: ValueError: two lines"),
         ("import a_library_that_nobody_has\n", "line 1: ModuleNotFoundError"),
+        ("def attention(layer):\n    return 1\n", "TypeError: .*positional argument"),
         ("import sys\nsys.exit()\n", "line 2: SystemExit"),
+        ("def attention(layer, spec):\n    raise SystemExit(0)\n", "line 2: SystemExit"),
     ],
 )
 def test_a_broken_file_is_named_with_its_line(folder: Path, text: str, message: str) -> None:

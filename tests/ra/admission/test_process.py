@@ -12,6 +12,7 @@ from tests.pins.admission import hold_to_pin
 
 STUDY = ModelConfig("test", 2, 2, 16, 16, 0.0)
 ALTERNATION = AlternationSettings("output", 0.5, 100.0)
+REFUSED = ("CRASHES", "EXITS")
 ATTENTION = """
 import os, sys, time
 from gpt2.transformer import CausalSelfAttention
