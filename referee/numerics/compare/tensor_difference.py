@@ -48,7 +48,9 @@ def epsilon(dtype: str) -> float:
         return 0.0
     try:
         return torch.finfo(found).eps
-    except NotImplementedError:  # two numbers of four bits in a byte
+    except (
+        NotImplementedError
+    ):  # torch has no epsilon of a dtype that packs two numbers of four bits in a byte
         return 0.0
 
 

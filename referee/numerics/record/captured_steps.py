@@ -185,13 +185,13 @@ class Makers:
 
     def add(self, tensor: Tensor, name: str) -> None:
         # sparse and wrapped tensors have no memory
-        with contextlib.suppress(RuntimeError, NotImplementedError):
+        with contextlib.suppress(RuntimeError):
             reference = StorageWeakRef(tensor.untyped_storage())
             self._calls[reference.cdata] = reference, name
 
     def of(self, tensor: Tensor) -> str:
         """Return the name of the call; "" for a tensor that no recorded call returned."""
-        with contextlib.suppress(RuntimeError, NotImplementedError):
+        with contextlib.suppress(RuntimeError):
             reference, name = self._calls.get(tensor.untyped_storage()._cdata, (None, ""))
             return "" if reference is None or reference.expired() else name
         return ""

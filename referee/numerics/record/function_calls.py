@@ -68,7 +68,7 @@ def _storage(tensor: Tensor) -> int | None:
     """Return the address of the tensor's memory; None where it has none: meta, sparse, nested, functorch's."""
     try:
         return None if tensor.is_meta else tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):
+    except RuntimeError:
         return None
 
 

@@ -294,7 +294,7 @@ def _is_view(func: Any) -> bool:
 def _storage(tensor: Tensor) -> int:
     try:
         return int(with_memory(tensor).untyped_storage()._cdata)
-    except (NoValuesError, RuntimeError, NotImplementedError):
+    except (NoValuesError, RuntimeError):
         return id(tensor)
 
 

@@ -205,7 +205,7 @@ class MemoryMap:
         try:
             storage = with_memory(tensor).untyped_storage()
             address, size = storage.data_ptr(), storage.nbytes()
-        except (NoValuesError, RuntimeError, NotImplementedError):
+        except (NoValuesError, RuntimeError):
             return None
         if not address or not size:
             return None
