@@ -224,6 +224,8 @@ class ActivationWatch:
             plain = model_names(root)
             # of a wrapper and the module in it, which have one name, the module
             for path, module in {plain(path): one for path, one in root.named_modules()}.items():
+                if isinstance(module, torch.jit.ScriptModule):  # takes no hooks
+                    continue
                 for handle in self._hooks(path, module, module is root):
                     stack.callback(handle.remove)
             if attention:

@@ -142,7 +142,7 @@ class Monitor(StepMonitor):
 
     @harmless
     def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if not module.training or not torch.is_grad_enabled():
+        if self.updating or not module.training or not torch.is_grad_enabled():
             return
         if self._skipped():
             self._end_skipped()
@@ -212,6 +212,7 @@ class Monitor(StepMonitor):
 
     @harmless
     def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self.updating = True  # what a closure computes is no step
         if not self.running:
             if not self.observed:
                 self.say_once(
@@ -219,13 +220,13 @@ class Monitor(StepMonitor):
                     "the script calls, call model.train(), and no closure to optimizer.step()"
                 )
             return
-        self.updating = True
         self._open.close()
         self.gradients("grad_reduced")
         self._open.enter_context(self.update())
 
     @harmless
     def _after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self.updating = False
         if not self.running:
             return
         self._open.close()

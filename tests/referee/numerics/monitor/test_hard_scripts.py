@@ -151,3 +151,31 @@ def test_a_module_named_module_is_no_wrapper(tmp_path: Path, output: Path) -> No
     assert rows == pytest.approx(
         {"weight": 6.0, "module.weight": float(model.module.weight.detach().norm())}, rel=1e-5
     )
+
+
+def test_what_a_closure_computes_is_no_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = small()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+    watch(tmp_path, model, optimizer)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.ones(3, 4)).square().sum()
+        loss.backward()
+        return loss
+
+    for _ in range(2):
+        optimizer.step(closure)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("monitor:")]
+    assert ["closure" in line for line in lines] == [True]
+
+
+def test_a_scripted_module_is_left_out(tmp_path: Path, output: Path) -> None:
+    model = nn.Sequential(torch.jit.script(nn.Linear(4, 4)), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    watch(tmp_path, model, optimizer, {"xy_distribution": True})
+    model(torch.ones(3, 4)).sum().backward()
+    optimizer.step()
+    names = {row.name for row in read_table(output, "actv").rows}
+    assert names
+    assert not any(name.startswith("0") for name in names)
