@@ -189,11 +189,12 @@ def _sensitivity(
 def seed_hours(used: Sequence[Run], at_once: int = 1) -> float | None:
     """Return the hours that one seed of every variant takes, evaluation included; None where no clock is known.
 
-    at_once: runs at a time.
+    at_once: runs at a time; a seed takes at least its longest run.
     """
     by_variant: dict[str, list[float]] = {}
     for run in used:
         clock = run.record.clock
         if clock:
             by_variant.setdefault(run.variant, []).append(clock.total)
-    return math.fsum(map(mean, by_variant.values())) / at_once / 3600 if by_variant else None
+    seconds = list(map(mean, by_variant.values()))
+    return max(max(seconds), math.fsum(seconds) / at_once) / 3600 if seconds else None

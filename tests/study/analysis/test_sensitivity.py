@@ -77,6 +77,7 @@ def test_the_hours_of_a_seed_are_those_of_the_runs_clocks(tmp_path: Path) -> Non
     report = build.build_report(a_study(tmp_path, variants=(*VARIANTS, "MINE")))
     assert [one.seed_hours for one in report.sensitivities] == pytest.approx([6 * (3000 + 140) / 3600] * 2)
     assert seed_hours(report.runs, at_once=2) == pytest.approx(3 * (3000 + 140) / 3600)
+    assert seed_hours(report.runs, at_once=20) == pytest.approx((3000 + 140) / 3600)
 
 
 def test_without_differing_control_arms_there_is_no_range(tmp_path: Path) -> None:
