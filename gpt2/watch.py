@@ -93,9 +93,10 @@ class RunMonitor(StepObserver):
         ]
 
     def _note_unmatched(self, targets: Sequence[MonitorTarget]) -> None:
-        names = ModelNames.of(self.monitor.model)
-        for problem in filter(None, map(names.problem, targets)) if ranks.first() else ():
-            self.note(f"monitor: {problem}")
+        if targets and ranks.first():
+            names = ModelNames.of(self.monitor.model)
+            for problem in filter(None, map(names.problem, targets)):
+                self.note(f"monitor: {problem}")
 
     # -- the points of a step
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TextIO
 
+from referee.numerics.text_files import unique_keys
 from runtime.errors import UserError
 
 
@@ -175,13 +176,6 @@ def _check_depth(value: Any) -> None:
     raise RecursionError
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a key is present twice")
-    return found
-
-
 def _float(text: str) -> float:
     value = float(text)
     if not abs(value) <= NUMBER_LIMIT:  # NaN too
@@ -196,5 +190,5 @@ def _integer(text: str) -> int:
 
 
 _DECODER = json.JSONDecoder(
-    parse_float=_float, parse_int=_integer, parse_constant=_float, object_pairs_hook=_unique
+    parse_float=_float, parse_int=_integer, parse_constant=_float, object_pairs_hook=unique_keys
 )

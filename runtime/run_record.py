@@ -302,11 +302,6 @@ class RunRecord(JsonObject):
     seal: Missing[Seal] = None
 
     @property
-    def planned_iterations(self) -> int | None:
-        """The iterations of the schedule."""
-        return self.schedule.iterations if self.schedule else None
-
-    @property
     def truncated(self) -> bool:
         """Whether the run ended before its planned iterations."""
         return self.schedule is not None and self.schedule.cut

@@ -150,11 +150,12 @@ def _cleaned(value: Any) -> Any:
     return {key: _cleaned(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object of its pairs. ValueError where a key is present twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("a key is present twice")
     return found
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique)
+_DECODER = json.JSONDecoder(object_pairs_hook=unique_keys)

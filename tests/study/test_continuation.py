@@ -41,7 +41,8 @@ class Trial:
         start = None
         if shorter:
             record = run_record.load(shorter)
-            start = Start(shorter, record.planned_iterations, record.fingerprint.schedule)
+            assert record.schedule
+            start = Start(shorter, record.schedule.iterations, record.fingerprint.schedule)
         plan = RunPlan(
             folder, f"{self.name}0", self.name, 0, count, plan_batch(4, 2, 1, 16), warmup_iterations=2, continues=start
         )  # fmt: skip

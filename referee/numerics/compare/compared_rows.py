@@ -67,7 +67,6 @@ def _rms(value: Value | None) -> float:
 
 EQUAL, ROUNDING, BEYOND, WRONG, UNMATCHED = "equal", "rounding", "beyond rounding", "wrong", "unmatched"
 SIDES = ("input", "parameter", "output", "gradient", "buffer")
-GRADES = (WRONG, BEYOND, ROUNDING, EQUAL, UNMATCHED)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from referee.numerics.compare.compare_records import Comparison, StepComparison
 from referee.numerics.compare.compared_rows import CallRow, Cell
-from referee.numerics.compare.read_record import Value
+from referee.numerics.compare.read_record import STATISTICS, Value
 from referee.numerics.compare.row_tree import Divergence
 from referee.numerics.compare.tensor_difference import METRICS, TensorDifference
 from referee.numerics.dump_files import finite, write_json, writing
@@ -21,11 +21,10 @@ from referee.pages.html_page import render_html
 from referee.pages.markup import Code, Text
 
 PRINTED = 6  # rows in a terminal
-NUMBERS = ("max", "min", "mean", "norm")
 COLUMNS = [
     *("step", "target name", "golden name", "side", "place", "target dtype", "golden dtype"),
     *("target shape", "golden shape", *METRICS, "error in units of rounding", "result", "difference"),
-    *(f"{side} {name}" for side in ("target", "golden") for name in NUMBERS),
+    *(f"{side} {name}" for side in ("target", "golden") for name in STATISTICS),
 ]
 
 

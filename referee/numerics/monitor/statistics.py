@@ -209,7 +209,7 @@ def moments_rows(parts: Sequence[Tensor]) -> Tensor:
 
 def host_row(part: Tensor) -> list[float]:
     """Compute a row with numpy's comparisons and extremes, which take half the time of torch's on one thread."""
-    part = part if part.dtype == torch.float64 else part.float()
+    part = computed(part)
     values = part.numpy()
     low, high = float(values.min()), float(values.max())  # nan where one element is
     nonzero = float(np.count_nonzero(values != 0)) if not (low > 0 or high < 0) else float(part.numel())
@@ -218,8 +218,9 @@ def host_row(part: Tensor) -> list[float]:
     mean, squares = float(part.mean()), float(torch.dot(part, part))
     deviations = squares - part.numel() * mean * mean
     if not deviations > CANCELLED * squares or not math.isfinite(squares):
-        centred = part.double() - part.double().mean()
-        mean, deviations = float(part.double().mean()), float(torch.dot(centred, centred))
+        exact = part.double().mean()
+        centred = part.double() - exact
+        mean, deviations = float(exact), float(torch.dot(centred, centred))
     return [mean, deviations, low, high, nonzero, 0.0, 0.0]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -57,7 +57,3 @@ def repeat_step(
         return Repetition(conditions.found, Evidence(conditions.found, conditions.capture).collect())
     finally:
         step.restore()
-
-
-if TYPE_CHECKING:
-    from referee.numerics.repeat.repeat_evidence import Repetition
