@@ -144,8 +144,8 @@ def to_markdown(text: Text) -> str:
 def markdown_cell(text: Text) -> str:
     """Render inline text as one cell of a Markdown table."""
     rendered = [_markdown(part) for part in pieces(text)]
-    # A bracket at the end of one part must not find its target in the next part.
-    joined = [_escape_bare(r"\]$", part) for part in rendered[:-1]] + rendered[-1:]
+    # A bracket or "!" at the end of one part must make no link or image of the next part.
+    joined = [_escape_bare(r"[]!]$", part) for part in rendered[:-1]] + rendered[-1:]
     return "".join(joined).strip()
 
 

@@ -128,6 +128,8 @@ def test_markdown_of_data_is_its_text_and_nothing_else(value: str) -> None:
 @example((Link("[x]", "address"), "(y)"))
 @example((Link("x", "address"),))
 @example((Link("\\[", "address"), "x\\]", "(y)"))
+@example(("!", Link("x", "address")))
+@example(("\\!", "", Link("x", "address")))
 def test_markdown_of_several_parts_has_the_marks_of_its_types_alone(text: tuple[Inline, ...]) -> None:
     allowed = {
         Strong: {"strong_open", "strong_close"},
