@@ -8,7 +8,7 @@
 # The variables that each target reads. Its command refuses the others.
 READS.admit := VARIANT
 READS.attention := RUN TEXT LAYERS HEADS
-READS.bench := SUITE SHAPE ROUNDS SECONDS CASES SCALE MONITOR
+READS.bench := SUITE SHAPE ROUNDS SECONDS CASES
 READS.bisect := RUN AGAINST STEP SYMPTOM OUT
 READS.card := OUT CHECKS
 READS.check-config := A B OUT
@@ -169,7 +169,7 @@ admit: setup-core  ## VARIANT=MINE: examine one attention for leaks and other fa
 control: setup-main  ## Check that B and the reciprocal patterns are one function class (two minutes on a CPU)
 	@$(INTERPRETER) -m scripts.dev.control
 
-bench: setup-core  ## Speed; or SUITE=growth|evaluation|profile|loss_parity|executors|scale ... (docs/benches.md)
+bench: setup-core  ## Speed; or SUITE=growth|evaluation|loss_parity|recorder|monitor (docs/benches.md)
 	@$(INTERPRETER) -m scripts.bench
 
 card: setup-core  ## Check this card: kernels, gradients, studies, memory, speed (ten minutes) [OUT=dir] [CHECKS=]

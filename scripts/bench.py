@@ -9,7 +9,7 @@ from bench.suite import run_suite
 from bench.suites import NAMES, load_suite
 from runtime.errors import run_command
 from runtime.resolve import export_environment
-from study.make_arguments import command_arguments, make_variables
+from study.make_arguments import command_arguments
 
 
 def describe_suites() -> str:
@@ -29,11 +29,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, help="number of measurements of each case")
     parser.add_argument("--seconds", type=float, help="duration of one measurement")
     parser.add_argument("--cases", help='only these cases, such as "B plain RALEARN@32"')
-    named = [name for name in ("scale", "monitor") if make_variables().get(name.upper()) == "1"]
-    given_suite = ["--suite", named[0]] if named else []
-    arguments = parser.parse_args(
-        given_suite + command_arguments(("SUITE", "SHAPE", "ROUNDS", "SECONDS", "CASES"))
-    )
+    arguments = parser.parse_args(command_arguments(("SUITE", "SHAPE", "ROUNDS", "SECONDS", "CASES")))
     given = {name.upper(): value for name, value in vars(arguments).items() if value not in (None, "")}
     export_environment()
     suite = load_suite(given.pop("SUITE"))

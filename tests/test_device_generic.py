@@ -10,10 +10,6 @@ ALLOWED = {
     "gpt2/platform_arithmetic.py": (1, "TF32 is a number format of NVIDIA cards"),
     "bench/card_kernels.py": (1, "on CUDA and ROCm one kernel supports float32"),
     "bench/card_studies.py": (3, "contexts on a GPU are CUDA's"),
-    "bench/suites/profile.py": (
-        1,
-        "the profiler has one activity for CUDA, another for devices outside torch",
-    ),
     "runtime/provenance.py": (1, "the version of CUDA"),
     "runtime/run_record.py": (1, "the version of CUDA"),
     "gpt2/validation.py": (3, "cuDNN's attention"),

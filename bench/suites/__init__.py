@@ -7,18 +7,7 @@ import importlib
 from bench.suite import Suite
 from runtime.errors import UserError
 
-NAMES = (
-    "speed",
-    "growth",
-    "evaluation",
-    "profile",
-    "loss_parity",
-    "recorder",
-    "executors",
-    "scale",
-    "monitor",
-    "sampling",
-)
+NAMES = ("speed", "growth", "evaluation", "loss_parity", "recorder", "monitor")
 
 
 def load_suite(name: str) -> Suite:

@@ -49,13 +49,7 @@ def test_make_passes_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
     script.main()
     monkeypatch.setenv("MAKEFLAGS", "")
     script.main()
-    monkeypatch.setenv("MAKEFLAGS", " -- SCALE=1 ROUNDS=2")
-    script.main()
-    monkeypatch.setenv("MAKEFLAGS", " -- MONITOR=1")
-    script.main()
     assert started == [
         (load_suite("growth"), {"SHAPE": "T", "ROUNDS": 2, "SECONDS": 0.5, "CASES": "plain B@32"}),
         (load_suite("speed"), {}),
-        (load_suite("scale"), {"ROUNDS": 2}),
-        (load_suite("monitor"), {}),
     ]

@@ -171,7 +171,6 @@ def test_the_makefile_lists_for_each_target_the_variables_that_its_command_reads
         listed = set(variables_by_target(MAKEFILE).get(target, []))
         exported = set(re.findall(rf"^{target}: export \w+ = \$\(value (\w+)\)", MAKEFILE, re.MULTILINE))
         read = variables_of(module) if recipe.startswith(("scripts.", "bench.")) else set()
-        exported |= {"SCALE", "MONITOR"} if target == "bench" else set()  # names of a loop
         if target != "clean":  # its file is that of mrproper, too
             assert listed == {name for name in read | exported if name.isupper()}, target
 

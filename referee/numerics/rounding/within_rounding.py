@@ -15,7 +15,7 @@ stability: Higham, "Accuracy and Stability of Numerical Algorithms", 2002, secti
 effect of independent errors of this size. Sums of n terms grow with sqrt(n) (Higham and Mary, "A New Approach to
 Probabilistic Rounding Error Analysis", 2019). The root of |a| |b| / |t| is the inner size of a product a b = t.
 sqrt(2 ln N) is the expected largest of N normal numbers. 8 is about twice the largest error of torch's correct kernels
-(`python -m bench.measured_rounding`).
+(`python -m tests.referee.numerics.rounding.correct_kernels`).
 
 Limits. The spread of random numbers has no end, so that a call is "random" and not judged where it draws from a
 generator or two runs in float64 differ. Integers are compared where the draws agree. In 16 bits errors of less than the

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from referee.numerics.describe import tensors_in
 from referee.numerics.rounding.operation_checks import random_gradients
+from referee.numerics.rounding.within_rounding import BOUND, within_rounding
 
 Call = tuple[str, Callable[..., Any], list[Any], dict[str, Any]]
 
@@ -120,3 +121,25 @@ def received(
 ) -> list[Tensor | None]:
     """Return a normal gradient for each real result."""
     return random_gradients(tensors_in(function(*args, **(options or {}))))
+
+
+def main() -> None:
+    """Print how large the errors of all dtypes, two sizes and two seeds are, in units of rounding."""
+    torch.set_num_threads(1)
+    sizes = sorted(
+        error.units * BOUND / error.bound
+        for dtype in (torch.float32, torch.bfloat16, torch.float16)
+        for rows, width in ((5, 33), (24, 48))
+        for seed in range(2)
+        for _, function, args, options in calls(dtype, seed, rows, width)
+        for error in within_rounding(function, args, options, received=received(function, args, options))
+    )
+    count = len(sizes)
+    print(
+        f"{count} results and gradients: median {sizes[count // 2]:.2g}, 99 % {sizes[-count // 100]:.2g}, "
+        f"largest {sizes[-1]:.2g}, {sum(size > BOUND for size in sizes)} beyond {BOUND:g}"
+    )
+
+
+if __name__ == "__main__":
+    main()

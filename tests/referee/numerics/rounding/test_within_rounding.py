@@ -28,7 +28,7 @@ def wrong(errors: list[Error]) -> list[Error]:
     return [error for error in errors if not error.within]
 
 
-# All sizes and seeds: python -m bench.measured_rounding
+# All sizes and seeds: python -m tests.referee.numerics.rounding.correct_kernels
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_correct_kernels_are_within_rounding(dtype: torch.dtype) -> None:
     found = {
