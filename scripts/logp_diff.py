@@ -57,8 +57,7 @@ def main() -> int:
     print(f"{run.name}: {PROMPTS} prompts of {length} tokens ({text.source}), {new} sampled tokens each")
     for note in run.notes:
         print(f"{run.name}: {note}")
-    show(found, given.out)
-    return 0
+    return show(found, given.out)
 
 
 if __name__ == "__main__":

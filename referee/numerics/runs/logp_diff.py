@@ -10,10 +10,11 @@ as verl's log_ppl_diff. Differences of both signs cancel in it, so the mean abso
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
-import os
 import zipfile
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from referee.errors import NumericsError
-from referee.numerics.dump_files import finite, write_json, writing
+from referee.numerics.dump_files import write_json, writing
 from referee.numerics.rows import TableRow, text_table
 from referee.numerics.text_files import json_lines, read_json
 
@@ -29,13 +30,15 @@ THRESHOLD = 0.01
 OVER, CANCEL, WITHIN = "over the threshold", "differences of both signs cancel", "within the threshold"
 FLOAT32 = 2.0**-24  # the rounding of a number, relative to it
 
+Rows = list[NDArray[np.float64]]  # a row for each sequence
+
 
 @dataclass(frozen=True)
 class TokenDiff:
     """One token with its log-probabilities."""
 
     sequence: int
-    position: int  # in the row of the arrays, from 0
+    position: int  # in the row of its sequence, from 0
     response: int  # its number among the response tokens, from 0
     rollout: float
     training: float
@@ -48,9 +51,11 @@ class SequenceDiff:
     tokens: int
     mean: float
     mean_absolute: float
-    maximum: float  # of the absolute differences
     units: float  # the largest difference, in roundings of the log-probability in float32
+    prefill: float  # absolute difference of the first response token, which prefill computes
+    decode: float | None  # mean absolute difference of the later ones; None where there are none
     first: TokenDiff | None  # over the threshold
+    differences: list[float]  # of every token, 0 outside the mask
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,6 @@ class LogpDiff:
     mean_absolute: float
     threshold: float
     sequences: list[SequenceDiff]
-    per_token: NDArray[np.float64]  # rollout - training, 0 outside the mask
     first_token: float  # mean absolute difference of the first response tokens, which prefill computes
     decode: float  # of the later ones; 0 where there are none
 
@@ -71,18 +75,8 @@ class LogpDiff:
         return next((one.first for one in self.sequences if one.first), None)
 
     @property
-    def exceeds(self) -> bool:
-        """Whether |logp_diff| is over the threshold, or no number."""
-        return not abs(self.value) <= self.threshold
-
-    @property
-    def prefill_over(self) -> int:
-        """Return how many sequences are over the threshold at their first response token."""
-        return sum(one.first is not None and one.first.response == 0 for one in self.sequences)
-
-    @property
     def verdict(self) -> str:
-        if self.exceeds:
+        if not abs(self.value) <= self.threshold:
             return OVER
         return WITHIN if self.mean_absolute <= self.threshold else CANCEL
 
@@ -90,179 +84,147 @@ class LogpDiff:
 def logp_diff(
     rollout: Any, training: Any, response_mask: Any = None, threshold: float = THRESHOLD
 ) -> LogpDiff:
-    """Compare log-probabilities of tokens: arrays or tensors (sequences, tokens), or one sequence (tokens,).
+    """Compare log-probabilities of tokens: arrays or tensors (sequences, tokens), one sequence (tokens,), or lists.
 
     response_mask: nonzero for response tokens; without it all tokens count. NumericsError for unequal shapes and for a
     sequence without response tokens. A value that is not finite within the mask is over every threshold.
     """
-    if not (isinstance(threshold, int | float) and math.isfinite(threshold) and threshold >= 0):
+    if not 0 <= threshold < math.inf:
         raise NumericsError(f"the threshold is {threshold!r}; fix: give a number of at least 0")
-    a, b = _matrix(rollout, "rollout"), _matrix(training, "training")
-    mask = np.ones_like(a) if response_mask is None else _matrix(response_mask, "response_mask")
-    for name, other in (("training", b), ("response_mask", mask)):
-        if other.shape != a.shape:
+    a, b = _rows(rollout, "rollout"), _rows(training, "training")
+    masks = (
+        [np.ones(len(row)) for row in a] if response_mask is None else _rows(response_mask, "response_mask")
+    )
+    for name, other in (("training", b), ("response_mask", masks)):
+        if [*map(len, other)] != [*map(len, a)]:
             raise NumericsError(
-                f"rollout has shape {a.shape}, {name} has {other.shape}; fix: give the same sequences and tokens"
+                f"the shape of {name} is not that of rollout; fix: give the same sequences and tokens"
             )
-    if np.isnan(mask).any():
+    if not a:
+        raise NumericsError("there are no sequences; fix: give at least one")
+    if any(np.isnan(mask).any() for mask in masks):
         raise NumericsError("response_mask has NaN; fix: give 0 or 1")
-    chosen = mask != 0
-    empty = np.flatnonzero(~chosen.any(axis=1))
-    if not a.size or empty.size:
-        which = f"sequence {empty[0]} has none" if a.size else "there are no sequences"
-        raise NumericsError(
-            f"no response tokens to compare: {which}; fix: leave it out, or correct response_mask"
-        )
-    with np.errstate(invalid="ignore", over="ignore"):
-        per_token = np.where(chosen, np.where(chosen, a, 0) - np.where(chosen, b, 0), 0.0)
-        size = np.abs(per_token)
-        places = [np.flatnonzero(row) for row in chosen]
-        sequences = []
-        for number, where in enumerate(places):
-            part, first = size[number, where], None
-            over = np.flatnonzero(~(part <= threshold))
-            if over.size:
-                response, place = int(over[0]), int(where[over[0]])
-                values = float(a[number, place]), float(b[number, place])
-                first = TokenDiff(number, place, response, *values)
-            means = float(per_token[number, where].mean()), float(part.mean())
-            units = part / (FLOAT32 * np.maximum(1, np.abs(b[number, where])))
-            sequences.append(SequenceDiff(len(where), *means, float(part.max()), float(units.max()), first))
-        later = [size[number, where[1:]].mean() for number, where in enumerate(places) if len(where) > 1]
-        return LogpDiff(
-            value=float(np.mean([one.mean for one in sequences])),
-            mean_absolute=float(np.mean([one.mean_absolute for one in sequences])),
-            threshold=threshold,
-            sequences=sequences,
-            per_token=per_token,
-            first_token=float(np.mean([size[number, where[0]] for number, where in enumerate(places)])),
-            decode=float(np.mean(later)) if later else 0.0,
-        )
+    sequences = [
+        _sequence(number, *rows, threshold) for number, rows in enumerate(zip(a, b, masks, strict=True))
+    ]
+    later = [one.decode for one in sequences if one.decode is not None]
+    return LogpDiff(
+        value=float(np.mean([one.mean for one in sequences])),
+        mean_absolute=float(np.mean([one.mean_absolute for one in sequences])),
+        threshold=threshold,
+        sequences=sequences,
+        first_token=float(np.mean([one.prefill for one in sequences])),
+        decode=float(np.mean(later)) if later else 0.0,
+    )
 
 
-def _matrix(value: Any, name: str) -> NDArray[np.float64]:
-    """Return a matrix in float64. Tensors of any device and dtype are read."""
+def _rows(value: Any, name: str) -> Rows:
+    """Return the rows in float64. Tensors of any device and dtype are read."""
     if hasattr(value, "detach"):
         value = value.detach().cpu().double().numpy()
     try:
-        array = np.asarray(value, dtype=np.float64)
+        rows = [np.asarray(row, dtype=np.float64) for row in value]
     except (TypeError, ValueError) as error:
         raise NumericsError(f"{name} is not an array of numbers; fix: give (sequences, tokens)") from error
-    array = array[None] if array.ndim == 1 else array
-    if array.ndim != 2:
-        raise NumericsError(f"{name} has {array.ndim} dimensions; fix: give (sequences, tokens)")
-    return array
+    if rows and all(row.ndim == 0 for row in rows):
+        return [np.stack(rows)]
+    if wrong := next((row for row in rows if row.ndim != 1), None):
+        raise NumericsError(f"{name} has {wrong.ndim + 1} dimensions; fix: give (sequences, tokens)")
+    return rows
 
 
-DESCRIPTION = """
-Compare the log-probabilities of the response tokens in two files (.npz, .npy, .json, .jsonl with log_probs and
-response_mask): the mean over tokens and sequences of rollout - training. The exit status is 0 for every verdict; it
-is 1 where a file cannot be used.
-"""
+@np.errstate(invalid="ignore", over="ignore")
+def _sequence(
+    number: int, a: NDArray[np.float64], b: NDArray[np.float64], mask: NDArray[np.float64], threshold: float
+) -> SequenceDiff:
+    where = np.flatnonzero(mask)
+    if not where.size:
+        raise NumericsError(
+            f"sequence {number} has no response tokens; fix: leave it out, or correct response_mask"
+        )
+    differences = np.zeros(len(a))
+    differences[where] = a[where] - b[where]
+    size, first = np.abs(differences[where]), None
+    over = np.flatnonzero(~(size <= threshold))
+    if over.size:
+        place = int(where[over[0]])
+        first = TokenDiff(number, place, int(over[0]), float(a[place]), float(b[place]))
+    return SequenceDiff(
+        tokens=len(where),
+        mean=float(differences[where].mean()),
+        mean_absolute=float(size.mean()),
+        units=float((size / (FLOAT32 * np.maximum(1, np.abs(b[where])))).max()),
+        prefill=float(size[0]),
+        decode=float(size[1:].mean()) if len(size) > 1 else None,
+        first=first,
+        differences=differences.tolist(),
+    )
+
+
+# -- files
+
 LOGP_NAMES = ("log_probs", "log_prob", "logprobs", "logp", "rollout_log_probs", "rollout_log_prob", "old_log_probs",
               "old_log_prob")  # fmt: skip
 MASK_NAMES = ("response_mask", "mask", "loss_mask")
-MOST_ROWS = 20  # of sequences in the table
-
-
-@dataclass(frozen=True)
-class LogpFile:
-    """Log-probabilities of one file (sequences, tokens), padded behind the end of a sequence."""
-
-    values: NDArray[np.float64]
-    mask: NDArray[np.float64]
-    has_mask: bool  # whether the file gives the mask; else all its tokens count
 
 
 def compare_files(rollout: Path, training: Path, threshold: float = THRESHOLD) -> LogpDiff:
     """Compare two files. A mask of one file counts for both; two masks must be equal."""
-    a, b = read_logp(rollout), read_logp(training)
-    if a.values.shape != b.values.shape:
-        raise NumericsError(
-            f"{rollout} has shape {a.values.shape}, {training} has {b.values.shape}; fix: save the same sequences"
-        )
-    masks = [one.mask for one in (a, b) if one.has_mask] or [a.mask, b.mask]
-    if not np.array_equal(masks[0] != 0, masks[-1] != 0):
+    (a, mask), (b, other) = read_logp(rollout), read_logp(training)
+    if mask and other and not all(map(np.array_equal, mask, other)):
         raise NumericsError(
             f"{rollout} and {training} have different response masks; fix: save the same responses"
         )
-    return logp_diff(a.values, b.values, masks[0], threshold)
+    return logp_diff(a, b, mask or other, threshold)
 
 
-def read_logp(path: str | os.PathLike[str]) -> LogpFile:
-    """Read .npz or .json ({"log_probs": [[...]], "response_mask": [[...]]}), .jsonl (one sequence a line) or .npy.
+def read_logp(path: Path) -> tuple[Rows, Rows | None]:
+    """Return the log-probabilities and the masks of a file: .npz, .json or .jsonl.
 
-    A .json file may also hold a list of what the lines of a .jsonl file hold. Sequences may have different lengths.
-    NumericsError where the file cannot be used.
+    .npz and .json hold {"log_probs": [[...]], "response_mask": [[...]]}; a line of .jsonl, or an item of a list in
+    .json, holds these of one sequence. Sequences may have different lengths. NumericsError where it cannot be used.
     """
-    path = Path(path)
-    if path.suffix.lower() not in (".npz", ".npy", ".json", ".jsonl"):
-        raise NumericsError(f"{path} has an unknown type; fix: save it as .npz, .npy, .json or .jsonl")
-    if path.exists() and not path.is_file():
+    kind = path.suffix.lower()
+    if kind not in (".npz", ".json", ".jsonl"):
+        raise NumericsError(f"{path} has an unknown type; fix: save it as .npz, .json or .jsonl")
+    if not path.is_file():
         raise NumericsError(f"{path} is not a file; fix: give a file of log-probabilities")
     try:
-        return _padded(*_rows(_content(path)))
+        if kind == ".npz":
+            with np.load(path, allow_pickle=False) as file:
+                content = {name: file[name] for name in file.files if name in (*LOGP_NAMES, *MASK_NAMES)}
+        else:
+            content = read_json(path) if kind == ".json" else [row for _, row in json_lines(path)]
+        if isinstance(content, list):
+            names = set(itertools.chain(*content))
+            content = {
+                name: [row[name] for row in content] for name in (*LOGP_NAMES, *MASK_NAMES) if name in names
+            }
+        values, masks = _named(content, LOGP_NAMES), _named(content, MASK_NAMES)
+        if values is None:
+            raise ValueError(f"nothing has one of the names {', '.join(LOGP_NAMES)}")
+        return _rows(values, f"{path}"), None if masks is None else _rows(masks, f"the mask of {path}")
     except OSError as error:
-        raise NumericsError(
-            f"{path} cannot be read: {error.strerror or error}; fix: check its path"
-        ) from error
-    except (ValueError, TypeError, EOFError, MemoryError, zipfile.BadZipFile) as error:
+        raise NumericsError(f"{path} cannot be read: {error.strerror}; fix: check its path") from error
+    except (ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise NumericsError(f"{path} holds no log-probabilities: {error}; fix: save it again") from error
 
 
-def _content(path: Path) -> Any:
-    """Return what a file holds: arrays by name, or a list of sequences."""
-    match path.suffix.lower():
-        case ".json":
-            return read_json(path)
-        case ".jsonl":
-            return [content for _, content in json_lines(path)]
-    loaded = np.load(path, allow_pickle=False)
-    if isinstance(loaded, np.ndarray):
-        return list(loaded)
-    with loaded:
-        return {name: loaded[name] for name in loaded.files if name in (*LOGP_NAMES, *MASK_NAMES)}
-
-
-def _rows(content: Any) -> tuple[list[Any], list[Any] | None]:
-    """Return the log-probabilities of each sequence, and their masks. ValueError says what is wrong."""
-    if isinstance(content, list) and any(isinstance(part, dict) for part in content):
-        parts = [_rows(part) for part in content]
-        masks = [mask[0] for _, mask in parts if mask]
-        if masks and len(masks) < len(parts):
-            raise ValueError("a mask in some sequences only")
-        return [values[0] for values, _ in parts], masks or None
-    values, mask = content, None
-    if isinstance(content, dict):
-        values, mask = _named(content, LOGP_NAMES), _named(content, MASK_NAMES)
-    if not isinstance(values, list | np.ndarray) or not len(values):
-        raise ValueError(f"no list under one of the names {', '.join(LOGP_NAMES)}")
-    if np.ndim(values[0]):
-        return list(values), None if mask is None else list(mask)
-    return [values], None if mask is None else [mask]
-
-
-def _named(content: dict[str, Any], names: tuple[str, ...]) -> Any:
+def _named(content: Mapping[str, Any], names: tuple[str, ...]) -> Any:
     present = [name for name in names if name in content]
     if len(present) > 1:
         raise ValueError(f"{' and '.join(present)}, of which one is needed")
     return content[present[0]] if present else None
 
 
-def _padded(values: list[Any], masks: list[Any] | None) -> LogpFile:
-    """Pad sequences to one length. The padding is outside the mask."""
-    rows = [np.asarray(row, dtype=np.float64) for row in values]
-    chosen = [np.asarray(row, dtype=np.float64) for row in masks or [np.ones(row.shape) for row in rows]]
-    if any(row.ndim != 1 for row in rows):
-        raise ValueError("more than one list of numbers a sequence")
-    if [row.shape for row in rows] != [row.shape for row in chosen]:
-        raise ValueError("response_mask has other lengths than log_probs")
-    width = max(map(len, rows))
-    padded = [np.stack([np.pad(row, (0, width - len(row))) for row in part]) for part in (rows, chosen)]
-    return LogpFile(padded[0], padded[1], masks is not None)
-
-
 # -- the command
+
+DESCRIPTION = """
+Compare the log-probabilities of the response tokens in two files (.npz, .json or .jsonl with log_probs and
+response_mask): the mean over tokens and sequences of rollout - training. The exit status is 0 for every verdict; it
+is 1 where a file cannot be used.
+"""
+MOST_ROWS = 20  # of sequences in the table
 
 
 def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -276,22 +238,21 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--threshold", type=float, default=THRESHOLD, help="of logp_diff and of a token (default 0.01)"
     )
     parser.add_argument("-o", "--output_path", type=Path, help="folder of logp_diff.json")
-    parser.set_defaults(run=run_logp_diff)
+    parser.set_defaults(
+        run=lambda given: show(
+            compare_files(given.rollout, given.training, given.threshold), given.output_path
+        )
+    )
 
 
-def run_logp_diff(given: argparse.Namespace) -> int:
-    show(compare_files(given.rollout, given.training, given.threshold), given.output_path)
-    return 0
-
-
-def show(found: LogpDiff, folder: Path | None) -> None:
-    """Print the result: verdict, means, sequences over the threshold first, advice. folder: of logp_diff.json."""
+def show(found: LogpDiff, folder: Path | None) -> int:
+    """Print the result, sequences over the threshold first. Returns 0. folder: of logp_diff.json."""
     ordered = sorted(enumerate(found.sequences), key=lambda pair: pair[1].first is None)
     count = len(ordered)
     path = folder / "logp_diff.json" if folder else None
     if path:  # before the output: a folder that cannot be written is one line
         with writing(path, "give another folder by -o"):
-            write_json(path, as_json(found))
+            write_json(path, {"verdict": found.verdict, "logp_diff": found.value, **asdict(found)})
     print(
         f"logp_diff: {found.verdict}",
         f"{found.value:.3g}: the mean over {count} sequences of rollout - training; threshold {found.threshold:g}",
@@ -303,6 +264,7 @@ def show(found: LogpDiff, folder: Path | None) -> None:
         *([f"wrote {path}"] if path else []),
         sep="\n",
     )
+    return 0
 
 
 def _row(number: int, one: SequenceDiff) -> TableRow:
@@ -323,31 +285,8 @@ def advice(found: LogpDiff) -> str:
     """
     if found.verdict == WITHIN:
         return "Next: nothing to do; go on with the training (section 2.3.3)."
-    over, count = found.prefill_over, len(found.sequences)
-    if over or 10 * found.first_token > found.decode:
-        return (
-            f"Next: the prefill differs too, over the threshold in {over} of {count} sequences: record both forward "
-            "passes on one sequence and compare the records."
-        )
+    if 10 * found.first_token > found.decode or any(
+        one.first and one.first.response == 0 for one in found.sequences
+    ):
+        return "Next: the prefill differs too: record both forward passes on one sequence, and compare the records."
     return "Next: only decoding differs: check how the KV cache is cleared, written and read."
-
-
-def as_json(found: LogpDiff) -> dict[str, Any]:
-    """Return what logp_diff.json holds. Numbers that are not finite are null."""
-    numbers = ("mean_absolute", "threshold", "first_token", "decode")
-    return {
-        "verdict": found.verdict,
-        "logp_diff": finite(found.value),
-        **{name: finite(getattr(found, name)) for name in numbers},
-        "first_over": _token(found.first),
-        "sequences": [
-            {name: finite(value) for name, value in vars(one).items() if name != "first"}
-            | {"first_over": _token(one.first)}
-            for one in found.sequences
-        ],
-        "per_token": [[finite(value) for value in row] for row in found.per_token.tolist()],
-    }
-
-
-def _token(token: TokenDiff | None) -> dict[str, Any] | None:
-    return None if token is None else {name: finite(value) for name, value in vars(token).items()}

@@ -90,11 +90,12 @@ def test_decoding_alone_is_accused_only_where_first_tokens_agree(name: str) -> N
     [
         (([[-1.0]], [[-1.0, -1.0]]), "shape"),
         (([[-1.0]], [[-1.0]], [[1, 1]]), "shape"),
-        (([[-1.0], [-1.0]], [[-1.0], [-1.0]], [[1], [0]]), "sequence 1 has none"),
+        (([[-1.0], [-1.0]], [[-1.0], [-1.0]], [[1], [0]]), "sequence 1 has no response tokens"),
         (([[-1.0]], [[-1.0]], [[math.nan]]), "NaN"),
         (([], []), "no sequences"),
         (([[[-1.0]]], [[[-1.0]]]), "3 dimensions"),
         (([[-1.0]], [[-1.0]], None, math.nan), "threshold"),
+        (([[-1.0], -2.0], [[-1.0], -2.0]), "dimensions"),
     ],
 )
 def test_unusable_input_is_an_error_with_a_fix(arguments: Any, word: str) -> None:
@@ -113,8 +114,6 @@ def save(path: Path, values: Any, mask: Any) -> Path:
     match path.suffix:
         case ".npz":
             np.savez(path, **{name: np.asarray(part) for name, part in content.items()})
-        case ".npy":
-            np.save(path, np.asarray(values))
         case ".json":
             path.write_text(json.dumps(content))
         case ".jsonl":
@@ -123,7 +122,7 @@ def save(path: Path, values: Any, mask: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize("suffixes", [(".npz", ".json"), (".jsonl", ".npz"), (".json", ".npy")])
+@pytest.mark.parametrize("suffixes", [(".npz", ".json"), (".jsonl", ".npz")])
 def test_every_type_of_file_gives_the_same_result(tmp_path: Path, suffixes: tuple[str, str]) -> None:
     a, b = (tmp_path / f"{name}{suffix}" for name, suffix in zip("ab", suffixes, strict=True))
     found = compare_files(save(a, ROLLOUT, MASK), save(b, TRAINING, MASK))
@@ -140,17 +139,12 @@ def test_the_command_prints_a_table_and_writes_json(
     content = json.loads((tmp_path / "out" / "logp_diff.json").read_text())
     assert content["logp_diff"] == 0.1875
     token = {"sequence": 0, "position": 2, "response": 1, "rollout": -3.0, "training": -3.5}
-    assert content["first_over"] == token
-    assert content["per_token"] == [[0.0, 0.0, 0.5], [0.0, 0.25, 0.0]]
+    assert content["sequences"][0]["first"] == token
+    assert [one["differences"] for one in content["sequences"]] == [[0.0, 0.0, 0.5], [0.0, 0.25, 0.0]]
 
 
 def text(content: str) -> Callable[[Path], None]:
     return lambda path: path.write_text(content) and None
-
-
-def pickled(path: Path) -> None:
-    np.save(path.with_suffix(".npy"), np.array([{"a": 1}], dtype=object))
-    path.with_suffix(".npy").rename(path)
 
 
 UNUSABLE: dict[str, tuple[str, Callable[[Path], Any]]] = {
@@ -160,15 +154,13 @@ UNUSABLE: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "type": ("a.txt", text("1")),
     "empty": ("a.npz", text("")),
     "damaged zip": ("a.npz", text("PK\x03\x04")),
-    "pickle": ("a.npy", pickled),
+    "pickle": ("a.npz", lambda path: np.savez(path, log_probs=np.array([{"a": 1}], dtype=object))),
     "number": ("a.json", text("1")),
     "no key": ("a.json", text('{"x": [[1]]}')),
     "two keys": ("a.json", text('{"log_probs": [[1]], "logp": [[1]]}')),
-    "deep": ("a.json", text("[" * 100_000)),
-    "mixed rows": ("a.json", text("[[1], 2]")),
+    "mixed rows": ("a.json", text('{"logp": [[1], 2]}')),
     "mask of another length": ("a.json", text('{"log_probs": [[1, 2]], "mask": [[1]]}')),
     "some masks": ("a.jsonl", text('{"logp": [1], "mask": [1]}\n{"logp": [1]}\n')),
-    "not UTF-8": ("a.json", lambda path: path.write_bytes(b"\xff\xfe")),
 }
 
 
@@ -189,5 +181,5 @@ def test_an_unusable_file_is_one_line(
 )
 def test_unequal_shapes_and_masks_are_errors(tmp_path: Path, values: Any, mask: Any) -> None:
     a, b = save(tmp_path / "a.npz", ROLLOUT, MASK), save(tmp_path / "b.npz", values, mask)
-    with pytest.raises(NumericsError, match="fix: save the same"):
+    with pytest.raises(NumericsError, match=r"fix: (save|give) the same"):
         compare_files(a, b)
