@@ -7,7 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Sequence
-from itertools import zip_longest
+from itertools import groupby
 from pathlib import Path
 
 from referee.errors import NumericsError
@@ -78,7 +78,7 @@ GROUPS = {
     "weights": (FATAL, "other tensors: another seed, checkpoint, conversion or set of trained parameters"),
     "data": (FATAL, "the runs read different data"),
     "random": (SUSPECT, "the generator was seeded or used differently: random numbers differ from here on"),
-    "scripts": (SUSPECT, "the text differs, at first in this line"),
+    "scripts": (SUSPECT, "the text differs; the settings in it are rows of hyperparameters"),
 }
 
 
@@ -143,38 +143,22 @@ def compare_group(group: str, first: Tables, second: Tables) -> list[ChecklistRo
                 continue  # the whole module around it is on one side
         elif place in heads:
             continue
-        row = compare_values(
-            group,
-            name,
-            [{value} for value in (_first_lines(*values) if group == "scripts" else values)],
-            *meaning(group, name, values),
-        )
+        row = compare_values(group, name, [{value} for value in values], *meaning(group, name, values))
         if NOT_RECORDED in values and row.status != EQUAL:
             row = ChecklistRow(group, name, NOT_RECORDED, values, "agreement cannot be shown", False)
         rows.append(row)
     return rows
 
 
-def _first_lines(first: str, second: str) -> tuple[str, ...]:
-    """Return the first line that differs of two texts."""
-    if first == second or ABSENT in (first, second):
-        return tuple(text if text == ABSENT else "present" for text in (first, second))
-    pairs = enumerate(zip_longest(first.splitlines(), second.splitlines(), fillvalue="(end)"), 1)
-    number, lines = next((number, pair) for number, pair in pairs if pair[0] != pair[1])
-    return tuple(f"line {number}: {line.strip()[:60]}" for line in lines)
-
-
 def comparison_document(rows: Sequence[ChecklistRow], labels: Sequence[str]) -> Document:
     """Return the document: differences, the worst first, and the number of equal entries of each group."""
     shown: list[list[str]] = []
-    kinds = [(row.group, row.status) for row in rows]
-    for place, row in enumerate(rows):
-        before = kinds[:place].count(kinds[place])
-        if row.status != EQUAL and before < MOST_ROWS:
-            shown.append([f"{row.group}: {row.subject}", row.status, *row.values, row.reason])
-        elif row.status != EQUAL and before == MOST_ROWS:
-            more = f"{kinds.count(kinds[place]) - MOST_ROWS} more differ"
-            shown.append([f"{row.group}: more", row.status, more, more, "see check_config.json"])
+    differing = [row for row in rows if row.status != EQUAL]
+    for (group, grade), part in groupby(differing, key=lambda row: (row.group, row.status)):
+        entries = [[f"{group}: {row.subject}", grade, *row.values, row.reason] for row in part]
+        shown += entries[:MOST_ROWS]
+        if more := len(entries[MOST_ROWS:]):
+            shown.append([f"{group}: more", grade, f"{more} more", f"{more} more", "see check_config.json"])
     equal = Counter(row.group for row in rows if row.status == EQUAL)
     return Document(
         f"Checklist: {rows[0].status if rows else EQUAL}",

@@ -1,7 +1,7 @@
 """Read settings from training scripts and configuration files.
 
 Shell: `--name value`, `name=value`. JSON, TOML and YAML: leaves by dotted path. All names of a side form one table,
-because scripts of two machines have different names. Python gives none: its text is compared.
+because scripts of two machines have different names. Python gives none: its digest is compared.
 """
 
 from __future__ import annotations
@@ -25,24 +25,19 @@ OFTEN = re.compile(r"(^|_)(token|key|auth|pat|pass)$")  # names that are secret 
 NO_VALUE = re.compile(
     r"(?!.*\d)[a-z_ ]*|-?\d{1,6}(\.\d*)?|\$.*|<.*>", re.IGNORECASE
 )  # words, numbers, references
-BLOCK = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
-SHAPES = (
-    re.compile(  # user and password of an address; tokens of services, AWS and the web; Authorization headers
-        r"://[^/\s:@\"']+:[^/\s@\"']+@|\b(hf_|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|sk-|r8_)[\w-]{16,}"
-        r"|\b(AKIA|ASIA)[A-Z0-9]{16}\b|\beyJ[\w-]{10,}\.[\w-]{10,}|(?i:bearer [\w.~+/=-]{8,})"
-    )
-)
-OPTION = re.compile(r"--([\w-]+)[ \t]+(?=[^-\s])")
-ASSIGNED = re.compile(  # a name and a value with =, : or a comma between them, a type or the name default before it
-    r"(?P<name>[A-Za-z_][\w.-]*)[\"']?\]?\s*(?::[\w \t.\[\]|]+?(?==))?[:=,]\s*(?:[^()\n]*?default\s*=\s*)?"
-    r"[rbfuRBFU]?(?:(?P<quoted>[\"'][^\"'\n]*[\"'])|(?P<bare>[^\s\"',;()]+))"
+FORMS = re.compile(  # user and password of an address; tokens of services, AWS and the web; Authorization headers
+    r"://[^/\s:@\"']+:[^/\s@\"']+@|\b(hf_|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|sk-|r8_)[\w-]{16,}"
+    r"|\b(AKIA|ASIA)[A-Z0-9]{16}\b|\beyJ[\w-]{10,}\.[\w-]{10,}|(?i:bearer [\w.~+/=-]{8,})|BEGIN [A-Z ]*PRIVATE KEY"
 )
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Return whether a setting is secret: by its name, for names such as token only where the value looks like one."""
+    """Return whether a setting is secret: by its name or the form of its value.
+
+    Names such as token are secret only where the value is no word, number or reference.
+    """
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.rsplit(".", 1)[-1]).lower().strip("-_").replace("-", "_")
-    if NAME.search(name):
+    if NAME.search(name) or FORMS.search(value):
         return True
     return bool(OFTEN.search(name)) and not NO_VALUE.fullmatch(value.strip("\"'"))
 
@@ -54,22 +49,11 @@ def is_secret_variable(name: str) -> bool:
     )
 
 
-def redact(text: str, code: bool = False) -> str:
-    """Replace each line with a secret by REMOVED. code: Python, where only quoted values are secrets."""
-
-    def has_secret(line: str) -> bool:
-        found = ASSIGNED.finditer(line if code else OPTION.sub(r"\1=", line))
-        values = ((match["name"], match["quoted"] or ("" if code else match["bare"])) for match in found)
-        return bool(SHAPES.search(line)) or any(value and is_secret(name, value) for name, value in values)
-
-    return "\n".join(REMOVED if has_secret(line) else line for line in BLOCK.sub(REMOVED, text).split("\n"))
-
-
 ALIASES = {"lr": "learning_rate", "wd": "weight_decay", "bs": "batch_size"}
 
 
 def script_settings(name: str, text: str) -> dict[str, set[str]]:
-    """Return setting -> values of one file. A file that cannot be parsed gives none: its text is compared."""
+    """Return setting -> values of one file. A file that cannot be parsed gives none."""
     try:
         match name.rpartition(".")[2].lower():
             case "json":
@@ -221,7 +205,7 @@ def variable_meaning(name: str) -> tuple[str, str]:
 def relevant_variables(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that can change numbers, without secrets and folders of compilers' caches."""
     return {
-        name: redact(value)
+        name: REMOVED if FORMS.search(value) else value
         for name, value in sorted(variables.items())
         if name.startswith(tuple(BEGINNINGS))
         and not name.endswith("_CACHE_DIR")
