@@ -56,7 +56,6 @@ class Stressed:
     golden: dict[str, int | None] = field(default_factory=dict)  # computation -> digest; None: no majority
     results: Counter[tuple[str, str]] = field(default_factory=Counter)
     deviations: Counter[tuple[str, str]] = field(default_factory=Counter)
-    first: dict[tuple[str, str], str] = field(default_factory=dict)  # how the first deviation differs
     lost: dict[str, str] = field(default_factory=dict)  # device -> why it gives no answer
 
     @property
@@ -65,22 +64,20 @@ class Stressed:
         wrong = {device for _, device in self.deviations}
         return [device for device in self.devices if device in wrong or device in self.lost]
 
-    def count(self, computation: str, answers: Mapping[str, tuple[list[int], str]]) -> None:
-        """Count the results of devices. answers: device -> digests, and how the first deviation differs."""
+    def count(self, computation: str, answers: Mapping[str, list[int]]) -> None:
+        """Count the results of devices. answers: device -> digests."""
         golden = self.golden.setdefault(
-            computation, majority([value for digests, _ in answers.values() for value in digests])
+            computation, majority([value for digests in answers.values() for value in digests])
         )
-        for device, (digests, first) in answers.items():
-            key = computation, device
-            self.results[key] += len(digests)
+        for device, digests in answers.items():
+            self.results[computation, device] += len(digests)
             if wrong := 0 if golden is None else sum(value != golden for value in digests):
-                self.deviations[key] += wrong
-                self.first[key] = self.first.get(key) or first
+                self.deviations[computation, device] += wrong
 
     def rows(self) -> list[TableRow]:
         """Return a row for each computation that deviates on a device, has no golden result, or lost its device."""
         rows = [
-            TableRow(*key, self.first[key], f"{wrong} of {self.results[key]}", "0", math.nan)
+            TableRow(*key, "", f"{wrong} of {self.results[key]}", "0", math.nan)
             for key, wrong in self.deviations.items()
         ]
         undecided = [name for name, value in self.golden.items() if value is None]
@@ -96,20 +93,11 @@ class StressedDevice:
         self.device, self.fault = device, fault if fault and fault.rank == rank else None
         self.computations = computations(device, world)
         self._inputs: dict[str, list[Tensor]] = {}
-        self._golden: dict[str, Tensor] = {}
         self._random = torch.Generator().manual_seed(1)
 
-    def batch(self, name: str, golden: int | None) -> tuple[list[int], str]:
-        """Return digests of results, and how the first one that is not golden differs."""
-        digests, first = [], ""
-        for _ in range(BATCH):
-            output = self.result(name)
-            digests.append(int(digest(output)))
-            if digests[-1] == golden:
-                self._golden.setdefault(name, output)
-            elif name in self._golden:
-                first = first or difference(output, self._golden[name])
-        return digests, first
+    def batch(self, name: str) -> list[int]:
+        """Return digests of results."""
+        return [int(digest(self.result(name))) for _ in range(BATCH)]
 
     @torch.no_grad()
     def result(self, name: str) -> Tensor:
@@ -124,16 +112,6 @@ class StressedDevice:
             index = int(torch.randint(len(bits), (), generator=self._random))
             bits[index] ^= 1 << (self.fault.bit % (8 * bits.element_size() - 1))
         return output
-
-
-def difference(output: Tensor, golden: Tensor) -> str:
-    """Return how many elements differ, the first of them, and its bits that are flipped."""
-    flipped = bits_of(output).cpu() ^ bits_of(golden).cpu()
-    places = flipped.nonzero().flatten().tolist()
-    if not places:
-        return "equal values of another digest"
-    bits = [bit for bit in range(8 * flipped.element_size()) if int(flipped[places[0]]) >> bit & 1]
-    return f"{len(places)} of {len(flipped)} differ: element {places[0]}, bits {bits}"
 
 
 Computation = tuple[Callable[[torch.Generator], tuple[Tensor, ...]], Callable[..., Tensor]]
@@ -187,7 +165,7 @@ def _serve(pipe: Any, device: str, rank: int, world: int, port: int, fault: Flip
         worker = StressedDevice(device, rank, world, fault)
         pipe.send(device_kind(device))
         while True:
-            pipe.send(worker.batch(*pipe.recv()))
+            pipe.send(worker.batch(pipe.recv()))
     except (EOFError, OSError):
         return
     except Exception as error:
@@ -232,7 +210,7 @@ def _batch(outcome: Stressed, pipes: Sequence[Any], computation: str) -> None:
     """Run a computation on all devices at once and count the results."""
     for pipe in pipes:
         with contextlib.suppress(OSError):
-            pipe.send((computation, outcome.golden.get(computation)))
+            pipe.send(computation)
     answers = {}
     for pipe, device in zip(pipes, outcome.devices, strict=True):
         try:

@@ -38,18 +38,15 @@ def test_the_device_that_flips_a_bit_is_named(tmp_path: Path, capsys: pytest.Cap
     assert set(json.loads(file.read_text())["golden"]) == {*computations("cpu", 2)}
 
 
-def test_a_deviation_names_its_bit_and_devices_that_disagree_have_no_majority() -> None:
+def test_a_flip_deviates_and_devices_that_disagree_have_no_majority() -> None:
     good, bad = StressedDevice("cpu", 0, 1, None), StressedDevice("cpu", 0, 1, Flip(0, 0.5, 21))
-    golden = good.batch("matrix product", None)[0][0]
-    bad.fault, flip = None, bad.fault
-    assert bad.batch("matrix product", golden) == ([golden] * 4, "")
-    bad.fault = flip
-    digests, first = bad.batch("matrix product", golden)
-    assert digests != [golden] * 4
-    assert first.startswith("1 of 65536 differ")
-    assert "bits [21]" in first
+    golden = good.batch("matrix product")
+    assert len(set(golden)) == 1
+    assert bad.batch("matrix product") != golden
+    bad.fault = None
+    assert bad.batch("matrix product") == golden
     outcome = Stressed(["a", "b"])
-    outcome.count("copy", {"a": ([1, 1], ""), "b": ([2, 2], "")})
+    outcome.count("copy", {"a": [1, 1], "b": [2, 2]})
     assert {row.target for row in outcome.rows()} == {"no majority"}
 
 
