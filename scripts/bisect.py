@@ -17,8 +17,8 @@ from referee.numerics.search.commands import SYMPTOMS, search
 from runtime import run_record
 from runtime.errors import UserError, run_command
 from runtime.provenance import source_digests
-from scripts.diagnose import RunSide, read_with
 from scripts.record import result_folder, run_arguments, show_differences
+from study.compare.diagnosed_runs import RunSide, read_sides
 from study.evaluation.run_replay import enter_environment, open_run
 
 USAGE = "make bisect RUN=results/STUDY/runs/NAME [AGAINST=results/OTHER/runs/NAME]"
@@ -31,7 +31,8 @@ def main(restart: bool = False) -> int:
     given = parse_arguments()
     record = run_record.load_given(given.run)
     enter_environment(record, restart)
-    run, against = read_with(given.run, given.against)
+    run, *others = read_sides([given.run, *([given.against] if given.against else [])])
+    against = others[0] if others else None
     symptom, step = find_symptom(run, against, given.symptom, given.step)
     print(f"{run.label}: {symptom} at step {step}", flush=True)
     out = given.out or result_folder(given.run, "bisect")

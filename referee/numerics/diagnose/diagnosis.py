@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from referee.errors import NumericsError
-from referee.numerics.diagnose.pair import EPSILON, LOSS, pair_curves
+from referee.numerics.diagnose.pair import EPSILON, pair_curves
 from referee.numerics.diagnose.symptoms import NOT_REPRODUCIBLE, SYMPTOMS, Diagnosis, diagnose, step_to_record
 from referee.numerics.dump_files import finite, write_json, writing
-from referee.numerics.rows import HEADINGS, TableRow, text_table
-from referee.pages.document import Block, BulletList, Document, Figure, Paragraph, Section, Table
-from referee.pages.html_page import render_html
-from referee.pages.plots import axis, figure, line
+from referee.numerics.rows import TableRow, text_table
 from referee.verdict.loss_files import read_curve, same_file
 
 DESCRIPTION = """
@@ -24,7 +20,6 @@ Name the symptom of two loss curves and the next step to find the cause (section
 benchmark. Files: CSV with or without a header, JSON lines, trainer_state.json, one loss a line, or a log. The exit
 status is 0 for every symptom; it is 1 where a file cannot be used.
 """
-POINTS = 2000  # of a curve in a figure
 
 
 def add_commands(commands: Any) -> None:
@@ -55,25 +50,19 @@ def run_diagnose(given: argparse.Namespace) -> int:
         for name in ("first", "second"):
             config = {"task": "statistics", **kind, "level": "mix", "step": [step - base], "dump_path": name}
             commands.append(f"train with PrecisionDebugger and config.json {json.dumps(config)}")
-        commands.append(compare_command(Path("second"), Path("first"), step - base))
+        commands.append(f"python -m referee compare -tp second/step{step - base} -gp first/step{step - base}")
     print(*report(diagnosis, [], commands, given.output_path), sep="\n")
     return 0
-
-
-def compare_command(target: Path, golden: Path, step: int) -> str:
-    folders = (shlex.quote(str(folder / f"step{step}")) for folder in (target, golden))
-    return "python -m referee compare -tp {} -gp {}".format(*folders)
 
 
 def report(
     diagnosis: Diagnosis, more: Sequence[TableRow], commands: Sequence[str], folder: Path
 ) -> list[str]:
-    """Write diagnose.json and diagnose.html. Returns the lines for the terminal: table, notes, files, commands.
+    """Write diagnose.json. Returns the lines for the terminal: table, notes, file, commands.
 
-    more: rows of a checklist or a monitor.
+    more: rows of settings that differ.
     """
-    rows = [*diagnosis.rows(), *more]
-    page, data = folder / "diagnose.html", folder / "diagnose.json"
+    rows, path = [*diagnosis.rows(), *more], folder / "diagnose.json"
     rule, section = SYMPTOMS[diagnosis.symptom]
     content = {
         "runs": [side.name for side in diagnosis.pair.sides],
@@ -88,36 +77,11 @@ def report(
         "next": list(commands),
     }
     with writing(folder, "give another folder for the results"):
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(data, content)
-        page.write_text(render_html(_document(diagnosis, rows, commands)), encoding="utf-8")
+        write_json(path, content)
     return [
         f"symptom: {diagnosis.symptom}, {len(diagnosis.pair.steps)} common steps",
         *text_table(rows),
         *(f"note: {note}" for note in diagnosis.notes),
-        f"wrote {data}",
-        f"wrote {page}",
+        f"wrote {path}",
         *([f"next: {command}" for command in commands] or ["next: nothing"]),
     ]
-
-
-def _document(diagnosis: Diagnosis, rows: Sequence[TableRow], commands: Sequence[str]) -> Document:
-    pair, (rule, section) = diagnosis.pair, SYMPTOMS[diagnosis.symptom]
-    steps = pair.steps[:: max(1, len(pair.steps) // POINTS)]
-    traces = []
-    for side, ink in zip(pair.sides, ("var(--accent)", "var(--bad)"), strict=True):
-        losses = [finite(float(f"{side.losses[step]:.6g}")) for step in steps]
-        traces.append(line(side.name, ink, x=steps, y=losses, marker={"size": 4, "color": ink}))
-    narrow = {"margin": {"l": 62, "r": 16}, "font": {"size": 11}, "height": 320}
-    curves = figure(
-        traces, 340, (66, 24, 12, 48), narrow, showlegend=True, xaxis=axis("step"), yaxis=axis(LOSS)
-    )
-    blocks: list[Block] = [
-        Paragraph(f"Rule: {rule} (section {section} of the guide)."),
-        Section("Differences", [Table(list(HEADINGS), [row.cells for row in rows])]),
-        Section("Next", [BulletList(list(commands) or ["nothing"])]),
-        Section("Curves", [Figure("losses", curves)]),
-        Section("Notes", [BulletList(list(diagnosis.notes))]),
-    ]
-    names = " against ".join(side.name for side in pair.sides)
-    return Document(f"Symptom: {diagnosis.symptom}", blocks, f"{names}, {len(pair.steps)} common steps")

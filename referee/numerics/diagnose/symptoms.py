@@ -123,7 +123,7 @@ class Diagnosis:
 
 
 @np.errstate(over="ignore", invalid="ignore")  # losses up to the largest float
-def diagnose(pair: CurvePair, same_settings: bool = False, scores: Sequence[Score] = ()) -> Diagnosis:
+def diagnose(pair: CurvePair, same_settings: bool = False) -> Diagnosis:
     """Apply the rules in the order of SYMPTOMS. same_settings: whether both runs have the same machine and settings."""
     unequal, beyond = pair.first_unequal(), pair.first_beyond_rounding()
     notes = [*pair.notes, *(note for side in pair.sides for note in _reading_notes(side))]
@@ -133,7 +133,7 @@ def diagnose(pair: CurvePair, same_settings: bool = False, scores: Sequence[Scor
         spikes = {what: [_spikes_of(pair, side, what) for side in (0, 1)] for what in (LOSS, NORM)}
         later = [*_more_spikes(spikes, notes), *_drift(pair, spikes[LOSS])]
         found += sorted(later, key=lambda finding: finding.step)
-    every = [*scores, *evaluations(pair)]
+    every = evaluations(pair)
     limit = NormalDist().inv_cdf(1 - CHANCE / 2 / max(1, len(every)))
     parted = [
         (
@@ -192,12 +192,10 @@ def _overflow(pair: CurvePair, notes: list[str]) -> list[SymptomFinding]:
 def more_frequent(count: int, other: int) -> bool:
     """Return whether count events against other ones have a probability of at most 1 / ODDS at equal rates.
 
-    Given the sum, the count is binomial with 1/2 (Przyborowski and Wilenski 1940).
+    Given the sum, the count is binomial with 1/2 (Przyborowski and Wilenski 1940). The normal approximation with its
+    correction for whole numbers; 1.15 is its quantile of 1 - 1 / ODDS.
     """
-    total = count + other
-    if total > 1000:  # the normal approximation
-        return count - other > 1.15 * math.sqrt(total)
-    return ODDS * sum(math.comb(total, k) for k in range(count, total + 1)) <= (1 << total)
+    return count - other - 1 > 1.15 * math.sqrt(count + other)
 
 
 def _first_steps(pair: CurvePair) -> list[SymptomFinding]:
@@ -261,10 +259,6 @@ def _drift(pair: CurvePair, spikes: Sequence[Spikes]) -> list[SymptomFinding]:
     if not len(over):
         return []
     first = next(step for step, value in items[over[0] :] if value > TOLERANCE)
-    # a jump whose level stays apart begins with a spike
-    first = min(
-        [first, *(pair.steps[spike.first] for spike in every if pair.steps.index(first) == spike.last + 1)]
-    )
     return [_of(DRIFT, next(place for place in pair.places if place.step == first))]
 
 

@@ -35,9 +35,6 @@ def test_a_symptom_is_written_and_the_next_commands_are_printed(
     assert len(commands) == 3
     config = json.loads(commands[0][commands[0].index("{") :])
     assert config["step"] == [0]  # the recorder counts from 0
-    page = (tmp_path / "out/diagnose.html").read_text()
-    assert "first-step difference" in page
-    assert '"losses":' in page
 
 
 def test_options(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from referee.numerics.diagnose.symptoms import (
     EQUAL,
     ODDS,
     ROUNDING,
-    Score,
     diagnose,
     more_frequent,
 )
@@ -191,19 +190,34 @@ def test_more_frequent_is_the_binomial_test(count: int, other: int) -> None:
     assert more_frequent(1000 + 60, 1000) == (binomtest(1060, 2060, alternative="greater").pvalue <= 1 / 8)
 
 
-def test_downstream_only() -> None:
+def scored(values: LossCurve, **scores: tuple[float, float | None]) -> LossCurve:
+    """The curve with evaluations at its last step: name -> value and standard error."""
+    step = values.steps[-1]
+    for name, (value, error) in scores.items():
+        values.evaluations[name] = {step: value}
+        if error is not None:
+            values.evaluations[f"{name}_stderr"] = {step: error}
+    return values
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ((0.30, None), (0.25, None), "downstream only"),
+        ((0.30, 0.02), (0.25, 0.02), ROUNDING),
+        ((0.30, 0.007), (0.25, 0.007), "downstream only"),
+        ((0.30, None), (0.302, None), ROUNDING),
+        ((0.30, None), (math.nan, None), "downstream only"),
+    ],
+)
+def test_downstream_only(
+    first: tuple[float, float | None], second: tuple[float, float | None], expected: str
+) -> None:
     one = benchmark(100)
-    pair = pair_curves(curve(one), curve(rounded(one)))
-    for score, expected in (
-        (Score("acc", 0.30, 0.25), "downstream only"),
-        (Score("acc", 0.30, 0.25, 0.03), ROUNDING),
-        (Score("acc", 0.30, 0.25, 0.01), "downstream only"),
-        (Score("acc", 0.30, 0.302), ROUNDING),
-        (Score("acc", 0.30, math.nan), "downstream only"),
-    ):
-        assert diagnose(pair, scores=[score]).symptom == expected
-    far = pair_curves(curve(one), curve(one * 1.1))
-    assert diagnose(far, scores=[Score("acc", 0.3, 0.2)]).symptom == "first-step difference"
+    a, b = scored(curve(one), acc=first), scored(curve(rounded(one)), acc=second)
+    assert symptom(a, b) == expected
+    far = scored(curve(one * 1.1), acc=second)
+    assert symptom(a, far) == "first-step difference"
 
 
 def test_rounded_digits_are_not_beyond_rounding() -> None:
@@ -249,7 +263,9 @@ def test_a_reward_or_logp_diff_that_parts_is_named(level: float, expected: bool)
 
 def test_evaluations_share_the_chance_of_five_percent() -> None:
     """2.2 standard errors of one evaluation are beyond chance; of the largest of twenty they are not."""
-    same = pair_curves(curve(benchmark(3)), curve(benchmark(3)))
-    scores = [Score(f"task {number}", 0.30, 0.30, 0.01) for number in range(19)]
-    assert diagnose(same, scores=[Score("acc", 0.300, 0.322, 0.01)]).symptom == "downstream only"
-    assert diagnose(same, scores=[*scores, Score("acc", 0.300, 0.322, 0.01)]).symptom != "downstream only"
+    error = 0.01 / 2**0.5
+    others = {f"task{number}": (0.30, error) for number in range(19)}
+    for more, expected in (({}, "downstream only"), (others, EQUAL)):
+        a = scored(curve(benchmark(3)), acc=(0.300, error), **more)
+        b = scored(curve(benchmark(3)), acc=(0.322, error), **more)
+        assert symptom(a, b) == expected
