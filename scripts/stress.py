@@ -1,6 +1,6 @@
 """`make stress MINUTES=10 [OUT=folder]`: find a faulty device by results that must be equal to the bit.
 
-Every accelerator takes part, of a rank under torchrun its own; without accelerators CONFIG_RANKS processes of the CPU.
+Every accelerator takes part, of a rank under torchrun its own; without accelerators two processes of the CPU.
 Ctrl-C ends it with the table so far. The exit status is 1 where a device deviates.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from runtime.dotconfig import read_symbols
 from runtime.errors import UserError, run_command
 from runtime.resolve import export_environment
 from study.make_arguments import command_arguments
@@ -27,8 +26,7 @@ def main() -> int:
     export_environment(launched=True)  # before torch is imported
     from referee.numerics.runs.stress_command import stress_devices
 
-    ranks = read_symbols(".config").integer("RANKS") if Path(".config").exists() else 1
-    return stress_devices(minutes, Path(given.out), processes=ranks)
+    return stress_devices(minutes, Path(given.out))
 
 
 if __name__ == "__main__":

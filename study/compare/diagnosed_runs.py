@@ -16,20 +16,13 @@ from runtime import run_record
 from runtime.errors import UserError
 from runtime.run_record import RunRecord
 from study.compare.loaded_studies import labels, read_settings
-from study.compare.study_checklist import ASIDE, BUDGET, PLACES, WITHOUT_EFFECT
+from study.preconditions import FREE_SYMBOLS, GROWING_SYMBOLS
 
 PARTS = ("fingerprint", "target", "batch", "environment")  # of run.json
 # Where these differ, records of one step have other inputs or weights.
 BLOCKING = ("run.", "fingerprint.", "schedule.")
 ABSENT = "not recorded"
-NAMES = (
-    "STUDY_NAME",
-    "RESULTS_DIR",
-    "SEEDS",
-    "VARIANTS",
-    "PRIMARY",
-)  # symbols that name a study and its runs
-NO_STEP = {name for name, reason in WITHOUT_EFFECT.items() if reason in (ASIDE, BUDGET, PLACES)}
+NO_STEP = FREE_SYMBOLS | GROWING_SYMBOLS | {"STUDY_NAME", "EXECUTOR"}  # symbols that change no training step
 
 
 @dataclass
@@ -58,7 +51,7 @@ class RunSide:
             "run": {"variant": record.variant, "seed": record.seed},
             "schedule": {"iterations": record.schedule.iterations if record.schedule else None},
             **parts,
-            "config": {name: value for name, value in config.items() if name not in {*NAMES, *NO_STEP}},
+            "config": {name: value for name, value in config.items() if name not in NO_STEP},
         }
         return {name: str(value) for name, value in leaves(found)}
 

@@ -58,24 +58,6 @@ SYMPTOMS = {  # name -> rule, and the section of the guide with the way to the c
 
 
 @dataclass(frozen=True)
-class Score:
-    """An evaluation of both runs. error: the standard error of the difference, None where it is unknown."""
-
-    name: str
-    first: float
-    second: float
-    error: float | None = None
-
-    def differs(self, limit: float) -> bool:
-        """Return whether both values differ by more than 1 % and the limit. limit: in standard errors."""
-        if not (math.isfinite(self.first) and math.isfinite(self.second)):
-            return math.isfinite(self.first) != math.isfinite(self.second)
-        difference = abs(self.first - self.second)
-        by_chance = self.error is not None and difference <= limit * self.error
-        return difference > TOLERANCE * abs(self.first) and not by_chance
-
-
-@dataclass(frozen=True)
 class SymptomFinding:
     """A symptom that applies, with the two values that show it."""
 
@@ -133,17 +115,7 @@ def diagnose(pair: CurvePair, same_settings: bool = False) -> Diagnosis:
         spikes = {what: [_spikes_of(pair, side, what) for side in (0, 1)] for what in (LOSS, NORM)}
         later = [*_more_spikes(spikes, notes), *_drift(pair, spikes[LOSS])]
         found += sorted(later, key=lambda finding: finding.step)
-    every = evaluations(pair)
-    limit = NormalDist().inv_cdf(1 - CHANCE / 2 / max(1, len(every)))
-    parted = [
-        (
-            score.name if score.error is not None else f"{score.name}, error unknown",
-            f"{score.first:.6g}",
-            f"{score.second:.6g}",
-        )
-        for score in every
-        if score.differs(limit)
-    ]
+    parted = differing_evaluations(pair)
     notes += [f"{name}: {first} against {second}" for name, first, second in parted if found]
     found = found or [SymptomFinding(DOWNSTREAM, pair.steps[-1], *texts) for texts in parted]
     if not found:
@@ -262,35 +234,45 @@ def _drift(pair: CurvePair, spikes: Sequence[Spikes]) -> list[SymptomFinding]:
     return [_of(DRIFT, next(place for place in pair.places if place.step == first))]
 
 
-def evaluations(pair: CurvePair) -> list[Score]:
-    """Return the evaluations of both files: each by its mean over the last tenth of the common steps.
+def differing_evaluations(pair: CurvePair) -> list[tuple[str, str, str]]:
+    """Return the name and both values of each evaluation of both files that differs by over 1 % and by over chance.
 
-    The standard error is that of a column with stderr in its name, else that of the mean.
+    Each counts by its mean over the last tenth of the common steps. Its standard error is that of a column with stderr
+    in its name, else that of the mean; where it is unknown, 1 % alone decides.
     """
-    found = []
     tables = [side.evaluations for side in pair.sides]
-    for name in [name for name in tables[0] if name in tables[1] and ERROR not in name]:
-        common = sorted(tables[0][name].keys() & tables[1][name].keys())
-        if not common:
-            continue
-        last = common[-max(1, len(common) // TENTH) :]
-        values = [[table[name][step] for step in last] for table in tables]
-        errors = [_error(table, name, last, part) for table, part in zip(tables, values, strict=True)]
-        error = None if None in errors else math.hypot(*(error for error in errors if error is not None))
-        title = f"{name} at step {last[0]}" if len(last) == 1 else f"{name} at steps {last[0]} to {last[-1]}"
-        first, second = (math.fsum(part) / len(part) for part in values)
-        found.append(Score(title, first, second, error))
+    steps = {
+        name: sorted(curve.keys() & tables[1][name].keys())
+        for name, curve in tables[0].items()
+        if name in tables[1] and ERROR not in name
+    }
+    steps = {name: common[-max(1, len(common) // TENTH) :] for name, common in steps.items() if common}
+    limit = NormalDist().inv_cdf(1 - CHANCE / 2 / max(1, len(steps)))
+    found = []
+    for name, last in steps.items():
+        means = [math.fsum(table[name][step] for step in last) / len(last) for table in tables]
+        errors = [_error(table, name, last) for table in tables]
+        difference = abs(means[0] - means[1])
+        if not math.isfinite(difference):
+            differs = math.isfinite(means[0]) != math.isfinite(means[1])
+        else:
+            differs = difference > max(TOLERANCE * abs(means[0]), limit * math.hypot(*errors))
+        if differs:
+            at = f"step {last[0]}" if len(last) == 1 else f"steps {last[0]} to {last[-1]}"
+            unknown = "" if all(errors) else ", error unknown"
+            found.append((f"{name} at {at}{unknown}", f"{means[0]:.6g}", f"{means[1]:.6g}"))
     return found
 
 
-def _error(table: dict[str, Curve], name: str, steps: Sequence[int], values: Sequence[float]) -> float | None:
-    """Return the standard error of a mean of evaluations; None where it is unknown."""
+def _error(table: dict[str, Curve], name: str, steps: Sequence[int]) -> float:
+    """Return the standard error of a mean of evaluations; 0 where it is unknown."""
     known = next(
         (curve for other, curve in table.items() if ERROR in other and other.replace(ERROR, "") == name), {}
     )
     if steps[-1] in known:
         return known[steps[-1]]
-    return float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 2 else None
+    values = [table[name][step] for step in steps]
+    return float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 2 else 0.0
 
 
 def step_to_record(diagnosis: Diagnosis) -> int | None:

@@ -189,6 +189,7 @@ def read_logp(path: Path) -> tuple[Rows, Rows | None]:
         raise NumericsError(f"{path} has an unknown type; fix: save it as .npz, .json or .jsonl")
     if not path.is_file():
         raise NumericsError(f"{path} is not a file; fix: give a file of log-probabilities")
+    content: Any
     try:
         if kind == ".npz":
             with np.load(path, allow_pickle=False) as file:

@@ -35,21 +35,17 @@ def add_commands(commands: Any) -> None:
 
 
 def stress_devices(
-    minutes: float,
-    folder: Path,
-    devices: list[str] | None = None,
-    simulate: str | None = None,
-    processes: int = 1,
+    minutes: float, folder: Path, devices: list[str] | None = None, simulate: str | None = None
 ) -> int:
     """Stress devices, write the golden results, print the table. Returns the exit status.
 
-    processes: on a machine without accelerators. NumericsError where a setting or a device cannot be used.
+    NumericsError where a setting or a device cannot be used.
     """
     from referee.numerics.runs.stress_devices import default_devices, odd_machines, parse_fault, stress
 
     if not 0 < minutes <= MOST_MINUTES:
         raise NumericsError(f"{minutes:g} minutes cannot be used; fix: more than 0, at most {MOST_MINUTES}")
-    chosen = devices or default_devices(processes)
+    chosen = devices or default_devices()
     fault = parse_fault(simulate, len(chosen)) if simulate else None
     with writing(folder, "give another folder for the results"):  # known before the stress
         folder.mkdir(parents=True, exist_ok=True)

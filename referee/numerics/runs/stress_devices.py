@@ -273,11 +273,11 @@ def odd_machines(contents: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return odd
 
 
-def default_devices(processes: int = 1) -> list[str]:
-    """Return every accelerator, or that of this rank under torchrun; without accelerators `processes` times the CPU."""
+def default_devices() -> list[str]:
+    """Return every accelerator, or that of this rank under torchrun; without accelerators twice the CPU."""
     kind = torch.accelerator.current_accelerator(check_available=True)
     if kind is None:
-        return ["cpu"] * processes
+        return ["cpu", "cpu"]
     count, local = torch.accelerator.device_count(), os.environ.get("LOCAL_RANK", "")
     numbers = [int(local)] if local.isdigit() and int(local) < count else range(count)
     return [f"{kind.type}:{number}" for number in numbers]

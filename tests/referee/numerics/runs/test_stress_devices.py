@@ -65,16 +65,7 @@ def test_a_machine_whose_golden_results_are_others_is_named_among_machines_of_it
     assert odd_machines({"a": good, "c": bad}) == []
 
 
-def test_make_stress_takes_the_ranks_of_the_configuration(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / ".config").write_text("CONFIG_RANKS=3\n")
-    monkeypatch.setattr(
-        "referee.numerics.runs.stress_command.stress_devices", lambda *given, **more: (given, more)
-    )
-    monkeypatch.setattr("sys.argv", ["scripts.stress", "--minutes=2", "--out=out"])
-    assert make_stress.main() == ((2.0, Path("out")), {"processes": 3})
+def test_minutes_that_are_no_number_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["scripts.stress", "--minutes=x"])
     with pytest.raises(UserError, match="MINUTES=x is not a number; fix"):
         make_stress.main()
