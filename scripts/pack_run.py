@@ -8,6 +8,7 @@ The zip holds what the run recorded, whatever this machine has. Two runs are com
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from pathlib import Path
 
 from referee.numerics.setup.checklist_rows import Tables, write_checklist
@@ -44,31 +45,17 @@ def run_checklist(run_dir: Path) -> Tables:
     for name, value in {**(read_settings(run_dir) or {}), **recorded}.items():
         if name not in ("SEEDS", "VARIANTS"):  # of its study
             add_setting(settings, name, value)
-    machine = {
-        "python": environment.python,
-        "platform": environment.platform,
-        "CUDA": environment.cuda,
-        "ROCm": environment.rocm,
-        "cuDNN or MIOpen": environment.cudnn,
-        "device": target.device,
-        "CPU threads": environment.threads,
-        "float32 products": environment.float32_matmul,
-        "default dtype": "float32",
-        "deterministic algorithms": environment.deterministic,
-    }
-    packages = {"torch": target.torch, "numpy": environment.numpy, "triton": environment.triton}
+    machine = dataclasses.asdict(environment) | {"device": target.device}
+    variables, code = machine.pop("variables"), machine.pop("code")
+    packages = {"torch": target.torch, "numpy": machine.pop("numpy"), "triton": machine.pop("triton")}
     return {
         "machine": {name: "none" if value is None else str(value) for name, value in machine.items()},
-        "environment": {name: str(value) for name, value in environment.variables.items()},
+        "environment": {name: str(value) for name, value in variables.items()},
         "packages": {name: version for name, version in packages.items() if version},
         "hyperparameters": {name: " and ".join(sorted(values)) for name, values in settings.items()},
-        "data": {
-            "training text": prints.data,
-            "tokenizer": prints.tokenizer,
-            "validation text": prints.validation,
-        },
+        "data": {name: getattr(prints, name) for name in ("data", "tokenizer", "validation")},
         "weights": {"initial weights: values": f"digest {prints.initial_weights}"},
-        "scripts": {name: f"sha256 {digest}" for name, digest in environment.code.items()},
+        "scripts": {name: f"sha256 {digest}" for name, digest in code.items()},
     }
 
 

@@ -25,7 +25,6 @@ ALLOWED = {
     "ra/global_state.py": (4, "settings of kernels and of autocast on a GPU"),
     "referee/numerics/seed.py": (1, "cuBLAS reads a variable when CUDA starts"),
     "scripts/dev/setup.py": (3, "the build of torch for a kind of card"),
-    "scripts/pack_run.py": (1, "the version of CUDA"),
     "gpt2/replay.py": (1, "the version of CUDA"),
     "study/compare/study_checklist.py": (1, "the version of CUDA"),
     "study/executors/child_process.py": (1, "a kind of hardware"),

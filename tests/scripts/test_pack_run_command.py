@@ -41,7 +41,7 @@ VARIABLE = {"variables": {"NVIDIA_TF32_OVERRIDE": "1"}}
     ("part", "change", "row"),
     [
         ("target", {"dtype": "float32"}, ("hyperparameters", "precision", FATAL)),
-        ("environment", {"threads": 2}, ("machine", "CPU threads", HARMLESS)),
+        ("environment", {"threads": 2}, ("machine", "threads", HARMLESS)),
         ("environment", VARIABLE, ("environment", "NVIDIA_TF32_OVERRIDE", FATAL)),
     ],
 )

@@ -55,7 +55,7 @@ ROUNDING = (HARMLESS, "other kernels or another order of sums: rounding only")
 TF32 = "TF32 keeps 10 bits of a float32's 23"
 MACHINE = {
     "default dtype": (FATAL, "tensors without a dtype have another number format"),
-    "float32 products": (FATAL, f"torch's setting: {TF32}"),
+    "float32_matmul": (FATAL, f"torch's setting: {TF32}"),
     "TF32 of convolutions": (SUSPECT, f"it acts on a device with TF32: {TF32}"),
     "reduced-precision sums of float16": (SUSPECT, "products may be summed in float16"),
     "reduced-precision sums of bfloat16": (SUSPECT, "products may be summed in bfloat16"),

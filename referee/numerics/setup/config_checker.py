@@ -112,22 +112,22 @@ def _check_framework(name: str) -> None:
 
 
 def machine() -> dict[str, str]:
-    """Return versions and switches of torch on this machine."""
+    """Return versions and switches of torch on this machine, by the names of run.json where it has them."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     return {
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
-        "CUDA": str(torch.version.cuda or "none"),
-        "ROCm": str(torch.version.hip or "none"),
-        "cuDNN or MIOpen": str(cudnn.version() if cudnn.is_available() else "none"),
+        "cuda": str(torch.version.cuda or "none"),
+        "rocm": str(torch.version.hip or "none"),
+        "cudnn": str(cudnn.version() if cudnn.is_available() else "none"),
         "device": _device(),
-        "CPU threads": str(torch.get_num_threads()),
+        "threads": str(torch.get_num_threads()),
         "default dtype": str(torch.get_default_dtype()).removeprefix("torch."),
-        "float32 products": torch.get_float32_matmul_precision(),
+        "float32_matmul": torch.get_float32_matmul_precision(),
         "TF32 of convolutions": str(cudnn.allow_tf32) if torch.cuda.is_available() else "no CUDA device",
         "reduced-precision sums of float16": str(matmul.allow_fp16_reduced_precision_reduction),
         "reduced-precision sums of bfloat16": str(matmul.allow_bf16_reduced_precision_reduction),
-        "deterministic algorithms": str(torch.are_deterministic_algorithms_enabled()),
+        "deterministic": str(torch.are_deterministic_algorithms_enabled()),
         "cuDNN benchmark": str(cudnn.benchmark),
     }
 
