@@ -63,12 +63,10 @@ def report(
     more: rows of settings that differ.
     """
     rows, path = [*diagnosis.rows(), *more], folder / "diagnose.json"
-    rule, section = SYMPTOMS[diagnosis.symptom]
     content = {
         "runs": [side.name for side in diagnosis.pair.sides],
         **vars(diagnosis.finding),
-        "rule": rule,
-        "section": section,
+        "section": SYMPTOMS[diagnosis.symptom],
         "common_steps": len(diagnosis.pair.steps),
         "offset": diagnosis.pair.offset,
         "rows": [{name: finite(value) for name, value in vars(row).items()} for row in rows],

@@ -1,4 +1,4 @@
-"""Name the symptom of two training curves. Every rule is a line of SYMPTOMS; docs/diagnose.md shows the same table."""
+"""Name the symptom of two training curves, by the rules of the table in docs/diagnose.md."""
 
 from __future__ import annotations
 
@@ -27,33 +27,16 @@ ERROR = "_stderr"  # in the name of a column
 NOT_REPRODUCIBLE, OVERFLOW, FIRST_STEP = "not reproducible", "overflow or NaN", "first-step difference"
 SPIKES, DRIFT, DOWNSTREAM = "spikes", "drift", "downstream only"
 BEYOND, ROUNDING, EQUAL = "beyond rounding", "rounding", "equal"
-SYMPTOMS = {  # name -> rule, and the section of the guide with the way to the cause
-    NOT_REPRODUCIBLE: ("machine and settings are the same, and a loss or norm differs in any bit", "2.3.2"),
-    OVERFLOW: (
-        "a loss or norm is not finite in steps where the other run's is; the last step is one of them, or the other "
-        "run has no such step or clearly fewer",
-        "1.3, 2.3.1.1",
-    ),
-    FIRST_STEP: (
-        "the loss differs by over 1 % at the first common step, or in the mean of the first five (at most a tenth)",
-        "1.3, 2.3.1.2",
-    ),
-    SPIKES: (
-        "one run has clearly more spikes of loss or norm; spikes of both at one place do not count",
-        "1.3, 2.3.1.3",
-    ),
-    DRIFT: (
-        "the first steps agree, and the mean difference over a tenth of the common steps is over 1 % later; spikes do "
-        "not count",
-        "1.3, 2.3.1.3",
-    ),
-    DOWNSTREAM: (
-        "only an evaluation differs, by over 1 % and, where its error is known, by more than chance: 5 % for all",
-        "1.3, 2.3.2.4",
-    ),
-    BEYOND: ("a value differs by more than the growth of rounding explains", "2.3.1.2"),
-    ROUNDING: ("the growth of rounding explains every difference", "1.2"),
-    EQUAL: ("all common values are equal", "1.2"),
+SYMPTOMS = {  # name -> the sections of the guide with the way to the cause, in the order in which the rules apply
+    NOT_REPRODUCIBLE: "2.3.2",
+    OVERFLOW: "1.3, 2.3.1.1",
+    FIRST_STEP: "1.3, 2.3.1.2",
+    SPIKES: "1.3, 2.3.1.3",
+    DRIFT: "1.3, 2.3.1.3",
+    DOWNSTREAM: "1.3, 2.3.2.4",
+    BEYOND: "2.3.1.2",
+    ROUNDING: "1.2",
+    EQUAL: "1.2",
 }
 
 
@@ -140,7 +123,10 @@ def _reading_notes(curve: LossCurve) -> list[str]:
 
 
 def _overflow(pair: CurvePair, notes: list[str]) -> list[SymptomFinding]:
-    """Compare the common steps with values that are not finite."""
+    """Find a run with a loss or norm that is not finite in steps where the other run's is.
+
+    It counts where the last step is one of them, or the other run has no such step or clearly fewer.
+    """
     bad: list[dict[int, str]] = [{}, {}]  # of each run: step -> loss or norm
     for place in pair.places:
         for side, value in enumerate((place.first, place.second)):
@@ -171,6 +157,7 @@ def more_frequent(count: int, other: int) -> bool:
 
 
 def _first_steps(pair: CurvePair) -> list[SymptomFinding]:
+    """Find a loss that differs by over 1 % at the first common step, or in the mean of the first five."""
     differences = list(pair.differences().items())
     first = differences[: max(1, min(FIRST_STEPS, len(differences) // TENTH))]
     if not first or max(first[0][1], math.fsum(value for _, value in first) / len(first)) <= TOLERANCE:
