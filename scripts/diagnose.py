@@ -41,12 +41,12 @@ def main() -> int:
     folder = results_folder("diagnose", given.runs, given.out)
     pair = pair_curves(runs[0].curve, runs[1].curve, None, max(run.epsilon for run in runs))
     settings = differing_settings(*runs)
-    has_records = all(run.record and run.record.fingerprint for run in runs)
-    diagnosis = diagnose(pair, has_records and not settings)
+    are_recorded = all(run.has_settings for run in runs)
+    diagnosis = diagnose(pair, are_recorded and not settings)
     for record in (run.record for run in runs if run.record):
         if record.status != "finished":
             diagnosis.notes.append(f"{record.run} is {record.status}: {record.error or 'no error'}")
-    if not has_records:
+    if not are_recorded:
         diagnosis.notes.append("settings are not compared: a side has no complete run.json")
     blocked = any(
         row.call.startswith(BLOCKING) and ABSENT not in (row.target, row.golden) for row in settings

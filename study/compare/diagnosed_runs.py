@@ -41,6 +41,11 @@ class RunSide:
         return EPSILON.get(dtype, EPSILON["float32"])
 
     @property
+    def has_settings(self) -> bool:
+        """Whether the run recorded all that is compared."""
+        return self.record is not None and None not in (getattr(self.record, part) for part in PARTS)
+
+    @property
     def settings(self) -> dict[str, str]:
         """Return what the run recorded and may change its numbers, by dotted path."""
         if self.record is None:
