@@ -105,7 +105,7 @@ def test_the_example_of_the_checklist_has_the_rows_of_the_page(
     monkeypatch.chdir(tmp_path)
     assert main(["check-config", "compare", "a.zip", "b.zip"]) == 0
     printed = capsys.readouterr().out.splitlines()
-    shown = re.search(r"^    Checklist: fatal\n(?:(?:    .*)?\n)*", page, re.MULTILINE)
+    shown = re.search(r"^    checklist: fatal\n(?:(?:    .*)?\n)*", page, re.MULTILINE)
     assert shown
     assert set(filter(None, map(str.strip, shown[0].splitlines()))) <= {line.strip() for line in printed}
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
 from referee.errors import NumericsError
 from referee.numerics.dump_files import write_json, writing
+from referee.numerics.rows import TableRow, text_table
 from referee.numerics.setup.checklist_rows import (
     EQUAL,
     FATAL,
@@ -27,14 +28,9 @@ from referee.numerics.setup.checklist_rows import (
     worst_first,
 )
 from referee.numerics.setup.script_settings import variable_meaning
-from referee.pages.document import Document, Note, Paragraph, Section, Table
-from referee.pages.html_page import render_html
 
-MEANING = (
-    "fatal: something else is computed; suspect: more than rounding may change; harmless: rounding, speed or places; "
-    "not recorded: agreement cannot be shown."
-)
-MOST_ROWS = 8  # of one group and grade on the page
+DATA = "check_config.json"
+MOST_ROWS = 8  # of one group and grade in the table
 ABSENT = "absent"
 HOW = {  # group -> what ConfigChecker needs to collect it
     "machine": "",
@@ -78,7 +74,7 @@ GROUPS = {
     "weights": (FATAL, "other tensors: another seed, checkpoint, conversion or set of trained parameters"),
     "data": (FATAL, "the runs read different data"),
     "random": (SUSPECT, "the generator was seeded or used differently: random numbers differ from here on"),
-    "scripts": (SUSPECT, "the text differs; the settings in it are rows of hyperparameters"),
+    "scripts": (SUSPECT, "the text differs; its settings are rows too"),
 }
 
 
@@ -150,43 +146,25 @@ def compare_group(group: str, first: Tables, second: Tables) -> list[ChecklistRo
     return rows
 
 
-def comparison_document(rows: Sequence[ChecklistRow], labels: Sequence[str]) -> Document:
-    """Return the document: differences, the worst first, and the number of equal entries of each group."""
-    shown: list[list[str]] = []
+def table_rows(rows: Sequence[ChecklistRow]) -> Iterator[TableRow]:
+    """Yield the rows that differ, at most MOST_ROWS of one group and grade."""
     differing = [row for row in rows if row.status != EQUAL]
     for (group, grade), part in groupby(differing, key=lambda row: (row.group, row.status)):
-        entries = [[f"{group}: {row.subject}", grade, *row.values, row.reason] for row in part]
-        shown += entries[:MOST_ROWS]
+        entries = [
+            TableRow(
+                f"{group}: {row.subject}",
+                grade,
+                "",
+                row.values[1],
+                row.values[0],
+                math.nan,
+                evidence=row.reason,
+            )
+            for row in part
+        ]
+        yield from entries[:MOST_ROWS]
         if more := len(entries[MOST_ROWS:]):
-            shown.append([f"{group}: more", grade, f"{more} more", f"{more} more", "see check_config.json"])
-    equal = Counter(row.group for row in rows if row.status == EQUAL)
-    return Document(
-        f"Checklist: {rows[0].status if rows else EQUAL}",
-        [
-            Paragraph(f"Entries: {counts(rows)}."),
-            Section("Differences", [Table(["Entry", "Grade", *labels, "Reason"], shown, (1, 2, 3, 4))]),
-            Paragraph(f"Equal: {', '.join(f'{count} {group}' for group, count in equal.items())}."),
-            Note(MEANING),
-        ],
-        " | ".join(labels),
-    )
-
-
-def write_comparison(rows: Sequence[ChecklistRow], labels: Sequence[str], folder: Path) -> list[Path]:
-    """Write check_config.json and check_config.html. Returns their paths."""
-    data, page = folder / "check_config.json", folder / "check_config.html"
-    names = ("group", "entry", "grade", "a", "b", "reason")
-    entries = [(row.group, row.subject, row.status, *row.values, row.reason) for row in rows]
-    content = {
-        "verdict": rows[0].status if rows else EQUAL,
-        "a": labels[0],
-        "b": labels[1],
-        "rows": [dict(zip(names, entry, strict=True)) for entry in entries],
-    }
-    with writing(folder, "give another folder by -o"):
-        write_json(data, content)
-        page.write_text(render_html(comparison_document(rows, labels)), encoding="utf-8")
-    return [data, page]
+            yield TableRow(f"{group}: more", grade, target=f"{more} more", units=math.nan, evidence=DATA)
 
 
 PACK = """
@@ -195,8 +173,8 @@ into a zip. Passwords, tokens and keys are left out. With a model, use referee.n
 script.
 """
 COMPARE = """
-Compare two zips: equal, or one of three grades with its reason. Writes OUT/check_config.json and
-OUT/check_config.html. The exit status is 0 for every verdict; it is 1 where a zip cannot be used.
+Compare two zips: equal, or one of three grades with its reason; the second zip is the target. Writes
+OUT/check_config.json. The exit status is 0 for every verdict; it is 1 where a zip cannot be used.
 """
 
 
@@ -225,19 +203,16 @@ def run_pack(given: argparse.Namespace) -> int:
 
 
 def run_compare(given: argparse.Namespace) -> int:
-
-    from referee.pages.document import render_terminal
-
     zips = given.zips or [path for name in ("A", "B") if (path := os.environ.get(f"CHECK_{name}"))]
     if len(zips) != 2:
         raise NumericsError(
             f"two zips are needed, {len(zips)} given; fix: compare A.zip B.zip (make: A=A.zip B=B.zip)"
         )
-    rows = compare_checklists(*zips)
-    names = [Path(path).name for path in zips]
-    labels = names if names[0] != names[1] else zips
-    written = write_comparison(rows, labels, given.output_path)
-    print(
-        render_terminal(comparison_document(rows, labels)), *(f"wrote {path}" for path in written), sep="\n"
-    )
+    rows, path = compare_checklists(*zips), given.output_path / DATA
+    verdict = rows[0].status if rows else EQUAL
+    with writing(given.output_path, "give another folder by -o"):
+        write_json(path, {"verdict": verdict, "a": Path(zips[0]).name, "b": Path(zips[1]).name,
+                          "rows": [vars(row) for row in rows]})  # fmt: skip
+    print(f"checklist: {verdict}", f"entries: {counts(rows)}", *text_table(table_rows(rows)), sep="\n")
+    print(f"wrote {path}")
     return 0

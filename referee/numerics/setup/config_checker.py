@@ -198,4 +198,4 @@ def _running_sources(model: nn.Module | None) -> dict[str, str]:
 
 
 def _digest(text: str) -> str:
-    return f"{text.count(chr(10))} lines sha256 {hashlib.sha256(text.encode()).hexdigest()}"
+    return f"{text.count(chr(10))} lines sha256 {hashlib.sha256(text.encode()).hexdigest()[:16]}"
