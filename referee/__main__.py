@@ -61,8 +61,6 @@ def add_compare(commands: Any) -> None:
     parser.add_argument("-gp", "--golden_path", default=default["B"], help="the record to compare with")
     out = default["OUT"] or "compare-records"
     parser.add_argument("-o", "--output_path", default=out, help="folder of results")
-    envelope = "a second golden record, which may differ by rounding"
-    parser.add_argument("-aa", "--envelope", type=Path, help=envelope)
     parser.add_argument(
         "--map", type=Path, help="JSON, {target name: golden name}: names of modules or calls"
     )
@@ -121,9 +119,7 @@ def run_compare(given: argparse.Namespace) -> int:
             "two records are needed; fix: give -tp FOLDER -gp FOLDER (make: A=FOLDER B=FOLDER)"
         )
     names = read_map(given.map) if given.map else {}
-    comparison = compare_records(
-        Path(given.target_path), Path(given.golden_path), given.envelope, names, given.ranks
-    )
+    comparison = compare_records(Path(given.target_path), Path(given.golden_path), names, given.ranks)
     written = write_comparison(comparison, Path(given.output_path))
     written.append(Path(given.output_path) / "tree.html")
     write_comparison_view(comparison, names, written[-1])

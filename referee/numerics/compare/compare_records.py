@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -109,33 +108,27 @@ class Comparison:
 def compare_records(
     target: Path,
     golden: Path,
-    envelope: Path | None = None,
     names: NameMap | None = None,
     ranks: str = "equal",
 ) -> Comparison:
     """Compare a record with a golden one; both are folders of a dump, a step or a rank.
 
-    envelope: another golden record, which differs from the first by rounding alone. names: {target: golden};
-    see read_map. ranks: "equal" pairs rank with rank; "merged" makes one record of the target's ranks of a step, which
-    share the work of one golden rank: see merge_ranks. NumericsError where a record cannot be used.
+    names: {target: golden}; see read_map. ranks: "equal" pairs rank with rank; "merged" makes one record of the
+    target's ranks of a step, which share the work of one golden rank: see merge_ranks. NumericsError where a record
+    cannot be used.
     """
     targets, goldens = find_records(target), find_records(golden)
     pairs, notes = _paired(_merged(targets) if ranks == "merged" else _alone(targets), _alone(goldens))
-    others = {}
-    if envelope:
-        again, _ = _paired(_alone(find_records(envelope)), _alone(goldens))
-        others = {other: mine for _, (mine,), (other,) in again}
     steps: list[StepComparison] = []
     known: set[tuple[int, str]] = set()
     for place, folders, (other,) in pairs:
         sides, there = [read_record(folder) for folder in folders], read_record(other)
         here = merge_ranks(sides, there) if len(sides) > 1 else sides[0]
-        limits = _envelope(read_record(others[other]), there) if other in others else {}
         known |= {(0, name) for name in _names(here)} | {(1, name) for name in _names(there)}
         notes += _notes(here, there)
         here, there, rows, more = _rows(here, there, names or {})
         notes += more
-        judgement = judge(rows, here, there, limits, _earlier(place, steps))
+        judgement = judge(rows, here, there, _earlier(place, steps))
         steps.append(StepComparison(place, here, there, rows, judgement))
     _check_map(names or {}, known)
     return Comparison(target, golden, steps, list(dict.fromkeys(notes)))
@@ -256,10 +249,3 @@ def _paired(
         if place not in other
     ]
     return [(place, targets[place], goldens[place]) for place in both], alone
-
-
-def _envelope(other: StepRecord, golden: StepRecord) -> dict[str, float]:
-    """Return the error of each golden call's results between two recordings."""
-    rows = measure_rows(match_calls(other, golden, {}), other, golden)
-    errors = {row.name: row.error("output") for row in rows}
-    return {name: error for name, error in errors.items() if math.isfinite(error)}

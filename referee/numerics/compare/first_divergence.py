@@ -14,7 +14,7 @@ that is not explained is the divergence. All further ones may be its consequence
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from referee.numerics.compare.compared_rows import (
@@ -58,14 +58,13 @@ def judge(
     rows: Sequence[CallRow],
     target: StepRecord,
     golden: StepRecord,
-    envelope: Mapping[str, float] | None = None,
     earlier: Earlier | None = None,
 ) -> Judgement:
     """Judge the rows, and set the grade of each.
 
-    envelope: the error of each golden row between two recordings. earlier: the steps before, if none diverged.
+    earlier: the steps before, if none diverged.
     """
-    scan = _Judge(rows, target, golden, envelope or {}, earlier)
+    scan = _Judge(rows, target, golden, earlier)
     found = scan.find()
     compared = [row for row in rows if row.grade != UNMATCHED]
     unequal = [row for row in compared if row.unequal]
@@ -85,12 +84,11 @@ class _Judge:
         rows: Sequence[CallRow],
         target: StepRecord,
         golden: StepRecord,
-        envelope: Mapping[str, float],
         earlier: Earlier | None,
     ) -> None:
         self.rows, self.target, self.golden = rows, target, golden
         self.tree = RowTree(rows, target, golden)
-        self.envelope, self.earlier = envelope, earlier
+        self.earlier = earlier
         self.has_functions = all(
             any(not call.is_module for call in record.calls.values()) for record in (target, golden)
         )
@@ -212,8 +210,7 @@ class _Judge:
 
     def _explained(self, row: CallRow) -> float:
         """Return the error that explains one of the call's results."""
-        sources = [row.error("input", "parameter"), row.inner, self.envelope.get(row.name, 0.0)]
-        return self._rounding(row) + max(*sources, self._of_forward(row))
+        return self._rounding(row) + max(row.error("input", "parameter"), row.inner, self._of_forward(row))
 
     def _rounding(self, row: CallRow) -> float:
         """Return the rounding that a call's input may carry.

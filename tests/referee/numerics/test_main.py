@@ -29,7 +29,6 @@ TENSOR = {
 READING = [
     ["compare", "-tp", "PATH", "-gp", "record"],
     ["compare", "-tp", "record", "-gp", "PATH"],
-    ["compare", "-tp", "record", "-gp", "record", "-aa", "PATH"],
     ["compare", "-tp", "record", "-gp", "record", "--map", "PATH"],
     ["view", "-tp", "PATH"],
     ["diagnose", "PATH", "b.csv"],

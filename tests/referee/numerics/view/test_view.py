@@ -71,7 +71,7 @@ def test_the_keys_of_unmatched_modules_match_them_in_a_map(tmp_path: Path) -> No
     write_record(tmp_path / "b", name="h.inner", blocks=4)
     (tmp_path / "given.json").write_text('{"layers.0": "h.inner.0"}')
     found = comparison_tree(
-        compare_records(tmp_path / "a", tmp_path / "b", None, read_map(tmp_path / "given.json")), {}
+        compare_records(tmp_path / "a", tmp_path / "b", read_map(tmp_path / "given.json")), {}
     )
     alone = [node for node in found["steps"][0]["nodes"] if node["grade"] == "unmatched"]
     keys = [
@@ -79,7 +79,7 @@ def test_the_keys_of_unmatched_modules_match_them_in_a_map(tmp_path: Path) -> No
     ]
     assert keys[0]
     names = {"layers.0": "h.inner.0", **dict(zip(*keys, strict=False))}
-    rows = compare_records(tmp_path / "a", tmp_path / "b", None, names).steps[0].rows
+    rows = compare_records(tmp_path / "a", tmp_path / "b", names).steps[0].rows
     assert all(row.pair.golden for row in rows if row.pair.target)
 
 
