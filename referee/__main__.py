@@ -24,13 +24,13 @@ from referee.numerics.setup.compared_checklists import add_commands as add_check
 from referee.numerics.trend.trend import add_command as add_trend
 
 COMPARE = """
-Compare two records of referee.numerics.Recorder or msProbe, and write OUT/compare_result.csv, OUT/compare.json,
-OUT/compare.html and OUT/tree.html. The exit status is 0 for every verdict, also for "diverges"; it is 1 where a
+Compare two records of referee.numerics.Recorder or msProbe, and write OUT/compare_result.csv, OUT/compare.json and
+OUT/compare.html. The exit status is 0 for every verdict, also for "diverges"; it is 1 where a
 record cannot be used.
 """
 VIEW = """
 Write the tree of a record as one HTML page: every call with its values, settings, call stack and overflow level. The
-tree of two records is a file of compare.
+tree of two records is in compare.html.
 """
 
 
@@ -110,7 +110,7 @@ def run_main() -> int:
 
 def run_compare(given: argparse.Namespace) -> int:
     from referee.numerics.compare.compare_records import compare_records
-    from referee.numerics.compare.comparison_page import next_command, summary, write_comparison
+    from referee.numerics.compare.comparison_page import next_command, summary, write_tables
     from referee.numerics.compare.matched_calls import read_map
     from referee.numerics.view.page import write_comparison_view
 
@@ -120,8 +120,8 @@ def run_compare(given: argparse.Namespace) -> int:
         )
     names = read_map(given.map) if given.map else {}
     comparison = compare_records(Path(given.target_path), Path(given.golden_path), names, given.ranks)
-    written = write_comparison(comparison, Path(given.output_path))
-    written.append(Path(given.output_path) / "tree.html")
+    written = write_tables(comparison, Path(given.output_path))
+    written.append(Path(given.output_path) / "compare.html")
     write_comparison_view(comparison, names, written[-1])
     lines = [*summary(comparison), next_command(comparison), *(f"wrote {path}" for path in written)]
     print("\n".join(filter(None, lines)))

@@ -70,7 +70,7 @@ def test_the_worked_case_names_the_function_that_the_page_names(
     for line in printed.splitlines():
         if line.startswith(("verdict", "calls", "first divergence", "differs", "also", "next")):
             assert line in shown
-    assert (tmp_path / "out/tree.html").exists()
+    assert (tmp_path / "out/compare.html").exists()
     (view,) = re.findall(r"^    python (-m referee view .*)$", PAGE, re.MULTILINE)
     assert main(view.split()[2:]) == 0
     assert (tmp_path / "tree.html").exists()

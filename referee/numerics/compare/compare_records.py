@@ -6,13 +6,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from referee.errors import NumericsError
 from referee.numerics.compare.compared_rows import CallRow, measure_rows
 from referee.numerics.compare.first_divergence import Judgement, judge
-from referee.numerics.compare.joined_calls import join_merged_layers, join_micro_batches
+from referee.numerics.compare.joined_calls import join_merged_layers, join_micro_batches, merge_ranks
 from referee.numerics.compare.judged_updates import Earlier
-from referee.numerics.compare.matched_calls import NameMap, match_calls, merge_ranks, recorded_by_both, unwrap
+from referee.numerics.compare.matched_calls import NameMap, match_calls, recorded_by_both, unwrap
 from referee.numerics.compare.one_side import changed_selection
 from referee.numerics.compare.read_record import StepRecord, find_records, read_record
 from referee.numerics.compare.row_tree import Divergence
@@ -117,20 +118,21 @@ def compare_records(
     target's ranks of a step, which share the work of one golden rank: see merge_ranks. NumericsError where a record
     cannot be used.
     """
-    targets, goldens = find_records(target), find_records(golden)
-    pairs, notes = _paired(_merged(targets) if ranks == "merged" else _alone(targets), _alone(goldens))
+    pairs, notes = _paired(_folders(target, ranks == "merged"), _folders(golden, False))
     steps: list[StepComparison] = []
-    known: set[tuple[int, str]] = set()
+    targets: set[str] = set()
+    goldens: set[str] = set()
     for place, folders, (other,) in pairs:
         sides, there = [read_record(folder) for folder in folders], read_record(other)
         here = merge_ranks(sides, there) if len(sides) > 1 else sides[0]
-        known |= {(0, name) for name in _names(here)} | {(1, name) for name in _names(there)}
+        targets |= _names(here)
+        goldens |= _names(there)
         notes += _notes(here, there)
         here, there, rows, more = _rows(here, there, names or {})
         notes += more
         judgement = judge(rows, here, there, _earlier(place, steps))
         steps.append(StepComparison(place, here, there, rows, judgement))
-    _check_map(names or {}, known)
+    _check_map(names or {}, targets, goldens)
     return Comparison(target, golden, steps, list(dict.fromkeys(notes)))
 
 
@@ -179,21 +181,16 @@ def _step_of(folder: Path) -> str | None:
 def _names(record: StepRecord) -> set[str]:
     """Return the names that a map may have: of calls, modules, and what modules are in."""
     paths = [call.path.split(".") for call in record.calls.values() if call.is_module]
-    return set(record.calls) | {
-        ".".join(parts[:length]) for parts in paths for length in range(len(parts) + 1)
-    }
+    return set(record.calls) | {".".join(parts[:end]) for parts in paths for end in range(len(parts) + 1)}
 
 
-def _check_map(names: NameMap, known: set[tuple[int, str]]) -> None:
-    for name, others in names.items():
-        for side, text in (
-            (0, name),
-            *((1, other) for other in ([others] if isinstance(others, str) else others)),
-        ):
-            if (side, text) not in known:
+def _check_map(names: NameMap, targets: set[str], goldens: set[str]) -> None:
+    others = [other for given in names.values() for other in ([given] if isinstance(given, str) else given)]
+    for side, listed, known in (("target", names, targets), ("golden record", others, goldens)):
+        for name in listed:
+            if name not in known:
                 raise NumericsError(
-                    f'the map names "{text}", which is not a module or call of the '
-                    f"{('target', 'golden record')[side]}; fix: correct the map"
+                    f'the map names "{name}", which is not a module or call of the {side}; fix: correct the map'
                 )
 
 
@@ -216,16 +213,12 @@ def _place(place: str) -> tuple[int, str]:
     return (int(found[1]), found[2]) if found else (-1, place)
 
 
-def _alone(folders: Mapping[str, Path]) -> dict[str, list[Path]]:
-    return {place: [folder] for place, folder in folders.items()}
-
-
-def _merged(folders: Mapping[str, Path]) -> dict[str, list[Path]]:
-    """Return the folders of all ranks of each step, by the place of the first one."""
-    first: dict[int, str] = {}
+def _folders(path: Path, merged: bool) -> dict[str, list[Path]]:
+    """Return the folders of each step and rank; merged: those of all ranks of a step, by the place of the first."""
+    first: dict[Any, str] = {}
     found: dict[str, list[Path]] = {}
-    for place, folder in folders.items():
-        found.setdefault(first.setdefault(_place(place)[0], place), []).append(folder)
+    for place, folder in find_records(path).items():
+        found.setdefault(first.setdefault(_place(place)[0] if merged else place, place), []).append(folder)
     return found
 
 

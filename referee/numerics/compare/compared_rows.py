@@ -66,14 +66,13 @@ def _rms(value: Value | None) -> float:
 
 
 EQUAL, ROUNDING, BEYOND, WRONG, UNMATCHED = "equal", "rounding", "beyond rounding", "wrong", "unmatched"
-SIDES = ("input", "parameter", "output", "gradient", "buffer")
 
 
 @dataclass(frozen=True)
 class Cell:
     """A recorded tensor of both sides. A buffer is one that the call has written."""
 
-    side: str  # one of SIDES
+    side: str  # of read_record.SIDES
     place: str  # among the values of the side, as in "0.hidden"
     target: Value | None
     golden: Value | None
@@ -84,7 +83,7 @@ class Cell:
 class PlainDifference:
     """A difference of what is no tensor, or of a tensor's dtype, flag or presence."""
 
-    side: str  # "setting", "argument", or one of SIDES
+    side: str  # "setting", "argument", or one of read_record.SIDES
     place: str
     target: str
     golden: str
@@ -109,7 +108,6 @@ class CallRow:
     inner: float = 0.0  # the largest error of a result of the calls within
     grade: str = EQUAL
     replayed: tuple[float, float] | None = None  # units of rounding of target and golden against float64
-    replayed_why: str = ""
 
     @property
     def name(self) -> str:
@@ -128,7 +126,10 @@ class CallRow:
 
     def units(self, side: str) -> float:
         """Return the error of a side in units of rounding."""
-        error = self.error(side)
+        return self.in_units(self.error(side))
+
+    def in_units(self, error: float) -> float:
+        """Return an error of the row in units of rounding."""
         return error / self.epsilon if self.epsilon else (math.inf if error else 0.0)
 
     @property
@@ -173,13 +174,8 @@ def _row(pair: CallPair, target_record: StepRecord, golden_record: StepRecord, l
     forwards = target_record.calls.get(target.forward_name), golden_record.calls.get(golden.forward_name)
     places = [set(forward.parameters) if forward else set() for forward in forwards]
     lost = places[0] ^ places[1]  # parameters of one side alone, whose gradients are not compared
-    for side, mine, others in (
-        ("input", target.inputs, golden.inputs),
-        ("parameter", target.parameters, golden.parameters),
-        ("output", target.outputs, golden.outputs),
-        ("gradient", target.gradients, golden.gradients),
-        ("buffer", target.buffers, golden.buffers),
-    ):
+    for side, others in golden.sides.items():
+        mine = target.sides[side]
         for place in [*others, *(place for place in mine if place not in others)]:
             here, there = mine.get(place), others.get(place)
             lacking = [
@@ -258,8 +254,7 @@ def _is_optional(side: str, place: str, target: Call, golden: Call) -> bool:
     """Return whether one side may have a value alone: a mask as an argument, a further result, and its gradient."""
     if side not in ("input", "output"):
         return False
-    places = (target.inputs, golden.inputs) if side == "input" else (target.outputs, golden.outputs)
-    return not golden.backward or any(place not in values for values in places)
+    return not golden.backward or any(place not in call.sides[side] for call in (target, golden))
 
 
 def _settings(target: Call, golden: Call) -> list[PlainDifference]:

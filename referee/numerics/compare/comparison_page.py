@@ -1,9 +1,8 @@
-"""Print a comparison, and write it as compare_result.csv, compare.json and compare.html."""
+"""Print a comparison, write it as compare_result.csv and compare.json, and make the tables of its page."""
 
 from __future__ import annotations
 
 import csv
-import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,8 +15,7 @@ from referee.numerics.compare.row_tree import Divergence
 from referee.numerics.compare.tensor_difference import METRICS, TensorDifference
 from referee.numerics.dump_files import finite, write_json, writing
 from referee.numerics.rows import HEADINGS, TableRow, text_table
-from referee.pages.document import BulletList, Details, Document, Section, Table
-from referee.pages.html_page import render_html
+from referee.pages.document import Block, BulletList, Details, Section, Table
 from referee.pages.markup import Code, Text
 
 PRINTED = 6  # rows in a terminal
@@ -59,28 +57,25 @@ def next_command(comparison: Comparison) -> str:
     return "next: read the code at the call stack of compare.html, or replace the operation and compare"
 
 
-def write_comparison(comparison: Comparison, folder: Path) -> list[Path]:
-    """Write the three files. Returns their paths."""
-    paths = [folder / name for name in ("compare_result.csv", "compare.json", "compare.html")]
+def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
+    """Write compare_result.csv and compare.json. Returns their paths."""
+    paths = [folder / name for name in ("compare_result.csv", "compare.json")]
     with writing(folder, "give another folder by -o"):
         folder.mkdir(parents=True, exist_ok=True)
         with paths[0].open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([COLUMNS, *_csv_rows(comparison)])
         write_json(paths[1], as_json(comparison))
-        paths[2].write_text(comparison_page(comparison), encoding="utf-8")
     return paths
 
 
-def comparison_page(comparison: Comparison) -> str:
-    """Return the page as HTML. Its tree, which has every call, is another file."""
+def comparison_blocks(comparison: Comparison) -> list[Block]:
+    """Return what the page has above the tree of all calls."""
     first = comparison.first
-    blocks = [
+    return [
         _table("First divergence", [first], first.context) if first else Section("No divergence", []),
         _table("Further differences", comparison.rows[1 if first else 0 :]),
         Section("Notes", [BulletList([*comparison.incomplete, *comparison.notes])]),
     ]
-    title = f"Comparison of two records: {comparison.verdict_text}"
-    return render_html(Document(title, blocks, f"target {comparison.target}, golden {comparison.golden}"))
 
 
 def _table(title: str, rows: Sequence[TableRow], context: Sequence[str] = ()) -> Section:
@@ -105,13 +100,12 @@ def _csv_row(step: StepComparison, row: CallRow, cell: Cell | None) -> list[Any]
         texts = "; ".join(map(str, row.settings))
         cell = Cell("", "", None, None, TensorDifference(not row.settings, 0.0, texts))
     values = (cell.target or Value(""), cell.golden or Value(""))
-    error = cell.difference.error
     return [
         *(step.place, *names, cell.side, cell.place),
         *(value.dtype for value in values),
         *(list(value.shape) if value.dtype else "" for value in values),
         *(cell.difference.metrics.get(name, "") for name in METRICS),
-        error / row.epsilon if row.epsilon else (math.inf if error else 0.0),
+        row.in_units(cell.difference.error),
         "equal" if cell.difference.equal else row.grade,
         cell.difference.what,
         *(number for value in values for number in value.statistics),

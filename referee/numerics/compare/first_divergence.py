@@ -32,7 +32,7 @@ from referee.numerics.compare.judged_updates import Earlier, wrong_updates
 from referee.numerics.compare.one_side import between_passes, caller, first_of_one_side, is_judged
 from referee.numerics.compare.read_record import Call, StepRecord
 from referee.numerics.compare.replayed_rows import replay_row
-from referee.numerics.compare.row_tree import Divergence, RowTree, key
+from referee.numerics.compare.row_tree import Divergence, RowTree
 from referee.numerics.compare.tensor_difference import compare_values
 from referee.numerics.record.function_calls import SEVERAL
 from referee.numerics.rounding.within_rounding import BOUND
@@ -299,12 +299,11 @@ class _Judge:
         They are complete when backward ends: a shared parameter has a part from each of its modules.
         """
         rows = [row for row in self.rows if any(cell.side == "gradient" for cell in row.cells)]
-        wrong = []
-        for row in rows:
-            error = row.error("gradient")
-            explained = max(self._explained(row), row.error("input", "output"))
-            if error > GROWTH * explained:
-                wrong.append(row)
+        wrong = [
+            row
+            for row in rows
+            if row.error("gradient") > GROWTH * max(self._explained(row), row.error("input", "output"))
+        ]
         if not wrong:
             return None
         order = (1, self.tree.position(wrong[0]))
@@ -314,9 +313,8 @@ class _Judge:
         found = self.tree.divergence(
             wrong[0], "gradient", "update" if changed else "computed", None, GROWTH, order
         )
-        shared = [f"shares it: {other.pair.call.path}" for other in wrong[1:] if _shares(other, wrong[0])]
         count = [f"{len(wrong)} of {len(rows)} modules"] if changed else []
-        return replace(found, context=(*found.context, *shared, *count))
+        return replace(found, context=(*found.context, *count))
 
     def _unused(self) -> Divergence | None:
         """Name a parameter that differs without an effect on this step."""
@@ -329,14 +327,6 @@ class _Judge:
             return None
         found = self.tree.divergence(wrong.row, wrong.cell.side, wrong.evidence, wrong.cell, order=(-1, 0))
         return replace(found, context=wrong.context)
-
-
-def _shares(one: CallRow, other: CallRow) -> bool:
-    """Return whether two modules have the same gradient of a parameter."""
-    mine, others = (
-        {key(cell.golden) for cell in row.cells if cell.side == "gradient"} for row in (one, other)
-    )
-    return bool(mine & others)
 
 
 def _is_random(row: CallRow) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 from referee.numerics.compare.read_record import Call, StepRecord, Value
 
-SIDES = ("inputs", "parameters", "outputs", "gradients")
+JOINED_SIDES = ("input", "parameter", "output", "gradient")
 Place = tuple[str, str, str]  # name of the call, side, place
 
 
@@ -37,11 +37,8 @@ def axis_of(values: Sequence[Value | None], shape: Sequence[int]) -> int | None:
     if len(shapes) != len(values) or any(len(size) != len(shape) for size in shapes):
         return None
     for axis in range(len(shape)):
-        rest = {size[:axis] + size[axis + 1 :] for size in shapes}
-        if (
-            rest == {(*shape[:axis], *shape[axis + 1 :])}
-            and sum(size[axis] for size in shapes) == shape[axis]
-        ):
+        rest = {(*size[:axis], *size[axis + 1 :]) for size in (*shapes, shape)}
+        if len(rest) == 1 and sum(size[axis] for size in shapes) == shape[axis]:
             return axis
     return None
 
@@ -58,54 +55,43 @@ def join_calls(record: StepRecord, groups: Iterable[Group]) -> tuple[StepRecord,
     for name, call in record.calls.items():
         other = names.get(name, name)
         calls.setdefault(other, joined[other] if name in names else call)
-    parents = {
-        names.get(name, name): names.get(outer, outer) if outer is not None else None
-        for name, outer in reversed(record.parents.items())
-    }
-    return replace(
-        record, calls=calls, parents=dict(reversed(parents.items())), renamed=_renamed(record, names)
-    ), dropped
-
-
-def _renamed(record: StepRecord, names: Mapping[str, str]) -> dict[str, str]:
-    known = {old: names.get(new, new) for old, new in record.renamed.items()}
-    return known | {old: new for old, new in names.items() if old not in known}
+    parents: dict[str, str | None] = {}
+    for name, outer in record.parents.items():
+        parents.setdefault(names.get(name, name), names.get(outer, outer) if outer else None)
+    renamed = names | {old: names.get(new, new) for old, new in record.renamed.items()}
+    return replace(record, calls=calls, parents=parents, renamed=renamed), dropped
 
 
 def _shared(group: Group, record: StepRecord) -> set[tuple[str, str]]:
     """Return side and place of the gradients of values that all calls of the group share: weights, positions."""
     forwards = [record.calls.get(call.forward_name) for call in group.calls]
     found: set[tuple[str, str]] = set()
-    if not group.calls[0].backward or None in forwards:
+    if not group.calls[0].backward:
         return found
-    for side, of in (("outputs", "inputs"), ("inputs", "outputs")):
-        tensors = [[value for value in getattr(call, of).values() if value.dtype] for call in forwards]
-        if len({len(values) for values in tensors}) == 1:
-            parts = enumerate(zip(*tensors, strict=True))
-            found |= {
-                (side, str(place))
-                for place, values in parts
-                if all(same(value, values[0]) for value in values)
-            }
+    for side, of in (("output", "input"), ("input", "output")):
+        tensors = [[value for value in call.sides[of].values() if value.dtype] for call in forwards if call]
+        if len(tensors) == len(forwards) and len(set(map(len, tensors))) == 1:
+            alike = [all(same(value, values[0]) for value in values) for values in zip(*tensors, strict=True)]
+            found |= {(side, str(place)) for place, equal in enumerate(alike) if equal}
     return found
 
 
 def _joined(group: Group, shared: set[tuple[str, str]], dropped: set[Place]) -> Call:
     first = group.calls[0]
-    sides: dict[str, Any] = {}
-    for side in SIDES:
+    sides: dict[str, dict[str, Value]] = {"buffer": {}}
+    for side in JOINED_SIDES:
         sides[side] = {}
-        for place in dict.fromkeys(place for call in group.calls for place in getattr(call, side)):
-            values = [value for call in group.calls if (value := getattr(call, side).get(place)) is not None]
-            other = getattr(group.reference, side).get(place) if group.reference else None
+        for place in dict.fromkeys(place for call in group.calls for place in call.sides[side]):
+            values = [value for call in group.calls if (value := call.sides[side].get(place)) is not None]
+            other = group.reference.sides[side].get(place) if group.reference else None
             if other is None and (side, place) in shared:
                 other = values[0]  # of the same shape
-            found = _value(values, other, first.backward and side != "gradients")
-            if found is None or (len(values) < len(group.calls) and side != "gradients"):
+            found = _value(values, other, first.backward and side != "gradient")
+            if found is None or (len(values) < len(group.calls) and side != "gradient"):
                 dropped.add((group.name, side, place))
             else:
                 sides[side][place] = found
-    return replace(first, name=group.name, number=group.number, buffers={}, **sides)
+    return replace(first.with_sides(sides), name=group.name, number=group.number)
 
 
 def _value(values: Sequence[Value], other: Value | None, add: bool) -> Value | None:
@@ -172,16 +158,13 @@ def _extreme(of: Callable[[list[float]], float], numbers: list[float]) -> float:
 
 def without(record: StepRecord, dropped: set[Place]) -> StepRecord:
     """Remove the values that the other side could not join."""
-    places: dict[str, list[tuple[str, str]]] = {}
-    for name, side, place in dropped:
-        places.setdefault(name, []).append((side, place))
-    calls = dict(record.calls)
-    for name, listed in places.items():
-        if name in calls:
-            sides: dict[str, Any] = {side: dict(getattr(calls[name], side)) for side in SIDES}
-            for side, place in listed:
-                sides[side].pop(place, None)
-            calls[name] = replace(calls[name], **sides)
+    calls = {}
+    for name, call in record.calls.items():
+        sides = {
+            side: {place: value for place, value in values.items() if (name, side, place) not in dropped}
+            for side, values in call.sides.items()
+        }
+        calls[name] = call.with_sides(sides)
     return replace(record, calls=calls)
 
 
@@ -212,7 +195,7 @@ def _repeated(target: StepRecord, golden: StepRecord) -> set[Place]:
         for name, side, place, value in _values(target.calls.values())
         if value.dtype
         and (other := golden.calls.get(name))
-        and (there := getattr(other, side).get(place)) is not None
+        and (there := other.sides[side].get(place)) is not None
         and not (value.parts or there.parts)
         and value.shape != there.shape
     }
@@ -227,8 +210,8 @@ def _outside(record: StepRecord) -> set[Place]:
 
 def _values(calls: Iterable[Call]) -> Iterator[tuple[str, str, str, Value]]:
     for call in calls:
-        for side in SIDES:
-            for place, value in getattr(call, side).items():
+        for side in JOINED_SIDES:
+            for place, value in call.sides[side].items():
                 yield call.name, side, place, value
 
 
@@ -370,14 +353,58 @@ def _parts(whole: Call, record: StepRecord, other: StepRecord) -> list[Call]:
     for first in range(len(beside)):
         for last in range(first + 2, len(beside) + 1):
             parts = beside[first:last]
-            if all(_fits(parts, whole, side) for side in ("parameters", "outputs")):
+            if all(_fits(parts, whole, side) for side in ("parameter", "output")):
                 return parts
     return []
 
 
 def _fits(parts: Sequence[Call], whole: Call, side: str) -> bool:
     return all(
-        value.shape and axis_of([getattr(part, side).get(place) for part in parts], value.shape) is not None
-        for place, value in getattr(whole, side).items()
+        value.shape and axis_of([part.sides[side].get(place) for part in parts], value.shape) is not None
+        for place, value in whole.sides[side].items()
         if value.dtype
     )
+
+
+# -- ranks that share the work of one
+
+
+def merge_ranks(ranks: Sequence[StepRecord], golden: StepRecord) -> StepRecord:
+    """Return one record of all ranks. golden: of one process."""
+    first, sharded, calls = ranks[0], set[str](), {}
+    others = {identity(call): call for call in golden.calls.values()}  # whatever the class of a sharded layer
+    for name, call in first.calls.items():
+        whole = others.get(identity(call))
+        if whole is not None and _is_sharded(call, whole):
+            sharded |= {name, *first.around(name)}
+    for name, call in first.calls.items():
+        members = [rank.calls[name] for rank in ranks if name in rank.calls]
+        calls[name] = _merged(members, others.get(identity(call)), call.backward or name in sharded)
+    lacking = [text for rank in ranks for text in rank.incomplete]
+    values = [value for call in calls.values() for value in call.values]
+    if sums := sum(bool(one.parts) and one.axis is None and not one.has_values for one in values):
+        text = f"{sums} partial sums of ranks are compared by their mean alone"
+        lacking.append(f'{text}; fix: record with "task": "tensor"')
+    return replace(first, calls=calls, incomplete=list(dict.fromkeys(lacking)))
+
+
+def _is_sharded(call: Call, other: Call) -> bool:
+    """Return whether a forward computes with a part of a parameter."""
+    mine, whole = ({**one.inputs, **one.parameters} for one in (call, other))
+    parameters = [place for place, value in whole.items() if value.is_parameter or place in other.parameters]
+    return any(place in mine and mine[place].shape != whole[place].shape for place in parameters)
+
+
+def _merged(members: Sequence[Call], other: Call | None, add: bool) -> Call:
+    if other is None:
+        return members[0]
+    sides: dict[str, dict[str, Value]] = {}
+    for side in JOINED_SIDES:
+        sides[side] = dict(members[0].sides[side])
+        for place, whole in other.sides[side].items():
+            if place in sides[side] and whole.dtype:
+                values = [call.sides[side][place] for call in members if place in call.sides[side]]
+                different = (value for value in values if not same(value, values[0]))
+                found = _value(values, whole, add and side != "gradient")
+                sides[side][place] = found or next(different, values[0])
+    return members[0].with_sides(sides)

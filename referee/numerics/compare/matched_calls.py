@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from referee.errors import NumericsError
-from referee.numerics.compare.joined_calls import SIDES, axis_of, concatenated, identity, same, total
-from referee.numerics.compare.read_record import Call, StepRecord, Value
+from referee.numerics.compare.read_record import Call, StepRecord
 from referee.numerics.dump_files import read_json
 
 NameMap = Mapping[str, str | Sequence[str]]
@@ -18,14 +17,10 @@ NameMap = Mapping[str, str | Sequence[str]]
 
 @dataclass(frozen=True)
 class CallPair:
-    """A call of the target and one of the golden record; None where a side has no such call.
-
-    how: "name", "path" (another class), "order" (another number or name), "map", or "" where unmatched.
-    """
+    """A call of the target and one of the golden record; None where a side has no such call."""
 
     target: Call | None
     golden: Call | None
-    how: str = ""
 
     @property
     def call(self) -> Call:
@@ -106,14 +101,14 @@ class _Matching:
     def __init__(self, target: StepRecord, golden: StepRecord, names: dict[str, str]) -> None:
         self.target, self.golden, self.names = target, golden, names
         self.paths = {name: other for name, other in names.items() if name not in target.calls}
-        self.matched: dict[str, tuple[str, str]] = {}  # target -> golden, how
+        self.matched: dict[str, str] = {}  # target -> golden
         self.taken: set[str] = set()
-        self.trees = _ModuleTree(target), _ModuleTree(golden)
+        self.modules = _first_calls(target), _first_calls(golden)
 
     def pairs(self) -> list[CallPair]:
         for name, other in self.names.items():
             if name in self.target.calls and other in self.golden.calls:
-                self._add(name, other, "map")
+                self._add(name, other)
         self._shifted("", "")
         for backward in (False, True):
             if backward:
@@ -122,9 +117,9 @@ class _Matching:
             self._functions(backward)
         return self._ordered()
 
-    def _add(self, name: str, other: str, how: str) -> None:
+    def _add(self, name: str, other: str) -> None:
         if name not in self.matched and other not in self.taken:
-            self.matched[name] = other, how
+            self.matched[name] = other
             self.taken.add(other)
 
     def _free(self, record: StepRecord, backward: bool, modules: bool) -> list[Call]:
@@ -146,34 +141,28 @@ class _Matching:
 
     def _shifted(self, mine: str, other: str) -> None:
         """Find modules whose index in a list differs, by their class and weights. mine, other: what holds them."""
-        parts, others = (
-            [(tree, path) for path in tree.children(at)]
-            for tree, at in zip(self.trees, (mine, other), strict=True)
+        nodes, others = (
+            [(calls, path) for path in _children(calls, at)]
+            for calls, at in zip(self.modules, (mine, other), strict=True)
         )
-        if list(map(_named, parts)) == list(map(_named, others)):
-            pairs = list(zip(parts, others, strict=True))
-        else:
-            pairs = _align(parts, others, (_weights,))
-        for (_, one), (_, two) in pairs:
+        names = [[(_last(path), _kind(calls, path)) for calls, path in side] for side in (nodes, others)]
+        pairs = list(zip(nodes, others, strict=False))
+        for (_, one), (_, two) in pairs if names[0] == names[1] else _align(nodes, others, (_weights,)):
             if _last(one) != _last(two):
                 self.paths.setdefault(one, two)
             self._shifted(one, two)
 
     def _modules(self, backward: bool) -> None:
-        calls: dict[str, list[Call]] = {}
-        others: dict[str, list[Call]] = {}
-        for call in self._free(self.target, backward, True):
-            calls.setdefault(call.path, []).append(call)
-        for call in self._free(self.golden, backward, True):
-            others.setdefault(call.path, []).append(call)
-        for path in sorted(calls, key=lambda path: self._path(path) == path):  # a map before paths
-            other_path = self._path(path)
-            for call, other in _of_module(calls[path], others.get(other_path, [])):
-                how = "map" if path != other_path else "name" if other.name == call.name else "path"
-                self._add(call.name, other.name, how)
+        groups: list[dict[str, list[Call]]] = [{}, {}]
+        for paths, record in zip(groups, (self.target, self.golden), strict=True):
+            for call in self._free(record, backward, True):
+                paths.setdefault(call.path, []).append(call)
+        for path in sorted(groups[0], key=lambda path: self._path(path) == path):  # a map before paths
+            for call, other in _of_module(groups[0][path], groups[1].get(self._path(path), [])):
+                self._add(call.name, other.name)
         mine, theirs = self._free(self.target, backward, True), self._free(self.golden, backward, True)
         for call, other in _align(mine, theirs, (_structure, lambda call: call.type)):
-            self._add(call.name, other.name, "order")
+            self._add(call.name, other.name)
             self.paths.setdefault(call.path, other.path)
 
     def _functions(self, backward: bool) -> None:
@@ -184,7 +173,7 @@ class _Matching:
                 groups.setdefault(self._place(call, record), ([], []))[side].append(call)
         for mine, theirs in groups.values():
             for call, other in _align(mine, theirs, (_received, lambda call: call.path)):
-                self._add(call.name, other.name, "name" if call.name == other.name else "order")
+                self._add(call.name, other.name)
 
     def _place(self, call: Call, record: StepRecord) -> Hashable:
         outer = record.within(call.name)
@@ -195,17 +184,15 @@ class _Matching:
         if mixed and not paired and record.within(outer) is None:
             return None  # the root, which msProbe does not record
         if record is self.target:
-            return self.matched[outer][0] if paired else (outer,)
+            return self.matched[outer] if paired else (outer,)
         return outer
 
     def _backward_as_forward(self) -> None:
-        forwards = {call.forward_name: call.name for call in self._free(self.golden, True, True)}
-        forwards |= {call.forward_name: call.name for call in self._free(self.golden, True, False)}
+        backward = {call.forward_name: call.name for call in self.golden.calls.values() if call.backward}
         for call in self.target.calls.values():
-            if call.backward and call.forward_name in self.matched:
-                other, how = self.matched[call.forward_name]
-                if other in forwards:
-                    self._add(call.name, forwards[other], how)
+            other = self.matched.get(call.forward_name)
+            if call.backward and other in backward:
+                self._add(call.name, backward[other])
 
     def _ordered(self) -> list[CallPair]:
         """Return the pairs in the golden order. A call of the target alone follows its neighbour there."""
@@ -221,55 +208,42 @@ class _Matching:
             if call.backward and last[0] < first_backward - 1:
                 last = (first_backward - 1, 0)
             if name in self.matched:
-                other, how = self.matched[name]
+                other = self.matched[name]
                 last = position[other]
-                found.append((last, CallPair(call, self.golden.calls[other], how)))
+                found.append((last, CallPair(call, self.golden.calls[other])))
             else:
                 found.append(((last[0], extra), CallPair(call, None)))
         return [pair for _, pair in sorted(found, key=lambda item: item[0])]
 
 
-class _ModuleTree:
-    """The modules of a record by their paths."""
-
-    def __init__(self, record: StepRecord) -> None:
-        self.first: dict[str, Call] = {}  # forward call of each path
-        for call in record.calls.values():
-            if call.is_module and not call.backward:
-                self.first.setdefault(call.path, call)
-
-    def children(self, path: str) -> list[str]:
-        start = f"{path}." if path else ""
-        names = (
-            other.removeprefix(start).partition(".")[0]
-            for other in self.first
-            if other and other.startswith(start)
-        )
-        return [f"{start}{name}" for name in dict.fromkeys(names)]
-
-    def kind(self, path: str) -> str:
-        return self.first[path].type if path in self.first else ""
-
-    def within(self, path: str) -> list[tuple[str, str, Value]]:
-        return [
-            (other.removeprefix(path), key, value)
-            for other, call in self.first.items()
-            if f"{other}.".startswith(f"{path}.")
-            for key, value in call.parameters.items()
-        ]
+def _first_calls(record: StepRecord) -> dict[str, Call]:
+    """Return the first forward of each module, by path."""
+    found: dict[str, Call] = {}
+    for call in record.calls.values():
+        if call.is_module and not call.backward:
+            found.setdefault(call.path, call)
+    return found
 
 
-Node = tuple[_ModuleTree, str]  # a module, by its path
+def _children(calls: Mapping[str, Call], path: str) -> list[str]:
+    """Return the paths directly within a path."""
+    start = f"{path}." if path else ""
+    inner = (other.removeprefix(start) for other in calls if other and other.startswith(start))
+    return [f"{start}{name}" for name in dict.fromkeys(other.partition(".")[0] for other in inner)]
 
 
-def _named(node: Node) -> Hashable:
-    return _last(node[1]), node[0].kind(node[1])
+def _kind(calls: Mapping[str, Call], path: str) -> str:
+    return calls[path].type if path in calls else ""
 
 
-def _weights(node: Node) -> Hashable:
-    tree, path = node
-    return tree.kind(path), *(
-        (at, key, value.shape, value.statistics) for at, key, value in tree.within(path)
+def _weights(node: tuple[Mapping[str, Call], str]) -> Hashable:
+    """Return the class of a module, and what identifies the parameters within it."""
+    calls, path = node
+    return _kind(calls, path), *(
+        (other.removeprefix(path), place, value.shape, value.statistics)
+        for other, call in calls.items()
+        if f"{other}.".startswith(f"{path}.")
+        for place, value in call.parameters.items()
     )
 
 
@@ -312,51 +286,3 @@ def _align(
         here, there = block.a + block.size, block.b + block.size
         found += zip(mine[block.a : here], theirs[block.b : there], strict=True)
     return found
-
-
-def merge_ranks(ranks: Sequence[StepRecord], golden: StepRecord) -> StepRecord:
-    """Return one record of all ranks. golden: of one process."""
-    first, sharded, calls = ranks[0], set[str](), {}
-    others = {identity(call): call for call in golden.calls.values()}  # whatever the class of a sharded layer
-    for name, call in first.calls.items():
-        whole = others.get(identity(call))
-        if whole is not None and _is_sharded(call, whole):
-            sharded |= {name, *first.around(name)}
-    for name, call in first.calls.items():
-        members = [rank.calls[name] for rank in ranks if name in rank.calls]
-        calls[name] = _merged(members, others.get(identity(call)), call.backward or name in sharded)
-    lacking = [text for rank in ranks for text in rank.incomplete]
-    values = [value for call in calls.values() for value in call.values]
-    if sums := sum(bool(one.parts) and one.axis is None and not one.has_values for one in values):
-        text = f"{sums} partial sums of ranks are compared by their mean alone"
-        lacking.append(f'{text}; fix: record with "task": "tensor"')
-    return replace(first, calls=calls, incomplete=list(dict.fromkeys(lacking)))
-
-
-def _is_sharded(call: Call, other: Call) -> bool:
-    """Return whether a forward computes with a part of a parameter."""
-    mine, whole = ({**one.inputs, **one.parameters} for one in (call, other))
-    parameters = [place for place, value in whole.items() if value.is_parameter or place in other.parameters]
-    return any(place in mine and mine[place].shape != whole[place].shape for place in parameters)
-
-
-def _merged(members: Sequence[Call], other: Call | None, add: bool) -> Call:
-    if other is None:
-        return members[0]
-    sides: dict[str, Any] = {side: {} for side in SIDES}
-    for side in SIDES:
-        for place in getattr(members[0], side):
-            values = [getattr(call, side)[place] for call in members if place in getattr(call, side)]
-            whole = getattr(other, side).get(place)
-            sides[side][place] = _value(values, whole, add and side != "gradients")
-    return replace(members[0], **sides)
-
-
-def _value(values: Sequence[Value], whole: Value | None, add: bool) -> Value:
-    different = next((value for value in values if not same(value, values[0])), None)
-    if whole is None or not whole.dtype or (different is None and values[0].shape == whole.shape):
-        return values[0]
-    if different is None or values[0].shape != whole.shape:
-        axis = axis_of(values, whole.shape)
-        return values[0] if axis is None else concatenated(values, axis)
-    return total(values) if add else different

@@ -5,7 +5,6 @@ A record is a folder with dump.json and, optionally, stack.json, construct.json 
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -73,10 +72,11 @@ class Value:
 
     @property
     def finite(self) -> bool:
-        """False where a NaN or an infinity is in the tensor."""
+        """False where a NaN or an infinity is in the tensor. An infinite norm alone is none: squares overflow early."""
         if self.nan_count is not None:
             return not (self.nan_count or self.inf_count)
-        return all(math.isfinite(number) for number in self.statistics if number is not None)
+        numbers = (self.highest, self.lowest, self.mean)
+        return all(math.isfinite(number) for number in numbers if number is not None)
 
     def describe(self) -> str:
         """Return the value in a few words."""
@@ -94,6 +94,13 @@ class Value:
 
 
 STATISTICS = ("max", "min", "mean", "norm")
+SIDES = {  # of a call -> its field
+    "input": "inputs",
+    "parameter": "parameters",
+    "output": "outputs",
+    "gradient": "gradients",
+    "buffer": "buffers",
+}
 
 
 @dataclass(frozen=True)
@@ -127,9 +134,18 @@ class Call:
         return self.path[-1:] == "_" and first is not None and first.is_parameter
 
     @property
+    def sides(self) -> dict[str, dict[str, Value]]:
+        """Return the values by side and place."""
+        return {side: getattr(self, name) for side, name in SIDES.items()}
+
+    @property
     def values(self) -> Iterator[Value]:
-        for values in (self.inputs, self.parameters, self.outputs, self.gradients, self.buffers):
-            yield from values.values()
+        return (value for values in self.sides.values() for value in values.values())
+
+    def with_sides(self, sides: Mapping[str, dict[str, Value]]) -> Call:
+        """Return the call with other values at the given sides."""
+        fields: dict[str, Any] = {SIDES[side]: values for side, values in sides.items()}
+        return replace(self, **fields)
 
     @property
     def is_module(self) -> bool:
@@ -182,8 +198,6 @@ MODULE = re.compile(
 )
 GRADIENTS = re.compile(r"(?:Module|Cell)\.(?:(?P<path>.+)\.)?(?P<type>[^.]+)\.parameters_grad(?:\.\d+)?")
 FUNCTION = re.compile(r"(?P<path>.+)\.(?P<n>\d+)\.(?P<way>forward|backward)")
-LEVELS = ("L0", "L1", "mix", "L2", "debug")  # the last two are msProbe's
-MOST_DEPTH = 50  # of nested arguments
 
 
 def find_records(path: Path) -> dict[str, Path]:
@@ -287,11 +301,8 @@ def _calls(folder: Path, data: Mapping[str, Any]) -> dict[str, Call]:
 
 def _notes(folder: Path, content: Mapping[str, Any], calls: Mapping[str, Call]) -> list[str]:
     """Return the notes of the recorder, and what is not as it should be."""
-    notes, level = content.get("notes"), content.get("level")
-    texts = list(map(str, notes)) if isinstance(notes, list) else []
-    if level is not None and level not in LEVELS:
-        texts.append(f'{DUMP} has "level": {json.dumps(level)}, which is none of {", ".join(LEVELS)}')
-    if not (folder / CONSTRUCT).exists() and level != "L1":
+    texts = list(map(str, content.get("notes") or []))
+    if not (folder / CONSTRUCT).exists() and content.get("level") != "L1":
         texts.append(f"{CONSTRUCT} is missing: the modules around calls are unknown")
     values = [value for call in calls.values() for value in call.values]
     if absent := sum(value.file is not None and not value.has_values for value in values):
@@ -346,12 +357,10 @@ def _call(name: str, row: Mapping[str, Any], folder: Path) -> Call | None:
 
 
 def _flatten(tree: Any, folder: Path, name: str) -> dict[str, Value]:
-    return dict(_leaves(tree, "", folder, name, 0))
+    return dict(_leaves(tree, "", folder, name))
 
 
-def _leaves(tree: Any, place: str, folder: Path, name: str, depth: int) -> Iterator[tuple[str, Value]]:
-    if depth > MOST_DEPTH:
-        raise NumericsError(f"{folder / DUMP}: row {name} is nested too deeply; fix: record the step again")
+def _leaves(tree: Any, place: str, folder: Path, name: str) -> Iterator[tuple[str, Value]]:
     if isinstance(tree, dict) and not isinstance(tree.get("type"), str):
         parts: Iterator[tuple[Any, Any]] = iter(tree.items())
     elif isinstance(tree, list):
@@ -360,7 +369,7 @@ def _leaves(tree: Any, place: str, folder: Path, name: str, depth: int) -> Itera
         yield place, _value(tree, folder, f"{name}, {place}")
         return
     for key, part in parts:
-        yield from _leaves(part, f"{place}.{key}" if place else str(key), folder, name, depth + 1)
+        yield from _leaves(part, f"{place}.{key}" if place else str(key), folder, name)
 
 
 def _value(entry: Any, folder: Path, where: str) -> Value:

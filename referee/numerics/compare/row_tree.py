@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from referee.numerics.compare.compared_rows import UNMATCHED, CallRow, Cell, PlainDifference
-from referee.numerics.compare.read_record import StepRecord, Value
+from referee.numerics.compare.read_record import Call, StepRecord, Value
 from referee.numerics.rows import TableRow
 
 
@@ -23,7 +23,7 @@ class Divergence(TableRow):
     step: str = ""  # as in "step0/rank0"
     direction: str = "forward"
     order: tuple[int, int] = (0, 0)  # of two ranks, the earlier one is the first
-    context: tuple[str, ...] = ()  # calls of one side alone, modules that share a parameter, groups of these
+    context: tuple[str, ...] = ()  # calls of one side alone, groups of parameters
     row: CallRow | None = None
 
 
@@ -107,7 +107,7 @@ class RowTree:
             units=max(row.replayed) if row.replayed and side == "output" else units,
             bound=bound,
             evidence=evidence,
-            stack=self._stack(row),
+            stack=stack_of(row.pair.target, self.target) or stack_of(row.pair.golden, self.golden),
             module=module.pair.call.path if module else "",
             direction="backward" if call.backward else "forward",
             order=order or (0, self.position(row)),
@@ -130,12 +130,11 @@ class RowTree:
         ]
         return tuple(found[-5:])
 
-    def _stack(self, row: CallRow) -> tuple[str, ...]:
-        for call, record in ((row.pair.target, self.target), (row.pair.golden, self.golden)):
-            for name in (call.name, call.forward_name) if call else ():
-                if name in record.stacks:
-                    return tuple(record.stacks[name])
-        return ()
+
+def stack_of(call: Call | None, record: StepRecord) -> tuple[str, ...]:
+    """Return the call stack of a call, or of its forward; empty where none is recorded."""
+    names = (call.name, call.forward_name) if call else ()
+    return next((tuple(record.stacks[name]) for name in names if name in record.stacks), ())
 
 
 def key(value: Value | None) -> Any:

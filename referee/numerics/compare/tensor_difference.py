@@ -121,16 +121,14 @@ def load(value: Value) -> Tensor:
 
 def _bad_numbers(target: Value, golden: Value) -> str:
     """Say where NaN or Inf is on one side alone, or in other numbers."""
-    if target.finite and golden.finite:
-        return ""
-    if target.nan_count is None or golden.nan_count is None:
-        if target.finite == golden.finite:
-            return ""
-        return f"NaN or Inf in the {'golden' if target.finite else 'target'} alone"
-    counts = ((target.nan_count, target.inf_count), (golden.nan_count, golden.inf_count))
-    if counts[0] == counts[1]:
-        return ""
-    return f"{counts[0][0]} NaN and {counts[0][1]} Inf against {counts[1][0]} NaN and {counts[1][1]} Inf"
+    counted = None not in (target.nan_count, golden.nan_count)
+    sides = [
+        f"{value.nan_count} NaN and {value.inf_count} Inf"
+        if counted
+        else ("finite" if value.finite else "NaN or Inf")
+        for value in (target, golden)
+    ]
+    return "" if sides[0] == sides[1] else " against ".join(sides)
 
 
 def _compare_tensors(target: Tensor, golden: Tensor, floor: float) -> TensorDifference:

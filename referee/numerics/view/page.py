@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from referee.numerics.compare.compare_records import Comparison
-from referee.numerics.compare.comparison_page import summary
+from referee.numerics.compare.comparison_page import comparison_blocks
 from referee.numerics.compare.matched_calls import NameMap
 from referee.numerics.dump_files import writing
 from referee.numerics.view.tree import comparison_tree, first_critical, record_tree
 from referee.pages.components import render_blocks
-from referee.pages.document import BulletList
+from referee.pages.document import Block, BulletList
 from referee.pages.html_page import html_file, script_json
 from referee.pages.markup import Code, Text, escape_html, to_html
 
@@ -24,16 +25,15 @@ SKELETON = """
 <aside id="details" aria-label="the chosen call"></aside>
 </div>
 <section id="matching"></section>
-<noscript><p class="note">The tree needs JavaScript. compare.html has every call of a comparison.</p></noscript>
+<noscript><p class="note">The tree needs JavaScript. compare_result.csv has every call of a comparison.</p></noscript>
 """
 
 
 def write_comparison_view(comparison: Comparison, names: NameMap, path: Path) -> None:
-    """Write the tree of two compared records."""
-    lines: list[Text] = [*summary(comparison)[1:4]]
+    """Write the first divergence, further differences, and the tree of two compared records."""
     subtitle: Text = ("target ", Code(str(comparison.target)), ", golden ", Code(str(comparison.golden)))
-    title = f"Tree of two records: {comparison.verdict}"
-    _write(path, title, subtitle, lines, comparison_tree(comparison, names))
+    title = f"Comparison of two records: {comparison.verdict_text}"
+    _write(path, title, subtitle, comparison_blocks(comparison), comparison_tree(comparison, names))
 
 
 def write_record_view(record: Path, path: Path) -> str:
@@ -44,20 +44,17 @@ def write_record_view(record: Path, path: Path) -> str:
     data = record_tree(record)
     calls = sum(len(step["nodes"]) for step in data["steps"])
     bad = [node for step in data["steps"] for node in step["nodes"] if node["levels"][0]]
-    lines: list[Text] = [
-        f"{calls} calls in {len(data['steps'])} records",
-        f"{len(bad)} calls with an overflow level",
-    ]
-    _write(path, "Tree of a record", Code(str(record)), lines, data)
+    lines = [f"{calls} calls in {len(data['steps'])} records", f"{len(bad)} calls with an overflow level"]
+    _write(path, "Tree of a record", Code(str(record)), [BulletList(lines, small=True)], data)
     return next(filter(None, (first_critical(step["nodes"]) for step in data["steps"])), "")
 
 
-def _write(path: Path, title: str, subtitle: Text, lines: list[Text], data: dict[str, Any]) -> None:
+def _write(path: Path, title: str, subtitle: Text, blocks: Sequence[Block], data: dict[str, Any]) -> None:
     header = f"<header><h1>{escape_html(title)}</h1><p>{to_html(subtitle)}</p></header>"
     script = (HERE / "tree.js").read_text(encoding="utf-8")
     content = f'<script type="application/json" id="tree-data">{script_json(data)}</script>'
     scripts = f"{content}\n<script>{script}</script>\n"
-    body = f"{header}\n{render_blocks([BulletList(lines, small=True)])}{SKELETON}"
+    body = f"{header}\n{render_blocks(blocks)}{SKELETON}"
     page = html_file(title, body, scripts, (HERE / "tree.css").read_text(encoding="utf-8"))
     with writing(path, "give another path by -o"):
         path.parent.mkdir(parents=True, exist_ok=True)

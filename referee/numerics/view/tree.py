@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from referee.numerics.compare.compare_records import Comparison, StepComparison
 from referee.numerics.compare.compared_rows import CallRow, Cell
 from referee.numerics.compare.matched_calls import CallPair, NameMap
 from referee.numerics.compare.read_record import Call, StepRecord, Value, find_records, read_record
+from referee.numerics.compare.row_tree import RowTree, stack_of
 
 CRITICAL, HIGH, MEDIUM = "critical", "high", "medium"
 LEVELS = (CRITICAL, HIGH, MEDIUM)
@@ -44,15 +45,7 @@ def overflow_level(call: Call | None) -> str:
 
 
 def _abnormal(values: Mapping[str, Value]) -> list[str]:
-    return [place for place, value in values.items() if value.dtype and _is_abnormal(value)]
-
-
-def _is_abnormal(value: Value) -> bool:
-    """Return whether a NaN or an infinity is in the tensor. An infinite norm alone is none: squares overflow early."""
-    if value.nan_count is not None or value.inf_count is not None:
-        return bool(value.nan_count or value.inf_count)
-    numbers = (value.highest, value.lowest, value.mean)
-    return any(number is not None and not math.isfinite(number) for number in numbers)
+    return [place for place, value in values.items() if value.dtype and not value.finite]
 
 
 def _jumps(call: Call) -> bool:
@@ -65,7 +58,6 @@ def _largest_norm(values: Iterable[Value]) -> float | None:
     return max(norms, default=None)
 
 
-SIDES = {"input": "inputs", "parameter": "parameters", "output": "outputs", "gradient": "gradients"}
 SINGLE = "recorded"  # the grade of a call that is not compared
 
 
@@ -75,10 +67,14 @@ def comparison_tree(comparison: Comparison, names: NameMap) -> dict[str, Any]:
         "target": str(comparison.target),
         "golden": str(comparison.golden),
         "map": names,
-        "steps": [
-            _Tree(step.place, step.rows, step.target, step.golden, step).data() for step in comparison.steps
-        ],
+        "steps": [_of_step(step) for step in comparison.steps],
     }
+
+
+def _of_step(step: StepComparison) -> dict[str, Any]:
+    found = step.judgement.divergence
+    data = _Tree(step.place, step.rows, step.target, step.golden, found.row if found else None).data()
+    return {**data, "why": found.evidence if found else ""}
 
 
 def record_tree(path: Path) -> dict[str, Any]:
@@ -87,7 +83,7 @@ def record_tree(path: Path) -> dict[str, Any]:
     for place, folder in find_records(path).items():
         record = read_record(folder)
         rows = [CallRow(CallPair(call, None), grade=SINGLE) for call in record.calls.values()]
-        steps.append(_Tree("" if place == "." else place, rows, record, None, None).data())
+        steps.append(_Tree("" if place == "." else place, rows, record, record, None).data())
     return {"target": str(path), "golden": "", "map": {}, "steps": steps}
 
 
@@ -103,60 +99,38 @@ def first_critical(nodes: Sequence[Mapping[str, Any]]) -> str:
 
 
 class _Tree:
-    """The tree of a step of a rank."""
+    """The tree of a step of a rank. golden: the target itself, of one record."""
 
     def __init__(
         self,
         place: str,
         rows: Sequence[CallRow],
         target: StepRecord,
-        golden: StepRecord | None,
-        step: StepComparison | None,
+        golden: StepRecord,
+        first: CallRow | None,
     ) -> None:
-        self.place, self.rows, self.target, self.golden, self.step = place, rows, target, golden, step
+        self.place, self.tree, self.first = place, RowTree(rows, target, golden), first
         self.stacks: dict[tuple[str, ...], int] = {}
-        self.by_target = {row.pair.target.name: number for number, row in enumerate(rows) if row.pair.target}
-        self.by_golden = {row.pair.golden.name: number for number, row in enumerate(rows) if row.pair.golden}
+        self.inner: dict[int | None, list[CallRow]] = {}
+        for row in rows:
+            outer = next(self.tree.around(row), None)
+            self.inner.setdefault(id(outer) if outer else None, []).append(row)
 
     def data(self) -> dict[str, Any]:
-        order = self._order()
-        found = self.step.judgement.divergence if self.step else None
-        first = next(
-            (at for at, (number, _) in enumerate(order) if found and self.rows[number] is found.row), None
-        )
+        order = list(self._within(None, 0))
+        firsts = (number for number, (row, _) in enumerate(order) if row is self.first)
         return {
             "place": self.place,
-            "first": first,
-            "why": found.evidence if found else "",
-            "nodes": [self._node(self.rows[number], depth) for number, depth in order],
+            "first": next(firsts, None),
+            "nodes": [self._node(row, depth) for row, depth in order],
             "stacks": [list(lines) for lines in self.stacks],
         }
 
-    def _parent(self, row: CallRow) -> int | None:
-        """Return the number of the row around a row. A call of the target alone is within the target's module."""
-        if row.pair.golden and self.golden:
-            outer = self.golden.within(row.pair.golden.name)
-            return self.by_golden.get(outer) if outer else None
-        outer = self.target.within(row.pair.target.name) if row.pair.target else None
-        return self.by_target.get(outer) if outer else None
-
-    def _order(self) -> list[tuple[int, int]]:
-        """Return (row, depth), each row before those within it and after those before it."""
-        inner: dict[int | None, list[int]] = {}
-        for number, row in enumerate(self.rows):
-            inner.setdefault(self._parent(row), []).append(number)
-        order: list[tuple[int, int]] = []
-        todo = [(number, 0) for number in reversed(inner.get(None, []))]
-        left = dict.fromkeys(range(len(self.rows)))
-        while todo or left:
-            if not todo:  # a circle of parents
-                todo = [(next(iter(left)), 0)]
-            number, depth = todo.pop()
-            if number in left:
-                del left[number]
-                order.append((number, depth))
-                todo += [(child, depth + 1) for child in reversed(inner.get(number, []))]
-        return order
+    def _within(self, outer: CallRow | None, depth: int) -> Iterator[tuple[CallRow, int]]:
+        """Yield the rows within a row and their depths, each before those within it."""
+        for row in self.inner.get(id(outer) if outer else None, []):
+            yield row, depth
+            yield from self._within(row, depth + 1)
 
     def _node(self, row: CallRow, depth: int) -> dict[str, Any]:
         target, golden = row.pair.target, row.pair.golden
@@ -174,7 +148,7 @@ class _Tree:
             "values": self._values(row),
             "settings": _settings(target, golden),
             "differs": row.differs,
-            "stacks": [self._stack(target, self.target), self._stack(golden, self.golden)],
+            "stacks": [self._stack(target, self.tree.target), self._stack(golden, self.tree.golden)],
         }
         if row.grade not in (SINGLE, "unmatched"):
             node["units"] = _number(units)
@@ -190,10 +164,8 @@ class _Tree:
         """Return (place, target, golden, units) of each recorded tensor."""
         cells: dict[tuple[str, str], Cell] = {(cell.side, cell.place): cell for cell in row.cells}
         found = []
-        for side, attribute in SIDES.items():
-            mine, others = (
-                getattr(call, attribute) if call else {} for call in (row.pair.target, row.pair.golden)
-            )
+        for side in ("input", "parameter", "output", "gradient"):
+            mine, others = (call.sides[side] if call else {} for call in (row.pair.target, row.pair.golden))
             for place in {**others, **mine}:
                 pair = mine.get(place), others.get(place)
                 if not any(value is not None and value.dtype for value in pair):
@@ -201,17 +173,14 @@ class _Tree:
                 cell = cells.get((side, place))
                 text = ""
                 if cell is not None:
-                    error = cell.difference.error
-                    units = error / row.epsilon if row.epsilon else (math.inf if error else 0.0)
-                    text = "equal" if cell.difference.equal else cell.difference.what or _number(units)
+                    units = _number(row.in_units(cell.difference.error))
+                    text = "equal" if cell.difference.equal else cell.difference.what or units
                 found.append([f"{side} {place}", *(_describe(value) for value in pair), text])
         return found
 
-    def _stack(self, call: Call | None, record: StepRecord | None) -> int | None:
-        if call is None or record is None:
-            return None
-        lines = record.stacks.get(call.name) or record.stacks.get(call.forward_name)
-        return self.stacks.setdefault(tuple(lines), len(self.stacks)) if lines else None
+    def _stack(self, call: Call | None, record: StepRecord) -> int | None:
+        lines = stack_of(call, record)
+        return self.stacks.setdefault(lines, len(self.stacks)) if lines else None
 
 
 def _settings(target: Call | None, golden: Call | None) -> list[list[str]]:

@@ -99,7 +99,7 @@ def test_a_name_that_is_too_long_is_one_line(
     ("command", "name"),
     [
         (WRITING[0], "out/compare.json"),
-        (WRITING[0], "out/tree.html"),
+        (WRITING[0], "out/compare.html"),
         (WRITING[2], "out/diagnose.json"),
         (WRITING[4], "out/check_config.json"),
         (WRITING[5], "out/logp_diff.json"),
