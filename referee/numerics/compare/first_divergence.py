@@ -40,6 +40,7 @@ from referee.numerics.rows import TableRow
 
 # The largest growth measured between correct kernels was 7.5 (14 for q, k and v as three layers).
 GROWTH = 16.0
+FLAGS = {"True", "False", "None", "absent"}
 RANDOM = "drop rand bernoulli multinomial normal uniform exponential rrelu gumbel poisson".split()  # noqa: SIM905
 
 
@@ -247,12 +248,9 @@ class _Judge:
             # As of an update: see wrong_updates.
             wrong = wrong and _is_large_update(row, math.sqrt(GROWTH * explained))
         # A number that differs is a setting even where its effect is small. A flag may choose another kernel.
-        flags = {"True", "False", "None", "absent"}
-        weak = [
-            value for value in changed if value.side != "output" and not {value.target, value.golden} & flags
-        ]
-        weak = weak if row.equal("input") and not row.pair.call.backward and not row.inner else []
-        if not wrong and not weak:
+        exact = row.equal("input") and not row.pair.call.backward and not row.inner
+        numbers = [value for value in changed if not {value.target, value.golden} & FLAGS]
+        if not wrong and not (exact and any(value.side != "output" for value in numbers)):
             if row.replayed is None and not (row.equal("input") or row.pair.call.is_module):
                 self.undecided += [f"{row.name}: {value}" for value in changed if value.side == "argument"]
             return None
@@ -263,11 +261,9 @@ class _Judge:
         if row.settings:
             return self.tree.divergence(row, "output", "setting", (changed or row.settings)[0], bound)
         inside = (other for other in self.rows if other.grade == UNMATCHED and other.pair.call.is_module)
-        alone = next(
-            (one for one in inside if self.tree.outer(one) is row and is_judged(self.tree, one)), None
-        )
-        same_way = alone is not None and alone.pair.call.backward == row.pair.call.backward
-        if alone is not None and same_way and not caller(self.tree, alone):
+        judged = (one for one in inside if self.tree.outer(one) is row and is_judged(self.tree, one))
+        alone = next((one for one in judged if one.pair.call.backward == row.pair.call.backward), None)
+        if alone is not None and not caller(self.tree, alone):
             return self.tree.divergence(alone, "", "one side")
         return self.tree.divergence(row, "output", "computed", bound=bound)
 

@@ -6,6 +6,7 @@ those of its parts, its checksum does not. A value that cannot be joined is comp
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -350,12 +351,10 @@ def _parts(whole: Call, record: StepRecord, other: StepRecord) -> list[Call]:
         and call.path.rpartition(".")[0] == place
         and call.path not in known
     ]
-    for first in range(len(beside)):
-        for last in range(first + 2, len(beside) + 1):
-            parts = beside[first:last]
-            if all(_fits(parts, whole, side) for side in ("parameter", "output")):
-                return parts
-    return []
+    ends = itertools.combinations(range(len(beside) + 1), 2)
+    several = (beside[first:last] for first, last in ends if last - first > 1)
+    fits = (parts for parts in several if all(_fits(parts, whole, side) for side in ("parameter", "output")))
+    return next(fits, [])
 
 
 def _fits(parts: Sequence[Call], whole: Call, side: str) -> bool:

@@ -6,9 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from referee.numerics.compare.compared_rows import CallRow, Cell
 from referee.numerics.compare.read_record import Value
-from referee.numerics.compare.tensor_difference import compare_values, epsilon, load, load_pair
+from referee.numerics.compare.tensor_difference import compare_values, epsilon, load_pair
+
+Sides = tuple[Value, Value]  # target and golden
 
 
 @dataclass(frozen=True)
@@ -56,14 +61,15 @@ def wrong_updates(rows: Sequence[CallRow], earlier: Earlier, growth: float) -> W
     parameters = [(row, cell) for row in rows for cell in row.cells if cell.side == "parameter"]
     for row, cell in parameters:
         old, key = before.get((row.name, "parameter", cell.place)), (row.pair.call.path, cell.place)
-        if old is None or not (cell.target and cell.golden):
+        if old is None or not (cell.target and cell.golden and old.target and old.golden):
             continue
         if key in trained:
             updates.append((row, cell))
             error = max(earlier.error, trained[key])
             bound = growth * row.epsilon if earlier.equal else math.sqrt(growth * error)
             judged = earlier.equal or _group(row, cell) != "biases"
-            if judged and not cell.difference.equal and _update_error(cell, old) > bound:
+            sides = (cell.target, cell.golden), (old.target, old.golden)
+            if judged and not cell.difference.equal and _update_error(*sides) > bound:
                 wrong.append((row, cell))
         elif cell.golden.requires_grad is False:
             written = before.get((row.name, "buffer", cell.place), old)
@@ -88,33 +94,24 @@ def _group(row: CallRow, cell: Cell) -> str:
     return "matrices" if len(cell.golden.shape) > 1 else "biases"
 
 
-def _update_error(now: Cell, old: Cell) -> float:
+def _update_error(now: Sides, old: Sides) -> float:
     """Return the error of an update relative to the golden one, without what rounding of the parameter explains."""
-    assert now.target is not None
-    assert now.golden is not None
-    assert old.target is not None
-    assert old.golden is not None
-    after, before = load_pair(now.target, now.golden), load_pair(old.target, old.golden)
-    rounding = 4 * epsilon(now.golden.dtype)
-    if after and before:
-        mine, golden = (x.double() - y.double() for x, y in zip(after, before, strict=True))
-        size = float(load(old.golden).double().square().mean().sqrt())
-        error, moved = (float(change.square().mean().sqrt()) for change in (mine - golden, golden))
-    else:
-        scales = _numbers(old.golden)
-        size = max(map(abs, scales))
-        mine_moved, golden_moved = (
-            [x - y for x, y in zip(_numbers(late), _numbers(early), strict=True)]
-            for late, early in ((now.target, old.target), (now.golden, old.golden))
-        )
-        error = max(abs(x - y) for x, y in zip(mine_moved, golden_moved, strict=True))
-        moved = max(map(abs, golden_moved))
-    error = max(error - rounding * size, 0.0)
+    after, before = load_pair(*now), load_pair(*old)
+    loaded = after is not None and before is not None
+    if after is None or before is None:
+        after, before = ((_numbers(target), _numbers(golden)) for target, golden in (now, old))
+
+    def size(x: Tensor) -> float:
+        return float(x.square().mean().sqrt() if loaded else x.abs().max())
+
+    mine, golden = (late.double() - early.double() for late, early in zip(after, before, strict=True))
+    rounding = 4 * epsilon(now[1].dtype) * size(before[1].double())
+    error, moved = max(size(mine - golden) - rounding, 0.0), size(golden)
     return error / moved if moved else (math.inf if error else 0.0)
 
 
-def _numbers(value: Value) -> list[float]:
+def _numbers(value: Value) -> Tensor:
     """Return the statistics at the scale of an element."""
-    root = math.sqrt(max(value.count, 1))
     highest, lowest, mean, norm = (number or 0.0 for number in value.statistics)
-    return [highest, lowest, mean, norm / root]
+    numbers = [highest, lowest, mean, norm / math.sqrt(max(value.count, 1))]
+    return torch.tensor(numbers, dtype=torch.float64)
