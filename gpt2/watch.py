@@ -30,8 +30,8 @@ from gpt2.loss import IGNORED
 from gpt2.training_step import StepObserver
 from referee.errors import NumericsError
 from referee.numerics.diagnose.spikes import RECENT, WINDOW
+from referee.numerics.monitor.monitor import Monitor
 from referee.numerics.monitor.monitor_settings import TRIGGERED, Fired, MonitorConfig, Triggers, read_triggers
-from referee.numerics.monitor.step_monitor import StepMonitor
 from referee.numerics.monitor.tables import TableWriter
 from referee.numerics.monitor.targets import ControlFile, ModelNames, MonitorTarget
 from referee.numerics.search.fix_words import UPDATES, Applied, fix
@@ -62,7 +62,7 @@ class RunMonitor(StepObserver):
         self.folder = directory / FOLDER
         config = MonitorConfig(settings.targets, settings.interval, start=1)
         self.triggers = Triggers(settings.triggers)
-        self.monitor = StepMonitor(model, optimizer, config, self.folder, ranks.rank())
+        self.monitor = Monitor(model, optimizer, config, self.folder, ranks.rank())
         self.monitor.say = note
         self.control = ControlFile(self.folder)
         self.broken = False

@@ -1,31 +1,52 @@
-"""A monitor of any training script: hooks observe forward, backward and optimizer.step(), and nothing else changes.
+"""Watch the statistics of a training run, section 4.6. `Monitor.attach` does so by hooks, or a loop calls:
 
-A step ends with optimizer.step(). grad_unreduced is read when backward of the last micro-batch has summed a gradient,
-and grad_reduced when optimizer.step() is called: after the reduction, and after clipping where the script clips.
+    monitor = Monitor(model, optimizer, MonitorConfig(("grad", "param"), 10), Path("monitor_output"))
+    for step in range(1, steps + 1):
+        with monitor.step(step):            # writes the rows of the step at its end
+            loss = ...; loss.backward()
+            monitor.gradients("grad_reduced")
+            clip(...)
+            with monitor.update():
+                optimizer.step()
+
+Statistics are computed on the device and reach the host in one transfer a step. No number of the training changes.
+
+With hooks a step ends with optimizer.step(). grad_unreduced is read when backward of the last micro-batch has summed a
+gradient, and grad_reduced when optimizer.step() is called: after the reduction, and after clipping where the script
+clips.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import json
+import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from referee.errors import NumericsError
 from referee.numerics.describe import tensors_in
-from referee.numerics.dump_files import this_rank
-from referee.numerics.monitor.monitor_settings import check_targets, monitor_config, read_settings
-from referee.numerics.monitor.statistics import reason
-from referee.numerics.monitor.step_monitor import StepMonitor, local
-from referee.numerics.monitor.targets import ModelNames, model_names
+from referee.numerics.dump_files import this_rank, write_json, writing
+from referee.numerics.monitor.activations import ActivationWatch
+from referee.numerics.monitor.monitor_settings import (
+    MonitorConfig,
+    check_targets,
+    monitor_config,
+    read_settings,
+)
+from referee.numerics.monitor.statistics import Pending, reason, update_ratio
+from referee.numerics.monitor.tables import FIX, KINDS, LAYOUT, MOMENTS, TableWriter
+from referee.numerics.monitor.targets import WRAPPERS, ModelNames, MonitorTarget, model_names, parse_targets
 
 OUTPUT, DYNAMIC = "MONITOR_OUTPUT_DIR", "DYNAMIC_MONITOR"  # environment variables of msProbe
+EVERYTHING = MonitorTarget("all")
+FORWARD = ("actv", "actv_grad", "attention")  # kinds that need hooks during forward
+OFTEN_ABSENT = ("grad_before", "data")  # kinds without a row in a sound step
 
 
 def harmless(hook: Callable[..., Any]) -> Any:
@@ -42,11 +63,198 @@ def harmless(hook: Callable[..., Any]) -> Any:
     return guarded
 
 
-class Monitor(StepMonitor):
-    """A monitor that `attach` gives its hooks. Without them a loop calls it at its own points, as StepMonitor says.
+class Monitor:
+    """Statistics of one model on one rank, written to <folder>/rank<r>.
 
-    Gradients are in parameter.main_grad where a parameter has it, as in Megatron.
+    extra: targets of every step, besides those of the configuration; may change between steps. replicas: the ranks with
+    the same weights; by default all. schedule: returns the rates of the optimizer's groups that are right in the
+    running step. scheduler: of torch; its steps are counted. gradient: where a parameter has its gradient.
     """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        config: MonitorConfig | None = None,
+        folder: Path = Path("monitor_output"),
+        rank: int = 0,
+    ) -> None:
+        self.model, self.optimizer = model, optimizer
+        names = model_names(model)
+        trained = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
+        self.parameters = [(names(name), one) for name, one in trained]
+        self.sharded = [  # parameters of which this rank has a part
+            names(name) for name, one in trained if hasattr(one, "to_local") or WRAPPERS[-1] in name
+        ]
+        self.folder = folder / f"rank{rank}"
+        self.configure(config or MonitorConfig())
+        self.extra: tuple[MonitorTarget, ...] = ()
+        self.now: tuple[MonitorTarget, ...] = ()  # of the running step
+        self.current = 0
+        self.pending = Pending()
+        self.gradient: Callable[[nn.Parameter], Tensor | None] = lambda parameter: parameter.grad
+        self.replicas: tuple[int, ...] = ()
+        self.schedule: Callable[[], Sequence[float]] | None = None
+        self.scheduler: Any = None
+        self.full_until = -1  # the last step in which everything is watched
+        self.say: Callable[[str], None] = functools.partial(print, flush=True)
+        self._before: list[Any] = []  # hooks of the running step
+        self._said: set[str] = set()
+
+    # -- what to watch
+
+    def configure(self, config: MonitorConfig) -> None:
+        """Change what is watched, from the next step on."""
+        self.config, self.targets, self.collected = config, parse_targets(config.targets), 0
+        self.writer = TableWriter(self.folder, config.steps_per_file, config.statistics, config.digits)
+
+    def begin(self, step: int) -> None:
+        """Choose the targets of a step."""
+        config = self.config
+        due = step >= config.start and (step - config.start) % config.interval == 0
+        due = due and self.collected < config.times
+        self.collected += due
+        chosen = [*(self.targets if due else ()), *self.extra]
+        self.now = (EVERYTHING,) if step <= self.full_until else tuple(chosen)
+        self.current, self.pending = step, Pending()
+        self._watch_backward()
+
+    def _watch_backward(self) -> None:
+        """Read the gradients that parameters have when backward first reaches them; none of a sound step."""
+        for name, parameter in self.parameters if self.wants("grad_before") else ():
+            if self.wants("grad_before", name) and self.gradient(parameter) is not None:
+                place = len(self._before)
+                hook = torch.compiler.disable(functools.partial(self._left_over, name, parameter, place))
+                self._before.append(parameter.register_hook(hook))
+
+    def _left_over(self, name: str, parameter: nn.Parameter, place: int, incoming: Tensor) -> None:
+        self._before[place].remove()
+        self.read("grad_before", [(name, self.gradient(parameter))])
+
+    def watch_everything(self, steps: int) -> None:
+        """Watch everything in the rest of this step and in the `steps` steps after it."""
+        self.now = (EVERYTHING,)
+        self.full_until = max(self.full_until, self.current + steps)
+
+    def wants(self, kind: str, name: str = "") -> bool:
+        """Whether the running step includes a row; without a name, whether it includes any of the kind."""
+        return any(kind in target.kinds and (not name or target.wants(kind, name)) for target in self.now)
+
+    @property
+    def wants_forward(self) -> bool:
+        """Whether the running step needs hooks on the modules."""
+        return any(self.wants(kind) for kind in FORWARD)
+
+    # -- what a training loop calls
+
+    @contextlib.contextmanager
+    def step(self, step: int) -> Iterator[None]:
+        """Watch one step, and write its rows, also where it raises."""
+        self.begin(step)
+        try:
+            with self.forward():
+                yield
+        finally:
+            self.finish()
+
+    @contextlib.contextmanager
+    def forward(self) -> Iterator[ActivationWatch | None]:
+        """Watch modules and attention calls in forward and backward, where the step includes them."""
+        if not self.wants_forward:
+            yield None
+            return
+        watch = ActivationWatch(self.pending, self.wants)
+        with watch.watching(self.model, self.wants("attention")):
+            yield watch
+
+    def gradients(self, kind: str) -> None:
+        """Read the gradients that the parameters have now, as a kind of tables.GRADIENTS."""
+        self.read(kind, [(name, self.gradient(parameter)) for name, parameter in self.parameters])
+
+    @contextlib.contextmanager
+    def update(self) -> Iterator[None]:
+        """Read weights, moments and the size of the update. Enter around optimizer.step()."""
+        before = {}
+        with torch.no_grad():
+            for name, parameter in self.parameters:
+                if self.wants("update_ratio", name):
+                    with self._noting("update_ratio", name):
+                        before[name] = local(parameter).clone()
+        self._rates()
+        yield
+        with torch.no_grad():
+            for name, parameter in self.parameters:
+                if name in before:
+                    with self._noting("update_ratio", name):
+                        ratio = update_ratio(before.pop(name), local(parameter))
+                        self.pending.add_values(("update_ratio", name), ratio)
+        self.weights()
+
+    @contextlib.contextmanager
+    def _noting(self, kind: str, name: str) -> Iterator[None]:
+        """Note an error as the reason why a name has no row of a kind."""
+        try:
+            yield
+        except Exception as error:
+            self.pending.fail((kind, name), error)
+
+    def _rates(self) -> None:
+        """Read the rate of each group, that of the schedule, and the steps of the scheduler so far."""
+        groups = self.optimizer.param_groups if self.optimizer else []
+        expected = self.schedule() if self.schedule else [math.nan] * len(groups)
+        count = getattr(self.scheduler, "_step_count", math.nan)
+        for number, (group, wanted) in enumerate(zip(groups, expected, strict=True)):
+            key = "learning_rate", f"group{number}"
+            if self.wants(*key):
+                values = [float(group.get("lr", math.nan)), wanted, count]
+                self.pending.add_values(key, torch.tensor(values, dtype=torch.float64))
+
+    def weights(self) -> None:
+        """Read the weights and Adam's moments as they are now."""
+        self.read("param", list(self.parameters))
+        state = self.optimizer.state if self.optimizer else {}
+        for kind in MOMENTS:
+            self.read(kind, [(name, state.get(p, {}).get(kind)) for name, p in self.parameters])
+
+    def read(self, kind: str, named: Sequence[tuple[str, Tensor | None]]) -> None:
+        """Add the statistics of named tensors as a kind, where the step includes them."""
+        for name, tensor in named:
+            if tensor is not None and self.wants(kind, name):
+                self.pending.add((kind, name), local(tensor))
+
+    def finish(self) -> dict[str, list[tuple[str, Sequence[float]]]]:
+        """Transfer the statistics of the step and write its rows. Returns kind -> (name, values).
+
+        NumericsError where the folder cannot be written.
+        """
+        statistics, values = self.pending.take()
+        rows: dict[str, list[tuple[str, Sequence[float]]]] = {}
+        for (kind, name), found in statistics.items():
+            rows.setdefault(kind, []).append((name, [found[one] for one in self.config.statistics]))
+        for (kind, name), lines in values.items():
+            rows.setdefault(kind, []).append((name, _joined(kind, lines)))
+        self.now = ()
+        for handle in self._before:
+            handle.remove()
+        self._before.clear()
+        for (kind, name), problem in self.pending.problems.items():
+            line = f"step {self.current}: {name} has no {kind}: {problem}; such rows are missing"
+            self.say_once(line, problem)
+        for kind, named in rows.items():
+            self.writer.write(kind, self.current, named)
+        path = self.folder / LAYOUT
+        if rows and (self.replicas or self.sharded) and not path.exists():
+            with writing(path, FIX):
+                write_json(path, {"replicas": self.replicas, "sharded": self.sharded})
+        return rows
+
+    def say_once(self, line: str, about: str = "") -> None:
+        """Print a line the first time, or the first one about something."""
+        if (about or line) not in self._said:
+            self._said.add(about or line)
+            self.say(f"monitor: {line}")
+
+    # -- any script, by hooks
 
     @classmethod
     def attach(
@@ -62,8 +270,9 @@ class Monitor(StepMonitor):
     ) -> Monitor:
         """Monitor a script by hooks as config_path says, the config.json of msProbe (docs/monitor.md).
 
-        micro_batches: of a step. start: steps before this process. scheduler, replicas: see StepMonitor. NumericsError
-        where the configuration cannot be used, or the folder has the tables of another run.
+        micro_batches: of a step. start: steps before this process. scheduler, replicas: see Monitor. A gradient is in
+        parameter.main_grad where a parameter has it, as in Megatron. NumericsError where the configuration cannot be
+        used, or the folder has the tables of another run.
         """
         if micro_batches < 1:
             raise NumericsError(f"grad_acc_steps is {micro_batches}; fix: a number from 1")
@@ -79,42 +288,36 @@ class Monitor(StepMonitor):
             )
         monitor.writer.truncate(start - 1)
         monitor.scheduler, monitor.replicas = scheduler, tuple(replicas)
-        monitor._attach(path, settings, names, micro_batches, start)
+        monitor.gradient = lambda parameter: getattr(parameter, "main_grad", parameter.grad)
+        monitor.path, monitor.names = path, names
+        monitor.iteration, monitor.micro_batches, monitor.micro_batch = start, micro_batches, 0
+        monitor.dynamic = os.environ.get(DYNAMIC, "").lower() == "true"
+        monitor.active = not monitor.dynamic or settings.dynamic_on
+        if not (monitor.targets or monitor.dynamic):
+            monitor.say_once(
+                f'{path} switches no kind on, so nothing is written; fix: "wg_distribution": true'
+            )
         monitor._install(model, optimizer)
         return monitor
 
-    def _attach(
-        self, path: Path, settings: dict[str, Any], names: ModelNames, micro_batches: int, start: int
-    ) -> None:
-        """Set the state of the hooks."""
-        self.path, self.settings, self.names = path, settings, names
-        self.gradient = lambda parameter: getattr(parameter, "main_grad", parameter.grad)
-        self.iteration, self.micro_batches, self.micro_batch = start, micro_batches, 0
-        self.dynamic = os.environ.get(DYNAMIC, "").lower() == "true"
-        self.active = not self.dynamic or settings["dynamic_on"]
-        self.running = False  # from the first forward of a step to the end of its update
-        self.updating = False  # between the gradients of a step and its end
-        self.observed = False  # whether a forward was
-        self.compared = False  # whether the rows of a step were compared with the switches
-        self.backward: tuple[nn.Parameter, Any] | None = (
-            None  # a parameter, and its gradient's state after backward
-        )
-        self.changed: int | None = None  # when the configuration was
-        self.shapes: dict[str, dict[str, Any]] = {}
-        self._handles: list[Any] = []
-        self._open = contextlib.ExitStack()
-        self._lines: set[str] = set()
-        if not (self.targets or self.dynamic or settings["print_struct"]):
-            self.say_once(f'{path} switches no kind on, so nothing is written; fix: "wg_distribution": true')
+    path: Path
+    names: ModelNames
+    iteration: int
+    micro_batches: int
+    micro_batch: int
+    dynamic: bool  # whether config.json is read again when it changes
+    active: bool
+    running = False  # from the first forward of a step to the end of its update
+    updating = False  # between the gradients of a step and its end
+    observed = False  # whether a forward was
+    backward: tuple[nn.Parameter, Any] | None = None  # a parameter, and its gradient's state after backward
+    changed: int | None = None  # when config.json was
 
     def _install(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._open = contextlib.ExitStack()
         untraced = torch.compiler.disable  # compiled code would trace a hook
         before = untraced(self._before_forward)
-        self._handles.append(model.register_forward_pre_hook(before, prepend=True, with_kwargs=True))
-        if self.settings["print_struct"]:
-            names = model_names(model)
-            for path, module in model.named_modules():
-                self._handles.append(module.register_forward_hook(self._note_shapes(names(path))))
+        self._handles = [model.register_forward_pre_hook(before, prepend=True, with_kwargs=True)]
         for name, parameter in self.parameters:
             hook = untraced(functools.partial(self._after_gradient, name))
             self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
@@ -131,14 +334,6 @@ class Monitor(StepMonitor):
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-
-    def say_once(self, line: str) -> None:
-        """Print a line the first time."""
-        if line not in self._lines:
-            self._lines.add(line)
-            self.say(f"monitor: {line}")
-
-    # -- hooks
 
     @harmless
     def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -176,7 +371,7 @@ class Monitor(StepMonitor):
             settings = read_settings(self.path)
             check_targets(self.path, settings, self.names)
             self.configure(monitor_config(settings, self.names))
-            self.settings, self.active, self.compared = settings, settings["dynamic_on"], False
+            self.active = settings.dynamic_on
         except (OSError, NumericsError) as error:
             self.say(f"monitor: {' '.join(str(error).split())}; the former configuration stays")
 
@@ -203,7 +398,6 @@ class Monitor(StepMonitor):
         return self.micro_batch >= self.micro_batches and self._state(parameter) != after
 
     def _end_skipped(self) -> None:
-        self._open.close()
         self._end_step()
         self.say(
             f"monitor: step {self.current}: the optimizer made no step after backward, as with GradScaler at Inf or "
@@ -229,46 +423,39 @@ class Monitor(StepMonitor):
         self.updating = False
         if not self.running:
             return
-        self._open.close()
         wanted = dict.fromkeys(kind for target in self.now for kind in target.kinds)
         rows = self._end_step()
-        if wanted and not self.compared:
-            self.compared = True
-            self._report_missing([kind for kind in wanted if kind not in rows], optimizer)
-        if self.settings["print_struct"]:
-            print(json.dumps(self.shapes, indent=4), flush=True)
-            raise SystemExit(0)
+        missing = [kind for kind in wanted if kind not in rows and kind not in OFTEN_ABSENT]
+        if missing:
+            self.say_once(
+                f"{', '.join(missing)}: no rows, for no tensor of the targets has it, "
+                f"{type(optimizer).__name__} keeps no such state, or no module called scaled_dot_product_attention"
+            )
 
     def _end_step(self) -> dict[str, Any]:
         """Write the rows of the step, and return them."""
+        self._open.close()
         self.running = self.updating = False
         self.backward = None
         self.iteration += 1
         return self.finish()
 
-    def _report_missing(self, kinds: Sequence[str], optimizer: Any) -> None:
-        """Print one line on the kinds without a tensor in the first monitored step."""
-        missing = [
-            kind for kind in kinds if kind not in ("grad_before", "data")
-        ]  # none in a sound step, or of inputs
-        if missing:
-            self.say(
-                f"monitor: step {self.current} has no {', '.join(missing)}: no tensor of the targets has it, "
-                f"{type(optimizer).__name__} keeps no such state, or no module called scaled_dot_product_attention"
-            )
 
-    def _note_shapes(self, path: str) -> Any:
-        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            entry = self.shapes.setdefault(f"0:{path}", {})
-            for side, value in (("input", inputs), ("output", output)):
-                tensors = tensors_in(value)
-                config = f"tuple[{len(tensors)}]" if isinstance(value, tuple | list) else "tensor"
-                entry[side] = {"config": config} | {
-                    str(number): f"size={tuple(tensor.shape)}, dtype={tensor.dtype}"
-                    for number, tensor in enumerate(tensors)
-                }
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a sharded tensor, a plain tensor itself."""
+    to_local = getattr(tensor, "to_local", None)
+    found: Tensor = to_local() if to_local else tensor
+    return found
 
-        return hook
+
+def _joined(kind: str, lines: Sequence[Sequence[float]]) -> Sequence[float]:
+    """Join the values of several calls, one for each micro-batch."""
+    if kind != "attention":
+        return lines[-1][: len(KINDS[kind])]
+    queries = sum(line[2] for line in lines)
+    entropy = sum(line[0] * line[2] for line in lines) / queries if queries else 0.0
+    highs = [line[1] for line in lines]
+    return (entropy, float("nan") if any(high != high for high in highs) else max(highs))
 
 
 class TrainerMon:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json
 import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from referee.errors import NumericsError
 from referee.numerics.diagnose.spikes import LOSS, NORM, Outlier
@@ -31,19 +32,35 @@ SWITCHES = {  # of config.json -> group of targets
     "ur_distribution": "update",
     "attention_distribution": "attention",  # not msProbe's
 }
-DEFAULTS: dict[str, Any] = {
-    "targets": {}, "xy_distribution": False, "forward_only": False, "backward_only": False,
-    **dict.fromkeys(SWITCHES, False), "ops": ["norm", "mean", "max", "min"], "ndigits": 6, "start_step": 0,
-    "collect_times": 10**8, "step_interval": 1, "step_count_per_record": 1, "print_struct": False,
-    "format": "csv", "dynamic_on": False,
-}  # fmt: skip
 # of msProbe, refused where they are switched on
 REFUSED = (
     "cc_distribution", "alert", "append_output", "stack_info", "monitor_mbs_grad", "mg_direction",
-    "recording_l2_features", "module_ranks", "all_xy",
+    "recording_l2_features", "module_ranks", "all_xy", "print_struct",
 )  # fmt: skip
 IGNORED = ("eps", "squash_name", "sa_order")  # of msProbe; nothing here depends on them
 SIDES = ("input", "output", "input_grad", "output_grad")
+
+
+class TrainerMonSettings(msgspec.Struct, forbid_unknown_fields=True):
+    """The keys of config.json (docs/monitor.md)."""
+
+    targets: dict[str, Any] = {}
+    xy_distribution: bool = False
+    forward_only: bool = False
+    backward_only: bool = False
+    wg_distribution: bool = False
+    param_distribution: bool = False
+    mv_distribution: bool = False
+    ur_distribution: bool = False
+    attention_distribution: bool = False
+    ops: tuple[str, ...] = ("norm", "mean", "max", "min")
+    ndigits: int = 6
+    start_step: int = 0
+    collect_times: int = 10**8
+    step_interval: int = 1
+    step_count_per_record: int = 1
+    format: Literal["csv"] = "csv"
+    dynamic_on: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,57 +88,42 @@ class MonitorConfig:
             )
 
 
-def read_settings(path: Path) -> dict[str, Any]:
+def read_settings(path: Path) -> TrainerMonSettings:
     """Return the keys of a config.json, with defaults. NumericsError names an entry that cannot be used."""
     content = read_json(path, "correct it")
     try:
-        settings = _checked(content)
+        for name in REFUSED if isinstance(content, dict) else ():
+            value = content.get(name)
+            if value.get("enable", value.get("rules")) if isinstance(value, dict) else value:
+                raise NumericsError(f"{name} is not supported; fix: remove it")
+        if isinstance(content, dict):
+            content = {key: value for key, value in content.items() if key not in (*REFUSED, *IGNORED)}
+        settings = msgspec.convert(content, TrainerMonSettings)
         monitor_config(settings)
-    except NumericsError as error:
-        raise NumericsError(f"{path}: {error}") from error
+    except (NumericsError, msgspec.ValidationError) as error:
+        fix = "" if isinstance(error, NumericsError) else "; fix: docs/monitor.md has the keys"
+        raise NumericsError(f"{path}: {error}{fix}") from error
     return settings
 
 
-def _checked(content: Any) -> dict[str, Any]:
-    if not isinstance(content, dict):
-        raise NumericsError("the configuration is not a JSON object; fix: see docs/monitor.md")
-    for name in REFUSED:
-        value = content.get(name)
-        if value.get("enable", value.get("rules")) if isinstance(value, dict) else value:
-            raise NumericsError(f"{name} is not supported; fix: remove it")
-    for name in content.keys() - {*DEFAULTS, *REFUSED, *IGNORED}:
-        near = difflib.get_close_matches(name, [*DEFAULTS, *REFUSED], n=1, cutoff=0.5)
-        fix = f"did you mean {near[0]}" if near else "remove it; docs/monitor.md has the keys"
-        raise NumericsError(f"{name} is not a key; fix: {fix}")
-    settings = {name: content.get(name, default) for name, default in DEFAULTS.items()}
-    for name, default in DEFAULTS.items():
-        if type(settings[name]) is not type(default):
-            raise NumericsError(
-                f"{name} is {settings[name]!r}; fix: write a value such as {json.dumps(default)}"
-            )
-    if settings["format"] != "csv":
-        raise NumericsError(f'format is "{settings["format"]}"; fix: use csv')
-    return settings
-
-
-def monitor_config(settings: dict[str, Any], names: ModelNames | None = None) -> MonitorConfig:
+def monitor_config(settings: TrainerMonSettings, names: ModelNames | None = None) -> MonitorConfig:
     """Return the monitor's configuration of a config.json. names: of the model."""
-    groups = [group for switch, group in SWITCHES.items() if settings[switch]]
-    if settings["xy_distribution"]:
-        groups += ["actv"] * (not settings["backward_only"]) + ["actv_grad"] * (not settings["forward_only"])
-    ops = ["nan" if name == "nans" else str(name) for name in settings["ops"]]
+    groups = [group for switch, group in SWITCHES.items() if getattr(settings, switch)]
+    if settings.xy_distribution:
+        groups += ["actv"] * (not settings.backward_only) + ["actv_grad"] * (not settings.forward_only)
+    ops = ["nan" if name == "nans" else name for name in settings.ops]
     return MonitorConfig(
         targets=tuple(f"{target}" for group in groups for target in _paths(group, settings, names)),
-        interval=settings["step_interval"],
-        start=settings["start_step"],
-        times=settings["collect_times"],
+        interval=settings.step_interval,
+        start=settings.start_step,
+        times=settings.collect_times,
         statistics=tuple(sorted(ops, key=lambda name: [*STATISTICS, name].index(name))),
-        digits=max(1, settings["ndigits"]),
-        steps_per_file=settings["step_count_per_record"],
+        digits=max(1, settings.ndigits),
+        steps_per_file=settings.step_count_per_record,
     )
 
 
-def check_targets(path: Path, settings: dict[str, Any], names: ModelNames) -> None:
+def check_targets(path: Path, settings: TrainerMonSettings, names: ModelNames) -> None:
     """NumericsError for an entry of `targets` that names no module and no parameter of the model."""
     for target in _paths("all", settings, names):
         problem = names.problem(target)
@@ -129,27 +131,25 @@ def check_targets(path: Path, settings: dict[str, Any], names: ModelNames) -> No
             raise NumericsError(f"{path}: targets: {problem.removeprefix('all:')}")
 
 
-def _paths(group: str, settings: dict[str, Any], names: ModelNames | None = None) -> list[MonitorTarget]:
+def _paths(group: str, settings: TrainerMonSettings, names: ModelNames | None = None) -> list[MonitorTarget]:
     """Return the targets of a group: all modules, or those that `targets` lists with their sides."""
-    activations = group in ("actv", "actv_grad")
-    if not settings["targets"]:
+    if not settings.targets:
         return [MonitorTarget(group)]
     found = []
     known = (*names.modules, *names.parameters) if names else ()
-    for path, sides in settings["targets"].items():
+    for path, sides in settings.targets.items():
         path = re.sub(r"^[0-9]+:", "", path)
         path = path if path in known else plain_name(path)
         sides = sides if isinstance(sides, dict) else {}
-        unknown = [side for side in sides if side not in SIDES]
-        if unknown:
-            raise NumericsError(f"targets has {unknown[0]!r} for {path}; fix: use {', '.join(SIDES)}")
+        for side in sides:
+            if side not in SIDES:
+                raise NumericsError(f"targets has {side!r} for {path}; fix: use {', '.join(SIDES)}")
         mine = [side for side in sides if side.endswith("_grad") == (group == "actv_grad")]
-        if activations and mine:
-            for side in mine:
-                index = str(sides[side]).partition(":")[2] or "0"
-                found.append(MonitorTarget(group, f"{path}.{side}.{index}".lstrip(".")))
-        elif not activations or not sides:
+        if group not in ("actv", "actv_grad") or not sides:
             found.append(MonitorTarget(group, path))
+        for side in mine if group in ("actv", "actv_grad") else ():
+            index = str(sides[side]).partition(":")[2] or "0"
+            found.append(MonitorTarget(group, f"{path}.{side}.{index}".lstrip(".")))
     return found
 
 

@@ -2,7 +2,7 @@
 
 A tensor gives rows of sums and extremes, from which the host computes its statistics. On a CPU it is read in chunks
 that fit in the cache, on another device in about 16 operations, in float64 where the device has it. Parts and
-micro-batches are joined in float64 (Chan, Golub, LeVeque 1979).
+micro-batches are joined in float64.
 """
 
 from __future__ import annotations
@@ -25,54 +25,23 @@ NAN, INF = math.nan, math.inf
 Key = tuple[str, str]  # kind, name
 
 
-@dataclass(frozen=True)
-class Moments:
-    """Joined statistics of `count` elements. deviations: sum of squared deviations from the mean."""
-
-    count: int = 0
-    mean: float = 0.0
-    deviations: float = 0.0
-    low: float = INF
-    high: float = -INF
-    nonzero: float = 0.0
-    nan: float = 0.0
-    inf: float = 0.0
-
-    def joined(self, other: Moments) -> Moments:
-        """Return the statistics of both."""
-        if not self.count:
-            return other
-        count = self.count + other.count
-        step = other.mean - self.mean
-        weight = other.count / count
-        return Moments(
-            count,
-            self.mean + step * weight,
-            self.deviations + other.deviations + step * step * self.count * weight,
-            min(self.low, other.low),
-            max(self.high, other.high),
-            self.nonzero + other.nonzero,
-            self.nan + other.nan,
-            self.inf + other.inf,
-        )
-
-    def statistic(self, name: str) -> float:
-        """Return a column of referee.numerics.monitor.tables.STATISTICS. An empty tensor has nan."""
-        if name in ("nan", "inf"):
-            return float(getattr(self, name))
-        if not self.count:
-            return NAN
-        if name == "zeros":
-            return 1.0 - self.nonzero / self.count
-        if self.nan:
-            return NAN
-        if name in ("min", "max"):
-            return self.low if name == "min" else self.high
-        if name == "mean":
-            return self.low + self.high if self.inf else self.mean  # nan of both infinities
-        if name == "norm":
-            return INF if self.inf else math.sqrt(self.deviations + self.count * self.mean**2)
-        return NAN if self.inf else math.sqrt(self.deviations / self.count)
+def joined(rows: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Return referee.numerics.monitor.tables.STATISTICS of parts, each a count and its row. Without elements nan."""
+    count, mean, deviations, low, high, nonzero, nan, inf = np.array(rows).reshape(-1, WIDTH + 1).T
+    sums = {"nan": float(nan.sum()), "inf": float(inf.sum())}
+    total = float(count.sum())
+    if not total:
+        return dict.fromkeys(("norm", "mean", "min", "max", "std", "zeros"), NAN) | sums
+    found = {"zeros": 1.0 - float(nonzero.sum()) / total} | sums
+    if sums["nan"]:
+        return dict.fromkeys(("norm", "mean", "min", "max", "std"), NAN) | found
+    found |= {"min": float(low.min()), "max": float(high.max())}
+    if sums["inf"]:  # the mean of both infinities is nan
+        return {"norm": INF, "mean": found["min"] + found["max"], "std": NAN} | found
+    middle = float((count * mean).sum()) / total
+    spread = float((deviations + count * (mean - middle) ** 2).sum())
+    norm, std = math.sqrt(spread + total * middle * middle), math.sqrt(spread / total)
+    return {"norm": norm, "mean": middle, "std": std} | found
 
 
 @dataclass
@@ -129,37 +98,27 @@ class Pending:
         """Note why a key has no statistics."""
         self.problems.setdefault(key, reason(error))
 
-    def take(self) -> tuple[dict[Key, Moments], dict[Key, list[list[float]]]]:
+    def take(self) -> tuple[dict[Key, dict[str, float]], dict[Key, list[list[float]]]]:
         """Transfer everything, once a device. Returns the joined statistics, and the numbers of add_values."""
-        moments: dict[Key, Moments] = {}
+        parts: dict[Key, list[list[float]]] = {}
         values: dict[Key, list[list[float]]] = {}
-        blocks = _transferred([entry.rows for entry in self._entries])
-        for entry, rows in zip(self._entries, blocks, strict=True):
-            if entry.counts is None:
-                values.setdefault(entry.keys[0], []).extend(rows)
-                continue
-            whole = Moments()
-            for count, row in zip(entry.counts, rows, strict=True):
-                whole = whole.joined(Moments(count, *row))
-            for key in entry.keys:
-                moments[key] = moments.get(key, Moments()).joined(whole)
+        devices: dict[torch.device, list[StatisticsEntry]] = {}
+        for entry in self._entries:
+            devices.setdefault(entry.rows.device, []).append(entry)
+        for entries in devices.values():
+            rows = iter(torch.cat([entry.rows for entry in entries]).tolist())
+            for entry in entries:
+                if entry.counts is None:
+                    values.setdefault(entry.keys[0], []).append(next(rows))
+                    continue
+                counted = [[count, *next(rows)] for count in entry.counts]
+                for key in entry.keys:
+                    parts.setdefault(key, []).extend(counted)
         self._entries, self._latest = [], {}
         for key in self.problems:
-            moments.pop(key, None)
+            parts.pop(key, None)
             values.pop(key, None)
-        return moments, values
-
-
-def _transferred(blocks: Sequence[Tensor]) -> list[list[list[float]]]:
-    """Return the rows of all blocks, with one transfer for each device."""
-    groups: dict[torch.device, list[int]] = {}
-    for number, block in enumerate(blocks):
-        groups.setdefault(block.device, []).append(number)
-    found: dict[int, list[list[float]]] = {}
-    for numbers in groups.values():
-        rows = iter(torch.cat([blocks[number] for number in numbers]).tolist())
-        found.update({number: [next(rows) for _ in range(len(blocks[number]))] for number in numbers})
-    return [found[number] for number in range(len(blocks))]
+        return {key: joined(rows) for key, rows in parts.items()}, values
 
 
 def reason(error: Exception) -> str:
@@ -201,7 +160,7 @@ def computed(part: Tensor) -> Tensor:
 
 
 def moments_rows(parts: Sequence[Tensor]) -> Tensor:
-    """Return the Moments of parts of one tensor after their counts, (parts, WIDTH)."""
+    """Return mean, squared deviations, min, max, and counts of nonzero, NaN and Inf of parts, (parts, WIDTH)."""
     if on_host(parts[0]):
         return torch.tensor([host_row(part) for part in parts], dtype=torch.float64)
     return torch.stack([device_row(part) for part in parts])

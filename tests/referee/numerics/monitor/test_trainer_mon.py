@@ -133,23 +133,15 @@ def test_dynamic_monitoring_starts_and_stops_while_the_script_runs(
         assert {row.step for row in read_table(output, kind).rows} == {2, 3, 4}
 
 
-def test_the_structure_is_printed_and_the_script_ends(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        script(tmp_path, {"targets": {}, "print_struct": True})
-    assert ended.value.code == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["0:2"]["output"] == {"config": "tensor", "0": "size=(3, 2), dtype=torch.float32"}
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
         ({"ops": ["median"]}, "statistics are"),
         ({"cc_distribution": {"enable": True}}, "cc_distribution is not supported"),
         ({"step_interval": 0}, "interval is 0"),
-        ({"param_distributon": True}, "param_distributon is not a key; fix: did you mean param_distribution"),
+        ({"param_distributon": True}, "param_distributon"),
+        ({"wg_distribution": "yes"}, "wg_distribution"),
+        ({"print_struct": True}, "print_struct is not supported"),
         ({"alert": {"rules": [{"rule_name": "AnomalyTurbulence"}]}}, "alert is not supported"),
         ({"xy_distribution": True, "targets": {"a": {"outputs": "tensor"}}}, "'outputs'"),
     ],
