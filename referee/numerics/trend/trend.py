@@ -102,19 +102,26 @@ def trend(run: MonitoredRun | Path, reference: MonitoredRun | Path | None = None
     run = read_run(run) if isinstance(run, Path) else run
     reference = read_run(reference) if isinstance(reference, Path) else reference
     first: dict[tuple[str, int, str], Found] = {}
-    for (kind, rank), table in run.tables.items():
-        other = reference.tables.get((kind, rank)) if reference else None
-        if reference and other is None:
-            continue
+    for table, other in pairs(run, reference):
         for place, row, name in _anomalies(run, table, other):
-            known = first.get((kind, rank, name))
-            if known is None or place < known[0]:
-                first[kind, rank, name] = place, row
+            key = table.kind, table.rank, name
+            first[key] = min(first.get(key, (place, row)), (place, row), key=lambda one: one[0])
     found = [*first.values(), *_reductions(run)]
     if reference:
         found += _first_unequal(run, reference)
     one_sided = _one_side(run, reference) if reference else []
     return [row for _, row in sorted(found, key=lambda one: one[0])] + one_sided
+
+
+def pairs(
+    run: MonitoredRun, reference: MonitoredRun | None
+) -> Iterator[tuple[TensorSeries, TensorSeries | None]]:
+    """Yield the tables of a run; with a reference the common parts of both runs' tables."""
+    for key, table in run.tables.items():
+        if reference is None:
+            yield table, None
+        elif key in reference.tables:
+            yield common(table, reference.tables[key])
 
 
 def quantities(table: TensorSeries) -> dict[str, Quantity]:
@@ -136,31 +143,19 @@ def deviations(
     base = other.values[word] if other else values
     usable = np.isfinite(values) & np.isfinite(base)
     units, middle = (np.full(values.shape, np.nan) for _ in range(2))
-    for rows, columns in _alike(usable):
-        at = np.ix_(rows, columns)
-        here, there = quantity.transformed(values[at]), quantity.transformed(base[at])
+    for at in np.unique(usable, axis=0):  # the rows that have values at the same steps
+        rows = np.ix_((usable == at).all(axis=1), at)
+        here, there = quantity.transformed(values[rows]), quantity.transformed(base[rows])
         center, scale = expected(there, quantity)
         center = np.where(np.isnan(scale), np.nan, there) if other else center
-        units[at], middle[at] = (here - center) / scale, quantity.restored(center)
+        units[rows], middle[rows] = (here - center) / scale, quantity.restored(center)
     return units, middle
 
 
-def _alike(usable: NDArray[np.bool_]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Yield the rows that have values at the same steps, with these."""
-    groups: dict[bytes, list[int]] = {}
-    for row, flags in enumerate(usable):
-        groups.setdefault(np.packbits(flags).tobytes(), []).append(row)
-    for rows in groups.values():
-        yield np.array(rows), np.flatnonzero(usable[rows[0]])
-
-
 def _anomalies(
-    run: MonitoredRun, table: TensorSeries, reference: TensorSeries | None
+    run: MonitoredRun, table: TensorSeries, other: TensorSeries | None
 ) -> Iterator[tuple[Place, TableRow, str]]:
     """Yield the first anomaly of each tensor and each reason."""
-    other = None
-    if reference is not None:
-        table, other = common(table, reference)
     places = _positions(run, table)
 
     def row(
@@ -176,9 +171,7 @@ def _anomalies(
     words = quantities(table)
     for at in np.flatnonzero(bad.any(axis=1)).tolist():
         column = int(np.flatnonzero(bad[at])[0])
-        word = next(
-            (word for word, values in table.values.items() if not np.isfinite(values[at, column])), "nan"
-        )
+        word = next((word for word, one in table.values.items() if not np.isfinite(one[at, column])), "nan")
         yield row(at, column, "finite", word)
     for word, quantity in words.items():
         units, middle = deviations(table, word, quantity, other)
@@ -254,10 +247,8 @@ def _positions(run: MonitoredRun, table: TensorSeries) -> list[int]:
 def _first_unequal(run: MonitoredRun, reference: MonitoredRun) -> list[Found]:
     """Return the first value that is not the same in both runs."""
     found: list[Found] = []
-    for key, table in run.tables.items():
-        if key not in reference.tables:
-            continue
-        mine, base = common(table, reference.tables[key])
+    for mine, base in pairs(run, reference):
+        assert base is not None
         places = _positions(run, mine)
         for word in mine.values.keys() & base.values.keys():
             differs = mine.present & base.present & ~same(mine.values[word], base.values[word])
@@ -278,9 +269,10 @@ def _one_side(run: MonitoredRun, reference: MonitoredRun) -> list[TableRow]:
             theirs = other.tables.get((kind, rank))
             alone = [name for name in one.tables[kind, rank].names if not theirs or name not in theirs.names]
             if alone:
-                count = f"{len(alone)} tensors" if len(alone) > 1 else "1 tensor"
                 call, place = f"{kind} {alone[0]}".strip(), f"rank {rank}"
-                rows.append(TableRow(call, side, place, count, units=math.nan, evidence="one side"))
+                rows.append(
+                    TableRow(call, side, place, f"tensors: {len(alone)}", units=math.nan, evidence="one side")
+                )
     return rows
 
 
@@ -337,6 +329,13 @@ LISTED = 20  # rows in the terminal
 COLUMNS, MAPS = 180, 24  # steps of a heat map, each the most extreme of several in a long run; maps of a page
 DeviationMap = tuple[str, Floats, TensorSeries]  # name, deviations (tensors, steps), table
 COLORS = [[0, "#2166ac"], [0.5, "#f7f7f7"], [1, "#b2182b"]]  # below, as and above the expected value
+COLOR_BAR = {
+    "orientation": "h",
+    "y": 1,
+    "yanchor": "bottom",
+    "thickness": 10,
+    "title": {"text": "scales", "side": "top"},
+}
 
 
 def add_command(commands: Any) -> None:
@@ -405,15 +404,10 @@ def write_trend(
 def deviation_maps(run: MonitoredRun, reference: MonitoredRun | None) -> list[DeviationMap]:
     """Return the first tested statistic of each kind and rank."""
     found = []
-    for (kind, rank), table in run.tables.items():
-        other = None
-        if reference is not None:
-            if (kind, rank) not in reference.tables:
-                continue
-            table, other = common(table, reference.tables[kind, rank])
+    for table, other in pairs(run, reference):
         for word, quantity in list(quantities(table).items())[:1]:
-            units, _ = deviations(table, word, quantity, other)
-            found.append((f"{kind}, {word}" + (f", rank {rank}" if rank else ""), units, table))
+            name = f"{table.kind}, {word}" + (f", rank {table.rank}" if table.rank else "")
+            found.append((name, deviations(table, word, quantity, other)[0], table))
     return found
 
 
@@ -424,45 +418,30 @@ def heat_map(maps: Sequence[DeviationMap]) -> dict[str, Any] | None:
         extreme = np.where(not_finite(table), 2 * LIMIT, np.clip(units, -2 * LIMIT, 2 * LIMIT))
         group = -(-len(table.steps) // COLUMNS)
         parts = [extreme[:, at : at + group] for at in range(0, len(table.steps), group)]
-        largest = np.stack([_extreme(part) for part in parts], axis=1)
-        z = [[None if np.isnan(value) else round(float(value), 2) for value in row] for row in largest[::-1]]
+        largest = np.stack([_extreme(part) for part in parts], axis=1)[::-1].round(2)
         data = {
             "x": table.steps[::group].tolist(),
             "y": [escape_html(one) or name for one in table.names[::-1]],
-            "z": z,
+            "z": np.where(np.isnan(largest), None, largest).tolist(),
         }
-        options.append(
-            {"name": name, "data": [data], "layout": {"height": 120 + 14 * max(4, len(table.names))}}
-        )
+        height = 120 + 14 * max(4, len(table.names))
+        options.append({"name": name, "data": [data], "layout": {"height": height}})
     if not options:
         return None
-    bar = {
-        "orientation": "h",
-        "y": 1,
-        "yanchor": "bottom",
-        "thickness": 10,
-        "title": {"text": "scales", "side": "top"},
-    }
-    colors = {"cmin": -2 * LIMIT, "cmax": 2 * LIMIT, "colorscale": COLORS, "colorbar": bar}
-    map_of = {
-        "type": "heatmap",
-        "coloraxis": "coloraxis",
-        "hovertemplate": "%{y}<br>step %{x}: %{z} scales<extra></extra>",
-    } | options[0]["data"][0]
-    choice = {"label": "Kind", "options": options}
-    axes = {
-        "xaxis": {"tickprefix": "step ", "showtickprefix": "first"},
-        "yaxis": {
-            "type": "category",
-            "automargin": True,
-            "showgrid": False,
-            "dtick": 1,
-            "tickfont": {"size": 10},
-        },
-    }
-    narrow = {"yaxis": {"tickfont": {"size": 8}}}
-    height = options[0]["layout"]["height"]
-    return figure([map_of], height, (120, 10, 60, 30), narrow, [choice], coloraxis=colors, **axes)
+    first = options[0]
+    text = "%{y}<br>step %{x}: %{z} scales<extra></extra>"
+    map_of = {"type": "heatmap", "coloraxis": "coloraxis", "hovertemplate": text} | first["data"][0]
+    rows = {"type": "category", "automargin": True, "showgrid": False, "dtick": 1, "tickfont": {"size": 10}}
+    return figure(
+        [map_of],
+        first["layout"]["height"],
+        (120, 10, 60, 30),
+        {"yaxis": {"tickfont": {"size": 8}}},
+        [{"label": "Kind", "options": options}],
+        coloraxis={"cmin": -2 * LIMIT, "cmax": 2 * LIMIT, "colorscale": COLORS, "colorbar": COLOR_BAR},
+        xaxis={"tickprefix": "step ", "showtickprefix": "first"},
+        yaxis=rows,
+    )
 
 
 def _extreme(part: Floats) -> Floats:
