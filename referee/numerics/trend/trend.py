@@ -422,7 +422,7 @@ def heat_map(maps: Sequence[DeviationMap]) -> dict[str, Any] | None:
         data = {
             "x": table.steps[::group].tolist(),
             "y": [escape_html(one) or name for one in table.names[::-1]],
-            "z": np.where(np.isnan(largest), None, largest).tolist(),
+            "z": [[None if math.isnan(value) else value for value in row] for row in largest.tolist()],
         }
         height = 120 + 14 * max(4, len(table.names))
         options.append({"name": name, "data": [data], "layout": {"height": height}})
