@@ -216,8 +216,6 @@ class RecordedStep:
     uncalled: set[str] = field(
         default_factory=set
     )  # modules whose parameters are in the row of an outer module
-    scope_begun: bool = False  # whether the first call of `scope` was
-    scope_ended: bool = False  # whether its last call was
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,8 @@ class RecorderConfig:
     """Settings of a recorder; the names are those of msProbe's config.json.
 
     task: "statistics", or "tensor" for the values as well. level: "L0" (modules), "L1" (functions) or "mix". step,
-    rank: to record; empty: all. list: names that contain one of these strings; a module's calls are included. scope:
-    from the first of two names to the second. data_mode: of "forward", "backward", "input", "output", or "all".
-    summary_mode: "statistics", or "md5" for digests as well. async_dump: keep tensors
-    on their device during the step.
+    rank: to record; empty: all. list: names that contain one of these strings; a module's calls are included.
+    data_mode: of "forward", "backward", "input", "output", or "all". summary_mode: "statistics", or "md5" with digests.
     """
 
     dump_path: str = "dump"
@@ -30,10 +28,8 @@ class RecorderConfig:
     step: tuple[int, ...] = ()
     rank: tuple[int, ...] = ()
     list: tuple[str, ...] = ()
-    scope: tuple[str, ...] = ()
     data_mode: tuple[str, ...] = ("all",)
     summary_mode: str = "statistics"
-    async_dump: bool = False
 
     def __post_init__(self) -> None:
         for name, value, allowed in (
@@ -46,7 +42,7 @@ class RecorderConfig:
         for name in ("step", "rank"):
             if any(type(number) is not int or number < 0 for number in getattr(self, name)):
                 raise NumericsError(f"{name} is {list(getattr(self, name))}; fix: list numbers from 0")
-        for name in ("list", "scope", "data_mode"):
+        for name in ("list", "data_mode"):
             if any(not isinstance(text, str) for text in getattr(self, name)):
                 raise NumericsError(f"{name} is {list(getattr(self, name))}; fix: list strings")
         if not self.data_mode or not set(self.data_mode) <= DATA_MODES:
@@ -55,10 +51,6 @@ class RecorderConfig:
             )
         if not self.dump_path:
             raise NumericsError("dump_path is empty; fix: name a folder")
-        if len(self.scope) not in (0, 2):
-            raise NumericsError(
-                f"scope has {len(self.scope)} names; fix: give the first and the last, or none"
-            )
 
     @classmethod
     def from_json(cls, content: Any, **changes: Any) -> RecorderConfig:
@@ -71,6 +63,8 @@ class RecorderConfig:
         section = content.get(str(changes.get("task") or content.get("task", "statistics")), {})
         values = {**content, **(section if isinstance(section, dict) else {})}
         values |= {name: value for name, value in changes.items() if value is not None}
+        if values.get("scope"):
+            raise NumericsError("scope is not supported; fix: remove it, and name modules in list")
         known: dict[str, Any] = {}
         for item in fields(cls):
             if item.name not in values:

@@ -346,16 +346,8 @@ class Recorder:
             self._record.data[name] = found
 
     def _selected(self, name: str) -> bool:
-        """Return whether `list` and `scope` include a call. A listed module includes the calls within it."""
-        scope, record = self.config.scope, self._record
-        if scope and record.scope_ended:
-            return any(scope[1] in outer for outer in self.within)
-        if scope:
-            record.scope_begun = record.scope_begun or scope[0] in name
-            if not record.scope_begun:
-                return False
-            record.scope_ended = scope[1] in name
-        return self._listed(name) or any(self._listed(outer) for outer in self.within)
+        """Return whether `list` includes a call. A listed module includes the calls within it."""
+        return any(map(self._listed, [name, *self.within]))
 
     def _listed(self, name: str) -> bool:
         return not self.config.list or any(text in name for text in self.config.list)
@@ -373,8 +365,9 @@ class Recorder:
             if keep and dense and "not_described" not in entry:
                 file = ".".join(filter(None, (name, side, place))).replace("/", "_") + ".pt"
                 entry["data_name"] = file
-                copy = plain_values(tensor).clone(memory_format=torch.contiguous_format)
-                self._record.tensors[file] = copy if self.config.async_dump else copy.cpu()
+                self._record.tensors[file] = (
+                    plain_values(tensor).clone(memory_format=torch.contiguous_format).cpu()
+                )
             return entry
 
         with torch._C.DisableTorchFunction():  # its computations are no calls
@@ -404,7 +397,7 @@ class Recorder:
             "notes": record.notes,
             "incomplete": record.incomplete,
             "exception": record.exception,
-            **{name: list(getattr(self.config, name)) for name in ("list", "scope", "data_mode")},
+            **{name: list(getattr(self.config, name)) for name in ("list", "data_mode")},
             "rows": len(record.data),
         }
         parents = self._parents()

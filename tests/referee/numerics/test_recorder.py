@@ -186,6 +186,7 @@ def test_the_debugger_reads_the_guides_configuration(tmp_path: Path) -> None:
         ('{"step": ["x"]}', "step has 'x'"),
         ('{"step": ["0-99999999999"]}', "step has '0-99999999999'"),
         ('{"dump_path": ""}', "dump_path is empty"),
+        ('{"tensor": {"scope": ["a", "b"]}, "task": "tensor"}', "scope is not supported"),
         ('{"statistics": {"data_mode": ["sideways"]}}', "data_mode is ['sideways']"),
     ],
 )
