@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
+from numpy.typing import NDArray
 
 from referee.errors import NumericsError
 from referee.numerics.diagnose.pair import pair_curves
@@ -18,66 +17,46 @@ from referee.numerics.rows import TableRow
 from referee.numerics.trend.trend import read_run, trend
 from referee.verdict.loss_files import LossCurve
 from tests.referee.numerics.trend.monitor_files import names, noisy, write_losses, write_monitor
-from tests.referee.numerics.trend.small_training import Fault, train
 
-FAULTY, STEP = "blocks.0.linear1.weight", 60
+Floats = NDArray[np.float64]
+AT, STEP = 3, 60  # the faulty tensor
 
 
-@pytest.fixture(scope="module")
-def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(tmp_path_factory.mktemp("clean"), 80)
+def run_of(folder: Path, norms: Floats) -> Path:
+    """Write the norms of gradients, with the losses of a sound training."""
+    write_monitor(folder, norms)
+    losses = 4 + noisy(1, norms.shape[1], 9, 0.001)[0] * 0.01
+    write_losses(folder, losses.tolist(), np.sqrt(np.square(np.nan_to_num(norms)).sum(axis=0)).tolist())
+    return folder
 
 
 def first(rows: list[TableRow]) -> tuple[str, str]:
     return rows[0].call, rows[0].place
 
 
-def change(operation: str) -> Fault:
-    def fault(step: int, model: nn.Module) -> None:
-        gradient = model.get_parameter(FAULTY).grad
-        assert gradient is not None
-        if step == STEP:
-            if operation == "nan":
-                gradient[0, 0] = torch.nan
-            else:
-                gradient *= float(operation)
-
-    return fault
+@pytest.mark.parametrize("seed", range(8))
+def test_a_clean_run_has_no_row(seed: int, tmp_path: Path) -> None:
+    assert trend(run_of(tmp_path, noisy(12, 120, seed))) == []
 
 
-def test_a_clean_run_has_no_row(clean: Path) -> None:
-    assert trend(clean) == []
-
-
-@pytest.mark.parametrize("operation", ["100", "0.01", "nan"])
-def test_a_fault_is_named_at_its_step_and_tensor(operation: str, clean: Path, tmp_path: Path) -> None:
-    faulty = train(tmp_path, steps=STEP + 2, fault=change(operation))
+@pytest.mark.parametrize("factor", [100, 0.01, np.nan])
+def test_a_fault_is_named_at_its_step_and_tensor(factor: float, tmp_path: Path) -> None:
+    norms = noisy(12, STEP + 2)
+    clean = run_of(tmp_path / "clean", norms)
+    norms[AT, STEP - 1] *= factor
+    faulty = run_of(tmp_path / "faulty", norms)
     for rows in (trend(faulty), trend(faulty, clean)):
-        assert first([row for row in rows if row.bound or row.golden == "finite"]) == (
-            f"grad_reduced {FAULTY}",
-            f"step {STEP}",
-        )
+        named = [row for row in rows if row.bound > 0 or row.golden == "finite"]
+        assert first(named) == (f"grad_reduced {names()[AT]}", f"step {STEP}")
 
 
-def test_rounding_in_two_runs_is_a_first_unequal_value_alone(clean: Path, tmp_path: Path) -> None:
-    def rounding(step: int, model: nn.Module) -> None:
-        for parameter in model.parameters():
-            assert parameter.grad is not None
-            parameter.grad *= 1 + 2.0**-22 * (torch.rand_like(parameter) - 0.5)
-
-    (row,) = trend(train(tmp_path, 80, fault=rounding), clean)
+def test_rounding_in_two_runs_is_a_first_unequal_value_alone(tmp_path: Path) -> None:
+    norms = noisy(12, 80)
+    clean = run_of(tmp_path / "clean", norms)
+    rounded = run_of(tmp_path / "rounded", norms * (1 + 2.0**-22 * noisy(12, 80, 1)))
+    (row,) = trend(rounded, clean)
     assert row.place == "first unequal, step 1"
     assert trend(clean, clean) == []
-
-
-def test_a_gradient_that_is_summed_in_bfloat16_departs(tmp_path: Path) -> None:
-    """The guide's case 3.2.1.3: the embedding's gradient loses the small terms of many rows from the first step on."""
-    exact, coarse = (
-        train(tmp_path / f"{dtype}", 40, dtype=dtype, length=256) for dtype in (torch.float32, torch.bfloat16)
-    )
-    departed = [row for row in trend(coarse, exact) if row.bound > 0]
-    assert first(departed) == ("grad_reduced embedding.weight", "step 1")
-    assert {row.call for row in departed} <= {"grad_reduced embedding.weight", "gradient norm"}
 
 
 def test_triggers_trend_and_diagnose_name_one_step_of_a_jump(tmp_path: Path) -> None:
