@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bench.case_step import model_and_parts, optimizer_config, random_batch
+from bench.case_step import OPTIMIZER, model_and_parts, random_batch
 from bench.cases import Sizes
 from bench.workers import BenchError, BenchWorker
 from gpt2.training_step import Stepper
@@ -118,7 +118,7 @@ def gate_gradients(resolved: ResolvedTarget, sizes: Sizes, precision: str) -> li
     device = "cpu" if exact and resolved.device_type in WITHOUT_FLOAT64 else resolved.device
     stepper = Stepper(
         config,
-        optimizer_config(),
+        OPTIMIZER,
         plan_batch(SEQUENCES, SEQUENCES, 1, sizes.block_size),
         seed=0,
         device=device,

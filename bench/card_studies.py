@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from bench.card_checks import DIFFERS, NOT_RUN, CardCheck, CheckedDevice, NotRunError, judge
-from bench.cases import BASELINE, PLAIN, SHAPES, Shape
+from bench.cases import BASELINE, LEARNED, PLAIN, SHAPES, Shape
 from bench.disturbed_train import VARIABLE, Disturbance
-from bench.runner import open_workers
+from bench.runner import measure_case
 from bench.temporary_studies import configure_study
 from bench.workers import BenchError, BenchWorker
 from gpt2.measured_memory import EXACT_HEAP
@@ -32,7 +32,7 @@ from study.study import Study
 
 STEPS, STOP_AT = 14, 7
 BUDGET_SECONDS = {False: 20, True: 8}  # of training, besides 15 s in which the plan times steps
-NAMES = ("B", "RALEARN")
+NAMES = (BASELINE, LEARNED)
 SPECIFICATIONS = {False: "gpt2-ra-ablation", True: "gpt2-ra-ablation-smoke"}
 COMMON = {
     "VARIANTS": " ".join(NAMES),
@@ -255,7 +255,6 @@ def peak_bytes(folder: Path, study: Path, name: str, micro: int) -> int:
     return int(max(found["allocated"].values()))
 
 
-LEARNED = "RALEARN"
 SMALL = Shape("2x64-t64", 2, 2, 64, 64, plain_micro=8)
 SECONDS = {False: 4.0, True: 0.2}  # of timed steps of a case
 # tokens/s of B at 124M, T = 1024, micro-batch 64, computed without a card
@@ -268,18 +267,16 @@ def speed_checks(card: CheckedDevice) -> Iterator[CardCheck]:
     shape = SMALL if card.on_cpu else SHAPES["card"][0]
     micro = shape.plain_micro if card.on_cpu else planned_micro(card, shape)
     samples: Samples = {}
-    with open_workers(persistent=False) as measure:
-        for case in dict.fromkeys(
-            ((PLAIN, shape.plain_micro), (PLAIN, micro), (BASELINE, micro), (LEARNED, micro))
-        ):
-            name = f"speed: {case[0]}, {shape.name}, micro-batch {case[1]}"
-            try:
-                samples[case] = measure(shape, *case, SECONDS[card.on_cpu])
-            except BenchError as error:
-                too_large = case[0] == PLAIN and "out of memory" in f"{error}".lower()
-                yield CardCheck(name, "tokens/s", f"{error}", NOT_RUN if too_large else DIFFERS)
-                continue
-            yield case_check(card, name, case, samples[case])
+    cases = ((PLAIN, shape.plain_micro), (PLAIN, micro), (BASELINE, micro), (LEARNED, micro))
+    for case in dict.fromkeys(cases):
+        name = f"speed: {case[0]}, {shape.name}, micro-batch {case[1]}"
+        try:
+            samples[case] = measure_case(shape, *case, SECONDS[card.on_cpu])
+        except BenchError as error:
+            too_large = case[0] == PLAIN and "out of memory" in f"{error}".lower()
+            yield CardCheck(name, "tokens/s", f"{error}", NOT_RUN if too_large else DIFFERS)
+            continue
+        yield case_check(card, name, case, samples[case])
     yield from goal_checks(card, shape, micro, samples)
 
 

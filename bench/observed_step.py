@@ -1,4 +1,4 @@
-"""A training step with and without something that observes it, in turns: what it costs, and whether it changes numbers.
+"""Time a training step with and without something that observes it, in turns, and compare the numbers of both.
 
 One process on one thread. Used by the suites `recorder` and `monitor`.
 """
@@ -6,6 +6,7 @@ One process on one thread. Used by the suites `recorder` and `monitor`.
 from __future__ import annotations
 
 import copy
+import functools
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ import torch
 from bench.case_step import kernels, make_stepper, model_config, random_batch
 from bench.cases import BASELINE, Sizes, find_shapes
 from bench.runner import LIMIT_SECONDS
-from bench.suite import INTERVAL, ResultTable, Suite, SuiteResult, SuiteSession, format_spread, spread
+from bench.suite import INTERVAL, Suite, SuiteSession, format_spread, format_table, spread
 from bench.workers import BenchWorker
 from gpt2.training_step import Stepper, StepResult
 from runtime import attention_kernels
@@ -31,14 +32,12 @@ WARM_UP_STEPS = 2
 
 @dataclass(frozen=True)
 class ObservationMode:
-    """One way to observe. prepare: (stepper, batch, empty folder) -> the step with its observer, which is timed.
-
-    goal: its largest cost.
-    """
+    """One way to observe the step of B."""
 
     name: str
+    # (stepper, batch, empty folder) -> the step with its observer, which is timed
     prepare: Callable[[Stepper, torch.Tensor, Path], Callable[[], StepResult]]
-    goal: float | None = None
+    goal: float | None = None  # largest ratio
     every: int = 1  # steps among which the cost is divided
 
 
@@ -49,107 +48,91 @@ class ObservedShape(Sizes):
     sequences: int
 
 
-class ObservedStep:
-    """The optimizer step of B."""
+SHAPES = (
+    ObservedShape("124m-t256x2", 12, 12, 768, 256, 2),
+    ObservedShape("124m-t256x1", 12, 12, 768, 256, 1),
+)
+Modes = tuple[ObservationMode, ...]  # the first one does not observe
 
-    def __init__(self, shape: ObservedShape) -> None:
-        self.resolved = attention_kernels.prepare_device(ANY_TARGET, model_config(shape))
-        torch.set_num_threads(1)
-        self.stepper: Stepper = make_stepper(shape, BASELINE, shape.sequences, self.resolved)
-        self.ids_ET = random_batch(shape, shape.sequences, self.resolved.device)
 
-    def run(self, mode: ObservationMode) -> tuple[StepResult, float, float]:
-        """Return the result of one step, and its seconds of wall time and of CPU time, with writing its files."""
-        with tempfile.TemporaryDirectory() as folder, kernels(BASELINE, self.resolved):
-            step = mode.prepare(self.stepper, self.ids_ET, Path(folder))
+def observed_suite(name: str, purpose: str, modes: Modes) -> Suite:
+    return Suite(name, purpose, functools.partial(measure_modes, modes), rounds=6)
+
+
+def measure_modes(modes: Modes, session: SuiteSession) -> tuple[Mapping[str, Any], list[str]]:
+    """Measure the chosen shapes, each in a new worker with the environment of a training process."""
+    results: list[dict[str, Any]] = []
+    for shape in find_shapes(SHAPES, session.shape):
+        with BenchWorker(f"{session.suite}, {shape.name}", KEEP_HEAP) as worker:
+            limit = LIMIT_SECONDS * max(1, session.rounds)
+            results.append(worker.call(time_modes, shape, modes, session.rounds, limit_seconds=limit))
+        session.save({"shapes": results})
+    return {"shapes": results}, [table(result, modes) for result in results]
+
+
+def time_modes(shape: ObservedShape, modes: Modes, rounds: int) -> dict[str, Any]:
+    """Time every mode once a round, after a warm-up and the comparison of numbers. Call in a worker."""
+    resolved = attention_kernels.prepare_device(ANY_TARGET, model_config(shape))
+    torch.set_num_threads(1)
+    stepper = make_stepper(shape, BASELINE, shape.sequences, resolved)
+    ids_ET = random_batch(shape, shape.sequences, resolved.device)
+
+    def run(mode: ObservationMode) -> tuple[StepResult, dict[str, Any]]:
+        """Return the result of one step, and its seconds with writing its files."""
+        with tempfile.TemporaryDirectory() as folder, kernels(BASELINE, resolved):
+            step = mode.prepare(stepper, ids_ET, Path(folder))
             wall, cpu = time.perf_counter(), time.process_time()
             result = step()
-            return result, time.perf_counter() - wall, time.process_time() - cpu
+            seconds = {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
+            return result, {"case": mode.name, **seconds}
 
-    def differing(self, plain: ObservationMode, modes: Sequence[ObservationMode]) -> list[str]:
-        """Return the modes whose step has another loss, gradient norm or weight than the plain one."""
-        before = copy.deepcopy(self.stepper.state())
-        expected, _, _ = self.run(plain)
-        weights = copy.deepcopy(self.stepper.model.state_dict())
-        found = []
-        for mode in modes:
-            self.stepper.load_state(copy.deepcopy(before))  # the optimizer takes its tensors
-            result, _, _ = self.run(mode)
-            now = self.stepper.model.state_dict()
-            if result != expected or not all(torch.equal(weights[name], now[name]) for name in weights):
-                found.append(mode.name)
-        return found
+    for _ in range(WARM_UP_STEPS):
+        run(modes[0])
+    differing = differing_modes(stepper, modes, lambda mode: run(mode)[0])
+    samples = [run(mode)[1] for _ in range(rounds) for mode in modes]
+    return {"shape": shape.name, "samples": samples, "differing": differing}
 
 
-@dataclass(frozen=True)
-class ObservedSuite:
-    """Modes beside a plain step. cost: (seconds of a mode, of the plain step, mode) -> its cost, to be pickled.
+def differing_modes(
+    stepper: Stepper, modes: Modes, run: Callable[[ObservationMode], StepResult]
+) -> list[str]:
+    """Return the modes whose step has another loss, gradient norm or weight than that of the first one."""
+    before = copy.deepcopy(stepper.state())
+    expected = run(modes[0])
+    weights = copy.deepcopy(stepper.model.state_dict())
+    found = []
+    for mode in modes[1:]:
+        stepper.load_state(copy.deepcopy(before))  # the optimizer takes its tensors
+        result, now = run(mode), stepper.model.state_dict()
+        if result != expected or not all(torch.equal(weights[name], now[name]) for name in weights):
+            found.append(mode.name)
+    return found
 
-    plain_cost: that of the plain step. head: of the first four columns. title: added to that of the tables.
-    """
 
-    name: str
-    help: str
-    plain: ObservationMode
-    modes: tuple[ObservationMode, ...]
-    shapes: tuple[ObservedShape, ...]
-    cost: Callable[[float, float, ObservationMode], float]
-    plain_cost: str
-    head: tuple[str, ...]
-    title: str = ""
+def ratios(
+    samples: Sequence[Mapping[str, Any]], mode: ObservationMode, plain: str, clock: str
+) -> list[float]:
+    """Return the mean time of a mode's steps over the time of the plain one, in each round."""
+    observed, alone = ([one[clock] for one in samples if one["case"] == name] for name in (mode.name, plain))
+    return [1 + (one / other - 1) / mode.every for one, other in zip(observed, alone, strict=True)]
 
-    def run(self, session: SuiteSession) -> SuiteResult:
-        """Measure the chosen shapes, each in a new worker with the environment of a training process."""
-        results: list[dict[str, Any]] = []
-        for shape in find_shapes(self.shapes, session.shape):
-            with BenchWorker(f"{self.name}, {shape.name}", KEEP_HEAP) as worker:
-                limit = LIMIT_SECONDS * max(1, session.rounds)
-                results.append(worker.call(self.measure, shape, session.rounds, limit_seconds=limit))
-            session.save({"shapes": results})
-        return SuiteResult({"shapes": results}, tuple(map(self.table, results)))
 
-    def measure(self, shape: ObservedShape, rounds: int) -> dict[str, Any]:
-        """Time every mode once a round, after a warm-up and the comparison of numbers. Call in a worker."""
-        step = ObservedStep(shape)
-        for _ in range(WARM_UP_STEPS):
-            step.run(self.plain)
-        differing = step.differing(self.plain, self.modes)
-        samples = []
-        for _ in range(rounds):
-            for mode in (self.plain, *self.modes):
-                _, wall, cpu = step.run(mode)
-                samples.append({"case": mode.name, "wall": wall, "cpu": cpu})
-        return {"shape": shape.name, "samples": samples, "differing": differing}
-
-    def costs(self, samples: Sequence[Mapping[str, Any]], mode: ObservationMode, clock: str) -> list[float]:
-        """Return the cost of a mode in each round."""
-        observed, plain = (
-            [sample[clock] for sample in samples if sample["case"] == name]
-            for name in (mode.name, self.plain.name)
+def table(result: Mapping[str, Any], modes: Modes) -> str:
+    """List the seconds of each mode, its ratio on both clocks, and whether the numbers stay the same."""
+    samples, plain = result["samples"], modes[0].name
+    rows = []
+    for mode in modes:
+        cpu, wall = (format_spread(spread(ratios(samples, mode, plain, clock))) for clock in ("cpu", "wall"))
+        rows.append(
+            {
+                "step": mode.name,
+                "CPU seconds": format_spread(spread([s["cpu"] for s in samples if s["case"] == mode.name])),
+                "CPU ratio": "1" if mode is modes[0] else cpu,
+                "wall ratio": "1" if mode is modes[0] else wall,
+                "goal": "-" if mode.goal is None else f"{mode.goal:g}",
+                "loss, gradient norm, weights": "differ" if mode.name in result["differing"] else "equal",
+            }
         )
-        return [self.cost(one, other, mode) for one, other in zip(observed, plain, strict=True)]
-
-    def table(self, result: Mapping[str, Any]) -> ResultTable:
-        """Return a row of each mode: its seconds, its cost on both clocks, and whether the numbers stay the same."""
-        samples, differing = result["samples"], result["differing"]
-
-        def seconds(mode: ObservationMode) -> str:
-            return format_spread(spread([one["cpu"] for one in samples if one["case"] == mode.name]))
-
-        cells = [(self.plain.name, seconds(self.plain), self.plain_cost, self.plain_cost, "-", "-")]
-        for mode in self.modes:
-            cpu, wall = (format_spread(spread(self.costs(samples, mode, clock))) for clock in ("cpu", "wall"))
-            goal = "-" if mode.goal is None else f"{mode.goal:g}"
-            equal = "differ" if mode.name in differing else "equal"
-            cells.append((mode.name, seconds(mode), cpu, wall, goal, equal))
-        return ResultTable(
-            f"one optimizer step of {result['shape']}, one thread{self.title}",
-            (*self.head, "goal", "loss, gradient norm, weights"),
-            tuple(cells),
-            (f"median and {INTERVAL}",),
-        )
-
-    def suite(self) -> Suite:
-        names = " or ".join(shape.name for shape in self.shapes)
-        shape = f"part of the shape's name: {names}"
-        return Suite(self.name, self.help, self.run, shape, rounds={"cpu": 6, "card": 6})
+    columns = {head: lambda row, head=head: row[head] for head in rows[0]}
+    title = f"one optimizer step of {result['shape']}, one thread"
+    return format_table(title, columns, rows, (f"median and {INTERVAL}",))

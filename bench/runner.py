@@ -5,9 +5,8 @@ A ratio is taken within a round. The reported value is its median over the round
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
@@ -20,46 +19,25 @@ from gpt2.measured_memory import EXACT_HEAP
 from study.executors.child_process import KEEP_HEAP
 
 Case = tuple[str, int]  # name, micro-batch
-Measure = Callable[[Shape, str, int, float], dict[str, Any]]
 LIMIT_SECONDS = 600.0  # of a turn: a new worker loads torch and compiles
+SLOWER = 10  # times the seconds of a turn, added to the limit: a turn has at least one step, however long
 PEAKS = {  # whether on a CPU -> note under a table
     True: "Peaks: growth of the resident set over optimizer steps, in another process whose heap returns buffers.",
     False: "Peaks: the allocator's peak during the timed steps, without compilation.",
 }
-SLOWER = (
-    10  # added to the limit as a multiple of a turn's seconds: a turn has at least one step, however long
-)
-
-
-@dataclass(frozen=True)
-class Stage:
-    """Cases of a shape that take turns of so many seconds.
-
-    persistent: each case keeps its worker, so that a turn can be a single step. The steps of a ratio are then close
-    together in time, and all workers are in memory at once. Otherwise every turn has a new worker.
-    """
-
-    shape: Shape
-    rounds: int
-    seconds: float
-    persistent: bool = False
 
 
 @dataclass(frozen=True)
 class CaseTiming:
-    """One case in one round. step_seconds: median time of an optimizer step.
-
-    flops_per_token: by this project's formula. peak_bytes: of the timed steps only.
-    """
+    """One case in one round."""
 
     case: str
     micro: int
     round: int
-    step_seconds: float
+    step_seconds: float  # median of the timed optimizer steps
     tokens_per_second: float
-    peak_bytes: int
-    flops_per_token: float
-    nanogpt_flops_per_token: float
+    peak_bytes: int  # of the timed steps only
+    flops_per_token: float  # by this project's formula
 
 
 def case_worker(shape: Sizes, case: str, micro: int) -> BenchWorker:
@@ -67,25 +45,11 @@ def case_worker(shape: Sizes, case: str, micro: int) -> BenchWorker:
     return BenchWorker(f"{shape.name}, {case} at micro-batch {micro}", None if case == PLAIN else KEEP_HEAP)
 
 
-@contextlib.contextmanager
-def open_workers(persistent: bool) -> Iterator[Measure]:
-    """Yield a function that times a case in its worker. persistent: see `Stage`."""
-    with contextlib.ExitStack() as stack:
-        workers: dict[tuple[Shape, str, int], BenchWorker] = {}
-
-        def measure(shape: Shape, case: str, micro: int, seconds: float) -> dict[str, Any]:
-            key = (shape, case, micro)
-            if key not in workers:
-                workers[key] = stack.enter_context(case_worker(*key))
-            found = workers[key].call(
-                time_case, *key, seconds, limit_seconds=LIMIT_SECONDS + SLOWER * seconds
-            )
-            if not persistent:
-                workers.clear()
-                stack.close()
-            return found
-
-        yield measure
+def measure_case(shape: Shape, case: str, micro: int, seconds: float) -> dict[str, Any]:
+    """Time a case in a new worker. BenchError where it fails, such as out of memory."""
+    with case_worker(shape, case, micro) as worker:
+        limit = LIMIT_SECONDS + SLOWER * seconds
+        return worker.call(time_case, shape, case, micro, seconds, limit_seconds=limit)
 
 
 @functools.cache
@@ -98,32 +62,30 @@ def exact_peak(shape: Shape, case: str, micro: int) -> int:
         return int(worker.call(time_case, shape, case, micro, 0.0, limit_seconds=LIMIT_SECONDS)["peak_bytes"])
 
 
-def measure_stage(stage: Stage, session: SuiteSession, data: dict[str, Any]) -> list[dict[str, Any]]:
-    """Measure every case of a stage once a round and return its rows. Report and skip a case that fails.
+def measure_shape(shape: Shape, session: SuiteSession, data: dict[str, Any]) -> list[dict[str, Any]]:
+    """Measure every case of a shape once a round and return its rows. Report and skip a case that fails.
 
-    data: content of the JSON file; the stage is added to its "stages". It is saved after every round.
+    data: content of the JSON file; the shape is added to its "shapes". It is saved after every round.
     """
-    shape, samples, skipped, rows = stage.shape, list[CaseTiming](), dict[Case, str](), list[dict[str, Any]]()
-    saved: dict[str, Any] = {"shape": asdict(shape), "persistent": stage.persistent}
-    data.setdefault("stages", []).append(saved)
-    with open_workers(stage.persistent) as measure:
-        for number in range(stage.rounds):
-            for case, micro in (key for key in shape.cases if key not in skipped):
-                try:
-                    values = measure(shape, case, micro, stage.seconds)
-                    if session.on_cpu:
-                        values["peak_bytes"] = exact_peak(replace(shape, cases=()), case, micro)
-                except BenchError as error:  # such as out of memory
-                    skipped[case, micro] = str(error)
-                    session.say(f"skipped: {error}")
-                    continue
-                samples.append(CaseTiming(case, micro, number, **values))
-                speed = f"{values['tokens_per_second']:,.0f} tok/s"
-                session.say(f"round {number + 1}/{stage.rounds}  {shape.name}  {case} micro {micro}: {speed}")
-            rows = rows_of(shape, samples, session.resolved.target.peak_flops)
-            found = {"rows": rows, "samples": list(map(asdict, samples)), "skipped": list(skipped.values())}
-            saved.update(found)
-            session.save(data)
+    samples, skipped, rows = list[CaseTiming](), dict[Case, str](), list[dict[str, Any]]()
+    saved: dict[str, Any] = {"shape": asdict(shape)}
+    data.setdefault("shapes", []).append(saved)
+    for number in range(session.rounds):
+        for case, micro in (key for key in shape.cases if key not in skipped):
+            try:
+                values = measure_case(shape, case, micro, session.seconds)
+                if session.on_cpu:
+                    values["peak_bytes"] = exact_peak(replace(shape, cases=()), case, micro)
+            except BenchError as error:
+                skipped[case, micro] = str(error)
+                session.say(f"skipped: {error}")
+                continue
+            samples.append(CaseTiming(case, micro, number, **values))
+            speed = f"{values['tokens_per_second']:,.0f} tok/s"
+            session.say(f"round {number + 1}/{session.rounds}  {shape.name}  {case} micro {micro}: {speed}")
+        rows = rows_of(shape, samples, session.resolved.target.peak_flops)
+        saved |= {"rows": rows, "samples": list(map(asdict, samples)), "skipped": list(skipped.values())}
+        session.save(data)
     return rows
 
 
@@ -150,9 +112,6 @@ def rows_of(shape: Shape, samples: Sequence[CaseTiming], peak_flops: float | Non
                 "tokens_per_second": speed,
                 "step_seconds": median(sample.step_seconds for sample in measured),
                 "mfu": speed * measured[0].flops_per_token / peak_flops if peak_flops else None,
-                "mfu_nanogpt": speed * measured[0].nanogpt_flops_per_token / peak_flops
-                if peak_flops
-                else None,
                 "peak_bytes": median(sample.peak_bytes for sample in measured),
                 "to_plain": speed_ratio(samples, key, (PLAIN, shape.plain_micro)),
                 "to_plain_same_micro": speed_ratio(samples, key, plain),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import datetime
 import functools
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from scipy.stats import quantile_test
 
 from referee.pages.document import align_columns
 from runtime import resolve
@@ -18,6 +19,8 @@ from runtime.errors import UserError
 from runtime.files import write_json
 from runtime.provenance import environment_record
 
+RESULTS = Path("results/bench")
+SCHEMA = 5
 FEW = 6  # rounds from which a median has a 95 % interval within their range
 INTERVAL = f"95 % interval; below {FEW} rounds the range"
 
@@ -26,20 +29,13 @@ Columns = Mapping[str, Callable[[Row], str]]  # head -> text of a row's cell
 
 
 def spread(values: Sequence[float]) -> dict[str, float] | None:
-    """Return median, least, most, and the interval of the median (low, high); None for no values.
-
-    The interval is that of the order statistics (an inverted sign test) with 95 % coverage or a little more, for
-    independent rounds. Below FEW rounds it is the range.
-    """
+    """Return the median and its 95 % interval (low, high), or below FEW values the range. None for no values."""
     if not values:
         return None
-    ordered, n = sorted(values), len(values)
-    rank, below = 0, 0.0
-    while rank < n // 2 and (below := below + math.comb(n, rank) / 2**n) <= 0.025:
-        rank += 1
-    outside = max(rank - 1, 0)  # values on either side that lie outside the interval
-    low, high = ordered[outside], ordered[n - 1 - outside]
-    return {"median": median(values), "low": low, "high": high, "least": ordered[0], "most": ordered[-1]}
+    low, high = min(values), max(values)
+    if len(values) >= FEW:
+        low, high = quantile_test(values, p=0.5).confidence_interval(0.95)
+    return {"median": median(values), "low": float(low), "high": float(high)}
 
 
 def format_spread(value: Mapping[str, float] | None, form: str = ".2f", scale: float = 1.0) -> str:
@@ -54,40 +50,18 @@ def format_ratio(value: float | None, form: str) -> str:
     return "-" if value is None else f"{value:{form}}"
 
 
-def mebibytes(value: float | None) -> str:
-    """Write bytes as MiB; "-" for none."""
-    return f"{value / 2**20:,.0f}" if value else "-"
-
-
-@dataclass(frozen=True)
-class ResultTable:
-    """A table for the terminal: a title, aligned columns, and notes under them."""
-
-    title: str
-    head: tuple[str, ...]
-    cells: tuple[tuple[str, ...], ...]
-    notes: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, title: str, columns: Columns, rows: Iterable[Row], notes: Sequence[str] = ()) -> ResultTable:
-        cells = tuple(tuple(text(row) for text in columns.values()) for row in rows)
-        return cls(title, tuple(columns), cells, tuple(notes))
-
-    def __str__(self) -> str:
-        lines = align_columns([self.head, *self.cells], range(len(self.head)))
-        return "\n".join([self.title, *lines, *self.notes])
-
-
-RESULTS = Path("results/bench")
-SCHEMA = 4
+def format_table(title: str, columns: Columns, rows: Iterable[Row], notes: Sequence[str] = ()) -> str:
+    """Return a table for the terminal: a title, aligned columns, and notes under them."""
+    cells = [tuple(text(row) for text in columns.values()) for row in rows]
+    return "\n".join([title, *align_columns([tuple(columns), *cells], range(len(columns))), *notes])
 
 
 @dataclass(frozen=True)
 class SuiteSession:
-    """One run of a suite. resolved: the device of this machine. The others are its options, with their defaults."""
+    """One run of a suite with its options."""
 
     suite: str
-    resolved: resolve.ResolvedTarget
+    resolved: resolve.ResolvedTarget  # the device of this machine
     shape: str = ""
     rounds: int = 0
     seconds: float = 0.0
@@ -123,55 +97,31 @@ class SuiteSession:
 
 
 @dataclass(frozen=True)
-class SuiteResult:
-    """data: content of the JSON file. tables and notes: printed at the end."""
-
-    data: Mapping[str, Any]
-    tables: tuple[ResultTable, ...]
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Suite:
-    """One question that `make bench SUITE=name` answers. It takes the options that it has a value for.
-
-    shape: meaning of SHAPE. rounds, seconds: defaults by kind of device ("cpu", "card").
-    """
+    """One question that `make bench SUITE=name` answers."""
 
     name: str
     help: str
-    run: Callable[[SuiteSession], SuiteResult]
-    shape: str = ""
-    rounds: Mapping[str, int] = field(default_factory=dict)
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    cases: str = ""
+    run: Callable[
+        [SuiteSession], tuple[Mapping[str, Any], list[str]]
+    ]  # -> content of the JSON file, tables and notes
+    rounds: int  # default
+    seconds: float = 0.0  # default; 0: the suite does not take SECONDS
+    cases: bool = False  # whether it takes CASES
     least_rounds: int = 1
 
     @property
-    def options(self) -> dict[str, str]:
-        """Option -> meaning."""
-        meanings = {
-            "SHAPE": self.shape,
-            "ROUNDS": "measurements of each case" if self.rounds else "",
-            "SECONDS": "seconds of timed steps of one measurement" if self.seconds else "",
-            "CASES": self.cases,
-        }
-        return {name: meaning for name, meaning in meanings.items() if meaning}
+    def options(self) -> list[str]:
+        return ["SHAPE", "ROUNDS", *(["SECONDS"] if self.seconds else []), *(["CASES"] if self.cases else [])]
 
     def check(self, given: Mapping[str, Any]) -> None:
         """Raise UserError for an option that the suite does not take, or for too few rounds."""
-        for name in given.keys() - self.options.keys():
-            takes = ", ".join(self.options) or "no option"
-            raise UserError(f"suite {self.name} takes no {name}=; it takes: {takes}")
+        for name in given.keys() - self.options:
+            raise UserError(f"suite {self.name} takes no {name}=; fix: use {', '.join(self.options)}")
         if given.get("ROUNDS", self.least_rounds) < self.least_rounds:
             raise UserError(
                 f"ROUNDS={given['ROUNDS']} is too few for suite {self.name}; fix: ROUNDS={self.least_rounds} or more"
             )
-
-    def describe(self) -> str:
-        """Describe the suite and its options for --help."""
-        options = [f"{'':15}{name}= {text}" for name, text in self.options.items()]
-        return "\n".join([f"  {self.name:<13}{self.help}", *options])
 
 
 def run_suite(suite: Suite, given: Mapping[str, Any]) -> None:
@@ -181,12 +131,11 @@ def run_suite(suite: Suite, given: Mapping[str, Any]) -> None:
     """
     suite.check(given)
     resolved = resolve.resolve(config.ANY_TARGET)
-    kind = resolved.device_class
-    defaults = {"ROUNDS": suite.rounds.get(kind, 0), "SECONDS": suite.seconds.get(kind, 0.0)}
-    options = {name.lower(): value for name, value in (defaults | dict(given)).items()}
+    options: dict[str, Any] = {"rounds": suite.rounds, "seconds": suite.seconds}
+    options |= {name.lower(): value for name, value in given.items()}
     session = SuiteSession(suite.name, resolved, **options)
     session.say(f"{resolved.device_name}, {resolved.dtype}")
-    result = suite.run(session)
-    for block in (*result.tables, *result.notes):
-        session.say(f"{block}")
-    session.save(result.data, complete=True)
+    data, blocks = suite.run(session)
+    for block in blocks:
+        session.say(block)
+    session.save(data, complete=True)

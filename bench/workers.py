@@ -5,21 +5,17 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import re
 import signal
 import tempfile
-import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any, Self, TypeVar
 
-from runtime.errors import UserError
+from runtime.errors import UserError, one_line
 from study.executors.child_process import exit_text, process_settings
 
 T = TypeVar("T")
 EXIT_SECONDS = 60.0  # until a worker that gets no more calls is killed
-# The line of an exception in Python's traceback, or the line of runtime.errors.run_command.
-EXCEPTION = re.compile(r"(?:error|[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit))(?::|$)")
 MESSAGE_LINES, MESSAGE_CHARACTERS = 3, 600
 
 
@@ -27,16 +23,9 @@ class BenchError(UserError, RuntimeError):
     """A case could not be measured."""
 
 
-def last_message(output: str) -> str:
-    """Extract the last exception and up to two lines after it, or the last lines where there is no exception.
-
-    torch prints advice after an exception. The advice alone does not name the error.
-    """
-    output = output.partition("\nException ignored ")[0]  # from an interpreter that is already shutting down
-    lines = [line.rstrip() for line in output.splitlines() if line.strip()]
-    at = [number for number, line in enumerate(lines) if EXCEPTION.match(line)]
-    chosen = lines[at[-1] :][:MESSAGE_LINES] if at else lines[-MESSAGE_LINES:]
-    return " / ".join(line.strip() for line in chosen)[:MESSAGE_CHARACTERS] or "no message"
+def last_lines(output: str) -> str:
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return " / ".join(lines[-MESSAGE_LINES:])[:MESSAGE_CHARACTERS] or "no message"
 
 
 class BenchWorker:
@@ -75,14 +64,14 @@ class BenchWorker:
                     succeeded, result = self._connection.recv()
                     if succeeded:
                         return result  # type: ignore[no-any-return]
-                    raise BenchError(f"{self.label}: {last_message(result)}")
+                    raise BenchError(f"{self.label}: {result}")
             self.process.join(EXIT_SECONDS)
             reason = exit_text(self.process.exitcode or 0)
         else:
             self.process.kill()
             reason = f"no answer within {limit_seconds:,.0f} s, so it was killed"
         self._output.seek(0)
-        raise BenchError(f"{self.label}: {reason}; last message: {last_message(self._output.read())}")
+        raise BenchError(f"{self.label}: {reason}; last message: {last_lines(self._output.read())}")
 
     def __enter__(self) -> Self:
         return self
@@ -111,6 +100,6 @@ def _execute_calls(connection: Connection, output: str) -> None:
             answer = (True, function(*arguments))
         except UserError as error:
             answer = (False, f"error: {error}")
-        except Exception:
-            answer = (False, traceback.format_exc())
+        except Exception as error:
+            answer = (False, f"{type(error).__name__}: {one_line(error)}"[:MESSAGE_CHARACTERS])
         connection.send(answer)

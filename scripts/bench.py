@@ -13,7 +13,10 @@ from study.make_arguments import command_arguments
 
 
 def describe_suites() -> str:
-    return "suites:\n" + "\n".join(load_suite(name).describe() for name in NAMES)
+    suites = [load_suite(name) for name in NAMES]
+    return "\n".join(
+        ["suites:", *(f"  {one.name:<13}{one.help} [{' '.join(one.options)}]" for one in suites)]
+    )
 
 
 def main() -> int:
@@ -28,7 +31,7 @@ def main() -> int:
     parser.add_argument("--shape", help="part of the suite, such as a model size")
     parser.add_argument("--rounds", type=int, help="number of measurements of each case")
     parser.add_argument("--seconds", type=float, help="duration of one measurement")
-    parser.add_argument("--cases", help='only these cases, such as "B plain RALEARN@32"')
+    parser.add_argument("--cases", help='only these cases, such as "B plain RALEARN@32" (@: micro-batch)')
     arguments = parser.parse_args(command_arguments(("SUITE", "SHAPE", "ROUNDS", "SECONDS", "CASES")))
     given = {name.upper(): value for name, value in vars(arguments).items() if value not in (None, "")}
     export_environment()

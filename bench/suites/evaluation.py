@@ -19,29 +19,18 @@ from typing import Any
 import numpy as np
 
 from bench.case_step import model_and_parts, model_config
-from bench.cases import Shape, find_shapes
-from bench.runner import case_worker, open_workers
-from bench.suite import (
-    INTERVAL,
-    Columns,
-    ResultTable,
-    Suite,
-    SuiteResult,
-    SuiteSession,
-    format_spread,
-    mebibytes,
-    spread,
-)
+from bench.cases import BASELINE, LEARNED, Shape, find_shapes
+from bench.runner import case_worker, measure_case
+from bench.suite import INTERVAL, Columns, Suite, SuiteSession, format_spread, format_table, spread
 from bench.temporary_studies import configure_study
 from gpt2 import hellaswag, tokenizer, validation
 from gpt2.clocks import device_synchroniser
 from gpt2.initial_weights import initialise
-from gpt2.measured_memory import PeakMeter
 from gpt2.training_step import autocast, build_model
 from runtime import attention_kernels
 from runtime.settings import ANY_TARGET, GPT2
 
-CASES = ("B", "RALEARN")
+CASES = (BASELINE, LEARNED)
 STUDY = "gpt2-ra-ablation+h200"
 GOAL = "goal on an H200: HellaSwag within 60 s, validation within 3 % of training"
 # Items of each source in HellaSwag's validation set, and ranges of the tokens of a query and of an ending. Lengths
@@ -51,11 +40,11 @@ VIDEO_CAPTIONS, WIKIHOW = (3243, (14, 44), (4, 24)), (6799, (41, 78), (21, 53))
 
 @dataclass(frozen=True)
 class EvaluatedShape(Shape):
-    """A model, and the share of an evaluation to time. windows, items: 0 for all. micro: of a training step."""
+    """A model, and the share of an evaluation to time."""
 
-    micro: int = 1
-    windows: int = 0
-    items: int = 0
+    micro: int = 1  # of a training step
+    windows: int = 0  # 0: all
+    items: int = 0  # 0: all
 
 
 SHAPES = {
@@ -64,61 +53,63 @@ SHAPES = {
 }
 
 
-@dataclass(frozen=True)
-class Whole:
-    """The full evaluation of a run. interval_tokens: training tokens from one validation to the next.
-
-    items, item_tokens: of the whole HellaSwag.
-    """
-
-    validation_tokens: int
-    interval_tokens: int
-    items: int
-    item_tokens: int
-
-
-@dataclass(frozen=True)
-class EvaluationTiming:
-    """One variant in one round: the scored share, its time, and the peak bytes with the weights."""
-
-    case: str
-    validation_tokens: int
-    validation_seconds: float
-    items: int
-    item_tokens: int
-    hellaswag_seconds: float
-    peak_bytes: int
-
-
-def run(session: SuiteSession) -> SuiteResult:
+def run(session: SuiteSession) -> tuple[Mapping[str, Any], list[str]]:
     """Evaluate each variant once a round in a new worker, then time its training steps. Save after every evaluation."""
     shape = find_shapes(SHAPES[session.resolved.device_class], session.shape)[0]
     with tempfile.TemporaryDirectory() as folder:
-        config = configure_study(Path(folder), STUDY).config
-    items = synthetic_items()
-    share = random.Random(0).sample(items, shape.items or len(items))
-    tokens = config.evaluation.tokens // shape.block_size * shape.block_size
-    item_tokens = scored_tokens(items, shape.block_size)
-    whole = Whole(tokens, config.evaluation.interval_tokens, len(items), item_tokens)
-    samples: list[EvaluationTiming] = []
-    data: dict[str, Any] = {"shape": asdict(shape), "whole": asdict(whole)}
-    windows = shape.windows or whole.validation_tokens // shape.block_size
+        settings = configure_study(Path(folder), STUDY).config.evaluation
+    every = synthetic_items()
+    items = random.Random(0).sample(every, shape.items or len(every))
+    tokens = settings.tokens // shape.block_size * shape.block_size
+    windows = shape.windows or tokens // shape.block_size
+    more_tokens = tokens / (windows * shape.block_size)
+    more_items = scored_tokens(every, shape.block_size) / scored_tokens(items, shape.block_size)
+    samples: list[dict[str, Any]] = []
+    data: dict[str, Any] = {
+        "shape": asdict(shape),
+        "items": len(items),
+        "windows": windows,
+        "samples": samples,
+    }
     for number in range(session.rounds):
         for case in CASES:
             with case_worker(shape, case, shape.micro) as worker:
-                sample = worker.call(evaluate_once, shape, case, windows, share)
-            samples.append(sample)
-            data["samples"] = [asdict(sample) for sample in samples]
+                timed = worker.call(evaluate_once, shape, case, windows, items)
+            samples.append({"case": case, **timed})
             session.save(data)
-            session.say(
-                f"round {number + 1}/{session.rounds}  {case}: validation of {sample.validation_tokens:,} tokens "
-                f"{sample.validation_seconds:.2f} s, {sample.items} items {sample.hellaswag_seconds:.2f} s"
-            )
-    with open_workers(persistent=False) as measure:
-        turns = {case: measure(shape, case, shape.micro, session.seconds) for case in CASES}
-    rates = {case: turn["tokens_per_second"] for case, turn in turns.items()}
-    data["rows"] = rows_of(samples, rates, whole)
-    return SuiteResult(data, (table(data["rows"], samples, whole),))
+            texts = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in timed.items())
+            session.say(f"round {number + 1}/{session.rounds}  {case}: {texts}")
+    rows = []
+    for case in CASES:
+        rate = measure_case(shape, case, shape.micro, session.seconds)["tokens_per_second"]
+        measured = [sample for sample in samples if sample["case"] == case]
+        seconds = [sample["validation"] * more_tokens for sample in measured]
+        rows.append(
+            {
+                "case": case,
+                "hellaswag_seconds": spread([sample["hellaswag"] * more_items for sample in measured]),
+                "validation_seconds": spread(seconds),
+                "training_tokens_per_second": rate,
+                "validation_share": spread([each * rate / settings.interval_tokens for each in seconds]),
+            }
+        )
+    notes = [
+        f"{session.rounds} rounds, median [{INTERVAL}]",
+        f"HellaSwag s: EXTRAPOLATED by tokens from {len(items):,} items to all {len(every):,}, {more_items:.4g} times",
+        f"one validation s: EXTRAPOLATED from {windows:,} windows to {tokens:,} tokens, {more_tokens:.4g} times",
+        f"% of training: one validation each {settings.interval_tokens:,} training tokens, at the speed measured here",
+        GOAL,
+    ]
+    return data | {"rows": rows}, [format_table("cost of evaluation", COLUMNS, rows, notes)]
+
+
+COLUMNS: Columns = {
+    "variant": lambda row: row["case"],
+    "HellaSwag s": lambda row: format_spread(row["hellaswag_seconds"], ".1f"),
+    "one validation s": lambda row: format_spread(row["validation_seconds"], ".2f"),
+    "% of training": lambda row: format_spread(row["validation_share"], ".2f", 100),
+    "training tokens/s": lambda row: f"{row['training_tokens_per_second']:,.0f}",
+}
 
 
 def synthetic_items(seed: int = 0) -> list[hellaswag.Item]:
@@ -146,14 +137,13 @@ def scored_tokens(items: Sequence[hellaswag.Item], block_size: int) -> int:
 
 def evaluate_once(
     shape: EvaluatedShape, case: str, windows: int, items: list[hellaswag.Item]
-) -> EvaluationTiming:
-    """Evaluate a variant with the functions of a run, after one warm-up batch. Call in a worker.
+) -> dict[str, float]:
+    """Return the seconds of a validation and of HellaSwag with the functions of a run, after one warm-up batch.
 
-    windows: number of validation windows, of random token ids. On a CPU the peak is growth of the process, with the
-    buffers that its heap keeps.
+    windows: number of validation windows, of random token ids. Call in a worker.
     """
     resolved = attention_kernels.prepare_device(ANY_TARGET, model_config(shape))
-    device, meter = resolved.device, PeakMeter(resolved.device)
+    device = resolved.device
     synchronise = device_synchroniser(device)
     precision: Callable[[], AbstractContextManager[Any]] = partial(autocast, device, resolved.dtype)
     at_once = validation.EVALUATION_TOKENS[resolved.device_class]
@@ -164,79 +154,27 @@ def evaluate_once(
     initialise(model, 0)
     model.to(device)
     score = partial(hellaswag.score, batch_tokens=at_once, block_size=shape.block_size, device=device)
+    encoding = tokenizer.load(GPT2.name)
 
     def seconds_of(work: Callable[[], Any]) -> float:
         synchronise()
         before = time.perf_counter()
-        with meter.phase("evaluation"):
-            work()
-            synchronise()
+        work()
+        synchronise()
         return time.perf_counter() - before
 
     with attention_kernels.attention_context(resolved, 0.0):
         validation.perplexity(model, ids[:batch], batch, device, precision)
-        validation_seconds = seconds_of(lambda: validation.perplexity(model, ids, batch, device, precision))
-        hellaswag_seconds = seconds_of(
-            lambda: score(model, items, tokenizer.load(GPT2.name), autocast=precision)
-        )
-    peak = meter.by_phase.get("evaluation", meter.peaks()["allocated"])
-    tokens, item_tokens = windows * shape.block_size, scored_tokens(items, shape.block_size)
-    return EvaluationTiming(
-        case, tokens, validation_seconds, len(items), item_tokens, hellaswag_seconds, peak
-    )
-
-
-def rows_of(
-    samples: Sequence[EvaluationTiming], training_rates: Mapping[str, float], whole: Whole
-) -> list[dict[str, Any]]:
-    """Return one row a variant, each value extrapolated from a share by its tokens, as `spread` over the rounds."""
-    rows = []
-    for case, rate in training_rates.items():
-        measured = [sample for sample in samples if sample.case == case]
-        seconds = [s.validation_seconds * whole.validation_tokens / s.validation_tokens for s in measured]
-        rows.append(
-            {
-                "case": case,
-                "hellaswag_seconds": spread(
-                    [s.hellaswag_seconds * whole.item_tokens / s.item_tokens for s in measured]
-                ),
-                "validation_seconds": spread(seconds),
-                "training_tokens_per_second": rate,
-                "validation_share": spread([value * rate / whole.interval_tokens for value in seconds]),
-                "peak_bytes": max(sample.peak_bytes for sample in measured),
-            }
-        )
-    return rows
-
-
-COLUMNS: Columns = {
-    "variant": lambda row: row["case"],
-    "HellaSwag s": lambda row: format_spread(row["hellaswag_seconds"], ".1f"),
-    "one validation s": lambda row: format_spread(row["validation_seconds"], ".2f"),
-    "% of training": lambda row: format_spread(row["validation_share"], ".2f", 100),
-    "peak MiB": lambda row: mebibytes(row["peak_bytes"]),
-}
-
-
-def table(rows: list[dict[str, Any]], samples: Sequence[EvaluationTiming], whole: Whole) -> ResultTable:
-    """List the rows. Notes state the extrapolations and the source of the number of validations."""
-    timed, notes = samples[0], [f"{len(samples) // len(rows)} rounds, median [{INTERVAL}]"]
-    if timed.items < whole.items:
-        notes.append(f"HellaSwag s is EXTRAPOLATED by tokens from {timed.items} items to all {whole.items:,}")
-    if timed.validation_tokens < whole.validation_tokens:
-        source = f"from {timed.validation_tokens:,} tokens to all {whole.validation_tokens:,}"
-        notes.append(f"one validation s is EXTRAPOLATED {source}")
-    rates = ", ".join(f"{row['case']} {row['training_tokens_per_second']:,.0f}" for row in rows)
-    interval = f"one validation each {whole.interval_tokens:,} training tokens"
-    notes.append(f"% of training: {interval}, at the training speed measured here ({rates} tokens/s)")
-    return ResultTable.of("cost of evaluation", COLUMNS, rows, [*notes, GOAL])
+        return {
+            "validation": seconds_of(lambda: validation.perplexity(model, ids, batch, device, precision)),
+            "hellaswag": seconds_of(lambda: score(model, items, encoding, autocast=precision)),
+        }
 
 
 SUITE = Suite(
     "evaluation",
     "seconds of HellaSwag and of a validation, and its share of training",
     run,
-    shape="the first shape whose name contains this",
-    rounds={"cpu": 3, "card": 3},
-    seconds={"cpu": 6.0, "card": 6.0},
+    rounds=3,
+    seconds=6.0,
 )

@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
-from bench.cases import Shape
-from bench.runner import PEAKS, Stage, measure_stage
-from bench.suite import (
-    INTERVAL,
-    Columns,
-    ResultTable,
-    Suite,
-    SuiteResult,
-    SuiteSession,
-    format_ratio,
-    format_spread,
-    mebibytes,
-)
+from bench.cases import VARIANTS, Shape
+from bench.runner import PEAKS, measure_shape
+from bench.suite import INTERVAL, Columns, Suite, SuiteSession, format_ratio, format_spread, format_table
 from runtime.errors import UserError
 
-VARIANTS = ("B", "RAALL", "RALEARN")
 LENGTHS = (256, 512, 1024, 2048, 4096)
 HEAD_SIZE = 64
 
@@ -46,30 +36,26 @@ COLUMNS: Columns = {
     "case": lambda row: row["case"],
     "tokens/s": lambda row: f"{row['tokens_per_second']:,.0f}",
     "step ms": lambda row: f"{1000 * row['step_seconds']:,.1f}",
-    "peak MiB": lambda row: mebibytes(row["peak_bytes"]),
+    "peak MiB": lambda row: f"{row['peak_bytes'] / 2**20:,.0f}",
     "speed to B": lambda row: format_spread(row["to_baseline"], ".3f"),
     "memory to B": lambda row: format_ratio(row["memory_to_baseline"], ".3f"),
 }
 
 
-def run(session: SuiteSession) -> SuiteResult:
+def run(session: SuiteSession) -> tuple[Mapping[str, Any], list[str]]:
     """Measure both series, or the one that SHAPE names. Save after every round."""
     series = SERIES[session.resolved.device_class]
     if session.shape not in ("", *series):
-        raise UserError(f"unknown part SHAPE={session.shape}; parts: {', '.join(series)}")
+        raise UserError(f"unknown part SHAPE={session.shape}; fix: SHAPE= one of {', '.join(series)}")
     data: dict[str, Any] = {}
     tables = []
     for along in [session.shape] if session.shape else series:
-        rows = []
-        for shape in series[along]:
-            stage = Stage(shape, session.rounds, session.seconds, persistent=session.on_cpu)
-            rows += measure_stage(stage, session, data)
+        rows = [row for shape in series[along] for row in measure_shape(shape, session, data)]
         notes = growth_of_peaks(rows) if along == "T" else []
-        tables += [ResultTable.of(f"cost by {along}", COLUMNS, rows, notes)] if rows else []
+        tables += [format_table(f"cost by {along}", COLUMNS, rows, notes)] if rows else []
     if not tables:
         raise UserError("no case could be measured; the reason for each case is printed above")
-    note = f"Ratios of speed within a round: median [{INTERVAL}]. {PEAKS[session.on_cpu]}"
-    return SuiteResult(data, tuple(tables), (note,))
+    return data, [*tables, f"Ratios of speed within a round: median [{INTERVAL}]. {PEAKS[session.on_cpu]}"]
 
 
 def growth_of_peaks(rows: list[dict[str, Any]]) -> list[str]:
@@ -87,11 +73,4 @@ def growth_of_peaks(rows: list[dict[str, Any]]) -> list[str]:
     return notes
 
 
-SUITE = Suite(
-    "growth",
-    "time and memory by sequence length and by model size",
-    run,
-    shape="T (sequence length) or size (model size); both by default",
-    rounds={"cpu": 9, "card": 3},
-    seconds={"cpu": 0.5, "card": 6.0},
-)
+SUITE = Suite("growth", "time and memory by sequence length and by model size", run, rounds=3, seconds=3.0)

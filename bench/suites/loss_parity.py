@@ -17,7 +17,7 @@ from torch import Tensor
 from bench.case_step import make_stepper, model_config
 from bench.cases import BASELINE, Sizes, find_shapes
 from bench.reference_gpt import PlainStep, take_weights
-from bench.suite import Columns, ResultTable, Suite, SuiteResult, SuiteSession
+from bench.suite import Columns, Suite, SuiteSession, format_table
 from bench.workers import BenchWorker
 from gpt2 import tokenizer
 from gpt2.initial_weights import initialise
@@ -51,13 +51,10 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class LossParity:
-    """difference: ours - plain at the end, with its t interval over the seeds.
+    """Comparison of the losses at the end of training."""
 
-    noise: standard deviation of the final loss among seeds, pooled over both steps.
-    """
-
-    difference: Interval
-    noise: float
+    difference: Interval  # ours - plain, with its t interval over the seeds
+    noise: float  # standard deviation of the final loss among seeds, pooled over both steps
 
     @property
     def equal(self) -> bool:
@@ -66,7 +63,7 @@ class LossParity:
         return low is not None and high is not None and -self.noise <= low and high <= self.noise
 
 
-def run(session: SuiteSession) -> SuiteResult:
+def run(session: SuiteSession) -> tuple[Mapping[str, Any], list[str]]:
     """Train ROUNDS seeds with both steps, in a worker. Save after every seed."""
     shape = find_shapes(SHAPES[session.resolved.device_class], session.shape)[0]
     if not session.on_cpu and session.resolved.dtype != "bfloat16":
@@ -75,20 +72,18 @@ def run(session: SuiteSession) -> SuiteResult:
             "fix: use a GPU with bfloat16"
         )
     session.say(f"{shape.name}, {shape.steps} steps")
-    case = session.cases or BASELINE
     curves: list[dict[str, Any]] = []
-    data: dict[str, Any] = {"shape": asdict(shape), "case": case, "curves": curves}
+    data: dict[str, Any] = {"shape": asdict(shape), "curves": curves}
     with BenchWorker(f"training of {shape.name}", KEEP_HEAP) as worker:
         for seed in range(session.rounds):
-            ours, plain = worker.call(train_both, shape, seed, case)
+            ours, plain = worker.call(train_both, shape, seed)
             curves.append({"seed": seed, "ours": ours, "plain": plain})
             session.say(f"seed {seed + 1}/{session.rounds} is trained with both steps")
             session.save(data)
     rows = [row_of(**curve) for curve in curves]
     found = compare(rows)
     data |= {"rows": rows, "equal": found.equal, **asdict(found)}
-    table = ResultTable.of("training loss in nats", COLUMNS, rows, (verdict(found),))
-    return SuiteResult(data, (table,))
+    return data, [format_table("training loss in nats", COLUMNS, rows, (verdict(found),))]
 
 
 def row_of(seed: int, ours: Sequence[float], plain: Sequence[float]) -> dict[str, Any]:
@@ -146,13 +141,13 @@ def draw_batches(shape: TrainingShape, ids_N: Tensor) -> list[Tensor]:
     return list(ids_N[starts + torch.arange(shape.block_size + 1)])
 
 
-def train_both(shape: TrainingShape, seed: int, case: str = BASELINE) -> tuple[list[float], list[float]]:
+def train_both(shape: TrainingShape, seed: int) -> tuple[list[float], list[float]]:
     """Train with our step, then with the plain one, from the same weights on the same batches. Returns the losses."""
     resolved = attention_kernels.prepare_device(ANY_TARGET, model_config(shape))
     micro, effective, rate, device = shape.micro, shape.effective, shape.learning_rate, resolved.device
     batches = draw_batches(shape, embedded_tokens())
     with attention_kernels.attention_context(resolved, 0.0):
-        stepper = make_stepper(shape, case, micro, resolved, effective, seed, rate)
+        stepper = make_stepper(shape, BASELINE, micro, resolved, effective, seed, rate)
         ours = [stepper.step(ids_ET.to(device), k, shape.steps).loss for k, ids_ET in enumerate(batches)]
     # no padded vocabulary: padding would be in the plain step's softmax
     plain = PlainStep(shape, GPT2.size, device, effective // micro, rate)
@@ -166,8 +161,6 @@ SUITE = Suite(
     "loss_parity",
     "loss curves of our step and the plain one beside the noise among seeds",
     run,
-    shape="the first shape whose name contains this",
-    cases="our step: B, the default, or B with options, such as B+bf16",
-    rounds={"cpu": 3, "card": 3},
+    rounds=3,
     least_rounds=2,
 )

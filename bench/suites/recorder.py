@@ -1,7 +1,4 @@
-"""Measure what recording a training step costs: `make bench SUITE=recorder`.
-
-The step without a recorder and those with one take turns.
-"""
+"""Measure what recording a training step costs: `make bench SUITE=recorder`."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from bench.observed_step import ITERATIONS, ObservationMode, ObservedShape, ObservedSuite
+from bench.observed_step import ITERATIONS, ObservationMode, observed_suite
 from gpt2.training_step import StepObserver, Stepper, StepResult, StopBeforeUpdate
 from referee.numerics.record.record_settings import RecorderConfig
 from referee.numerics.record.recorder import Recorder
@@ -38,29 +35,14 @@ def recorded(
     return step
 
 
-def mode(level: str, summary: str, name: str, goal: float | None = None) -> ObservationMode:
-    return ObservationMode(name, functools.partial(recorded, level, summary), goal)
-
-
-def ratio(recorded: float, plain: float, mode: ObservationMode) -> float:
-    return recorded / plain
-
-
-OBSERVED = ObservedSuite(
-    "recorder",
-    "cost of recording a training step, and whether its numbers stay the same",
+MODES = (
     ObservationMode("not recorded", not_recorded),
-    (
-        mode("L0", "statistics", "L0, statistics", 1.3),
-        mode("L0", "md5", "L0, hash", 1.5),
-        mode("mix", "statistics", "mix, statistics"),
-    ),
-    (
-        ObservedShape("124m-t256x2", 12, 12, 768, 256, 2),
-        ObservedShape("124m-t256x1", 12, 12, 768, 256, 1),
-    ),
-    cost=ratio,
-    plain_cost="1",
-    head=("recorded", "CPU seconds", "CPU ratio", "wall ratio"),
+    ObservationMode("L0, statistics", functools.partial(recorded, "L0", "statistics"), 1.3),
+    ObservationMode("L0, hash", functools.partial(recorded, "L0", "md5"), 1.5),
+    ObservationMode("mix, statistics", functools.partial(recorded, "mix", "statistics")),
 )
-SUITE = OBSERVED.suite()
+
+
+SUITE = observed_suite(
+    "recorder", "cost of recording a training step, and whether its numbers stay the same", MODES
+)

@@ -1,4 +1,4 @@
-"""Rounds, ratios, and a case that is measured in a process."""
+"""Rounds, ratios, the choice of cases, and a case that is measured in a process."""
 
 import dataclasses
 from pathlib import Path
@@ -7,23 +7,23 @@ from typing import Any
 import pytest
 
 from bench import runner, suite
-from bench.cases import Shape
-from bench.runner import Stage, measure_stage
-from bench.suite import SuiteSession
+from bench.cases import Shape, select_cases
+from bench.runner import measure_shape
+from bench.suite import SuiteSession, spread
+from bench.workers import BenchError
 from runtime import resolve
+from runtime.errors import UserError
 from runtime.settings import ANY_TARGET
-from tests.bench.sessions import SHAPE, measured, replace_workers
-
-SPREAD = ("median", "low", "high", "least", "most")
+from tests.bench.sessions import SHAPE
 
 
 @pytest.fixture
 def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SuiteSession:
-    """A session on a simulated GPU of 1e5 FLOP/s."""
+    """A session of three rounds on a simulated GPU of 1e5 FLOP/s."""
     monkeypatch.setattr(suite, "RESULTS", tmp_path)
     resolved = resolve.resolve(ANY_TARGET)
     target = dataclasses.replace(resolved.target, peak_flops=1e5)
-    return SuiteSession("speed", dataclasses.replace(resolved, device="cuda:0", target=target))
+    return SuiteSession("speed", dataclasses.replace(resolved, device="cuda:0", target=target), rounds=3)
 
 
 def test_the_cases_take_turns_and_drift_of_the_machine_cancels_in_the_ratios(
@@ -35,22 +35,66 @@ def test_the_cases_take_turns_and_drift_of_the_machine_cancels_in_the_ratios(
         drift = 1.0 + 0.5 * (len(order) // len(SHAPE.cases))  # each round on a faster machine
         order.append((case, micro))
         speed = {"plain": 100, "B": 150, "RALEARN": 120}[case]
-        return measured(drift * speed, peak_bytes=speed)
+        return {
+            "step_seconds": 1.0,
+            "tokens_per_second": drift * speed,
+            "peak_bytes": speed,
+            "flops_per_token": 100.0,
+        }
 
-    replace_workers(monkeypatch, measure)
-    found = measure_stage(Stage(SHAPE, 3, 1.0), session, {})
+    monkeypatch.setattr(runner, "measure_case", measure)
+    found = measure_shape(SHAPE, session, {})
     assert order == list(SHAPE.cases) * 3
     rows = {(row["case"], row["micro"]): row for row in found}
-    assert rows["B", 4]["to_plain"] == pytest.approx(dict.fromkeys(SPREAD, 1.5))
-    assert rows["RALEARN", 4]["to_baseline"] == pytest.approx(dict.fromkeys(SPREAD, 0.8))
+    assert rows["B", 4]["to_plain"] == pytest.approx({"median": 1.5, "low": 1.5, "high": 1.5})
+    assert rows["RALEARN", 4]["to_baseline"] == pytest.approx({"median": 0.8, "low": 0.8, "high": 0.8})
     assert rows["plain", 4]["to_baseline"] is rows["B", 4]["to_baseline"] is None
     assert rows["B", 8]["to_plain_same_micro"] is None
     assert rows["B", 4]["memory_to_plain_same_micro"] == pytest.approx(1.5)
     assert rows["RALEARN", 4]["memory_to_baseline"] == pytest.approx(0.8)
     assert rows["B", 4]["mfu"] == pytest.approx(225 * 100 / 1e5)
-    assert rows["B", 4]["mfu_nanogpt"] == pytest.approx(225 * 110 / 1e5)
+
+
+def test_a_case_that_fails_is_skipped_with_its_reason(
+    session: SuiteSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any) -> dict[str, Any]:
+        raise BenchError("out of memory")
+
+    monkeypatch.setattr(runner, "measure_case", fail)
+    data: dict[str, Any] = {}
+    assert measure_shape(SHAPE, session, data) == []
+    assert data["shapes"][0]["skipped"] == ["out of memory"] * len(SHAPE.cases)
 
 
 def test_a_peak_is_measured_in_a_process_and_grows_with_the_text() -> None:
     short, long = (runner.exact_peak(Shape(f"{T}", 2, 2, 32, T, ()), "B", 1) for T in (16, 256))
     assert 0 < short < long
+
+
+@pytest.mark.parametrize(
+    ("names", "cases"),
+    [
+        ([], SHAPE.cases),
+        (["B", "B@4"], (("B", 4), ("B", 8))),
+        (["RALEARN@2", "B+AQN=qerl"], (("RALEARN", 2), ("B+AQN=qerl", 4), ("B+AQN=qerl", 8))),
+    ],
+)
+def test_cases_are_chosen_by_name_and_micro_batch(
+    names: list[str], cases: tuple[tuple[str, int], ...]
+) -> None:
+    assert select_cases(SHAPE, names).cases == cases
+
+
+@pytest.mark.parametrize("name", ["NONE", "B+bf16", "B@0", "B@x", "B@5"])
+def test_an_unknown_case_or_micro_batch_is_refused(name: str) -> None:
+    with pytest.raises(UserError):
+        select_cases(dataclasses.replace(SHAPE, effective=8), [name])
+
+
+def test_below_six_rounds_an_interval_is_the_range_and_from_then_on_one_of_the_median() -> None:
+    assert spread([3.0, 1.0, 2.0]) == {"median": 2.0, "low": 1.0, "high": 3.0}
+    found = spread([float(value) for value in range(40)])
+    assert found
+    assert 0 < found["low"] < found["median"] < found["high"] < 39
+    assert spread([]) is None

@@ -40,8 +40,7 @@ def test_the_suite_measures_small_models_on_this_machine(
     monkeypatch.setitem(growth.SERIES, "cpu", {"T": [tiny]})
     monkeypatch.setattr(runner, "exact_peak", lambda shape, case, micro: 2**20)
     found = run_small(growth.SUITE, tmp_path, monkeypatch, shape="T", rounds=1, seconds=0)
-    (stage,) = found["stages"]
-    assert stage["persistent"] is True
+    (stage,) = found["shapes"]
     assert [row["case"] for row in stage["rows"]] == ["B", "RALEARN"]
     learn = stage["rows"][1]
     assert learn["to_baseline"]["median"] > 0

@@ -1,25 +1,34 @@
-"""The suite of the monitor: every mode is timed in every round."""
+"""The suites of the recorder and the monitor: every mode is timed in every round."""
 
-import dataclasses
 from pathlib import Path
 
 import pytest
 
-from bench.observed_step import ObservedShape
-from bench.suites.monitor import OBSERVED
+from bench import observed_step
+from bench.observed_step import ObservedShape, ratios
+from bench.suites import monitor, recorder
 from tests.bench.sessions import run_small
-
-SMALL = ObservedShape("small", 2, 2, 16, 8, 2)
 
 
 @pytest.mark.usefixtures("workers_here")
+@pytest.mark.parametrize("module", [recorder, monitor])
 def test_every_mode_is_timed_in_every_round_and_changes_no_number(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    module: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    small = dataclasses.replace(OBSERVED, shapes=(SMALL,)).suite()
-    result = run_small(small, tmp_path, monkeypatch, rounds=2)["shapes"][0]
-    names = [mode.name for mode in (OBSERVED.plain, *OBSERVED.modes)]
-    assert [sample["case"] for sample in result["samples"]] == names * 2
+    monkeypatch.setattr(observed_step, "SHAPES", (ObservedShape("small", 2, 2, 16, 8, 2),))
+    (result,) = run_small(module.SUITE, tmp_path, monkeypatch, rounds=2)["shapes"]  # type: ignore[attr-defined]
+    modes = module.MODES  # type: ignore[attr-defined]
+    assert [sample["case"] for sample in result["samples"]] == [mode.name for mode in modes] * 2
     assert all(sample["wall"] > 0 for sample in result["samples"])
     assert result["differing"] == []
-    assert capsys.readouterr().out.count("equal") == len(OBSERVED.modes)
+    assert capsys.readouterr().out.count("equal") == len(modes)
+
+
+def test_the_cost_of_one_observed_step_is_divided_among_its_steps() -> None:
+    plain, *_ = monitor.MODES
+    every_ten, every_one = monitor.MODES[1], monitor.MODES[-1]
+    samples = [
+        {"case": mode.name, "cpu": cpu} for mode, cpu in ((plain, 2.0), (every_ten, 3.0), (every_one, 3.0))
+    ]
+    assert ratios(samples, every_ten, plain.name, "cpu") == pytest.approx([1.05])
+    assert ratios(samples, every_one, plain.name, "cpu") == pytest.approx([1.5])
