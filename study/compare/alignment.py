@@ -1,7 +1,7 @@
 """Compare training losses of the same run in two studies at equal iterations.
 
 The same variant and seed has the same batches and initial weights in both, so its curves first differ by rounding and
-then separate as training amplifies it. They are compared with a tolerance of one percent, and with the A/A envelope:
+then separate as training amplifies it. They are compared with a tolerance of one percent, and with the A/A errors:
 the differences between control arms of one study at the same seed, which are noise alone.
 """
 
@@ -48,38 +48,32 @@ class Errors:
 
 @dataclass(frozen=True)
 class Alignment:
-    """One run in two studies.
-
-    envelope: the largest errors between two control arms of one seed, in either study; None without two arms.
-    parts_from_...: the first iteration beyond the limit, see `parts_at`.
-    curve, envelope_curve: running means at up to POINTS iterations, for a figure.
-    """
+    """One run in two studies."""
 
     studies: tuple[str, str]
     run: str
     variant: str
     seed: int
-    iterations: int
+    iterations: int  # that both curves have
     errors: Errors
-    envelope: Errors | None
-    parts_from_tolerance: int | None
-    parts_from_envelope: int | None
-    unreadable: int
-    curve: Curve
-    envelope_curve: Curve
+    control_errors: Errors | None  # the largest between two control arms of the seed; None without two arms
+    differs_from: int | None  # first iteration with another loss
+    parts_from: int | None  # first iteration beyond the tolerance, see `parts_at`
+    unreadable: int  # lines of both metrics.jsonl
+    curve: Curve  # running means at up to POINTS iterations, for a figure
 
     @property
     def within_tolerance(self) -> bool:
         return self.errors.within(Errors(TOLERANCE, TOLERANCE, TOLERANCE))
 
     @property
-    def within_envelope(self) -> bool | None:
+    def within_control_errors(self) -> bool | None:
         """Whether the errors are at most those between control arms.
 
         Control arms are different functions of the same weights, so they differ at the first step already. The same
         run differs there by rounding only; a larger first error means other weights or batches.
         """
-        return None if self.envelope is None else self.errors.within(self.envelope)
+        return None if self.control_errors is None else self.errors.within(self.control_errors)
 
 
 def losses(steps: Steps) -> Curve:
@@ -107,16 +101,10 @@ def running_means(difference: Curve) -> Curve:
     return dict(zip(difference, means.tolist(), strict=False))
 
 
-def parts_at(difference: Curve, limit: Curve | float) -> int | None:
-    """Return the first iteration at which the value and its running mean are above the limit; None if none is.
-
-    A limit that is a curve applies at its own iterations only.
-    """
-    for k, value in running_means(difference).items():
-        bound = limit if isinstance(limit, float) else limit.get(k)
-        if bound is not None and min(value, difference[k]) > bound:
-            return k
-    return None
+def parts_at(difference: Curve, limit: float) -> int | None:
+    """Return the first iteration at which the value and its running mean are above the limit; None if none is."""
+    means = running_means(difference)
+    return next((k for k, value in means.items() if min(value, difference[k]) > limit), None)
 
 
 def align(one: LoadedStudy, other: LoadedStudy) -> list[Alignment]:
@@ -125,48 +113,41 @@ def align(one: LoadedStudy, other: LoadedStudy) -> list[Alignment]:
         {key: read_steps(run.file(study.path, "metrics.jsonl")) for key, run in study.runs().items()}
         for study in (one, other)
     ]
-    names = {key: run.name for key, run in one.runs().items()}
     shared = sorted(curves[0].keys() & curves[1].keys(), key=lambda key: (key[1], key[0]))
-    envelopes = {seed: _envelope(curves, seed) for _, seed in shared}
+    limits = {seed: _control_errors(curves, seed) for _, seed in shared}
     found = []
     for variant, seed in shared:
         a, b = (table[variant, seed] for table in curves)
         difference = relative_difference(losses(a), losses(b))
         if not difference:
             continue
-        envelope, envelope_curve = envelopes[seed]
+        means = running_means(difference)
         found.append(
             Alignment(
                 studies=(one.label, other.label),
-                run=names[variant, seed],
+                run=one.runs()[variant, seed].name,
                 variant=variant,
                 seed=seed,
                 iterations=len(difference),
                 errors=summarize(difference),
-                envelope=envelope,
-                parts_from_tolerance=parts_at(difference, TOLERANCE),
-                parts_from_envelope=parts_at(difference, envelope_curve),
+                control_errors=limits[seed],
+                differs_from=next((k for k, value in difference.items() if value), None),
+                parts_from=parts_at(difference, TOLERANCE),
                 unreadable=a.damaged + b.damaged,
-                curve=thin_curve(running_means(difference)),
-                envelope_curve=thin_curve(envelope_curve),
+                curve={k: means[k] for k in thinned(list(means), POINTS)},
             )
         )
     return found
 
 
-def _envelope(curves: Sequence[Mapping[tuple[str, int], Steps]], seed: int) -> tuple[Errors | None, Curve]:
-    """Return the largest errors, and the largest running mean at each iteration, of two arms of one study."""
-    pairs = []
+def _control_errors(curves: Sequence[Mapping[tuple[str, int], Steps]], seed: int) -> Errors | None:
+    """Return the largest errors between two control arms of one study at this seed."""
+    found = []
     for table in curves:
         arms = [losses(steps) for (name, at), steps in table.items() if at == seed and is_control_arm(name)]
-        pairs += [difference for x, y in combinations(arms, 2) if (difference := relative_difference(x, y))]
-    highest: Curve = {}
-    for pair in pairs:
-        for k, value in running_means(pair).items():
-            highest[k] = max(highest.get(k, 0.0), value)
-    return Errors.largest(map(summarize, pairs)) if pairs else None, dict(sorted(highest.items()))
-
-
-def thin_curve(curve: Curve) -> Curve:
-    """Return at most POINTS points, evenly spread, with the first and the last."""
-    return {k: curve[k] for k in thinned(list(curve), POINTS)}
+        found += [
+            summarize(difference)
+            for x, y in combinations(arms, 2)
+            if (difference := relative_difference(x, y))
+        ]
+    return Errors.largest(found) if found else None

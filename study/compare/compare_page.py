@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
-from referee.numerics.setup.checklist_rows import (
-    EQUAL,
-    FATAL,
-    NOT_RECORDED,
-    ChecklistRow,
-    counts,
-    worst_first,
-)
+from referee.numerics.setup.checklist_rows import EQUAL, counts, worst_first
 from referee.pages.document import (
     COPY,
     FILTER,
     HTML,
     MARKDOWN,
     SORT,
-    TERMINAL,
     Block,
     BulletList,
     Details,
@@ -33,16 +26,17 @@ from referee.pages.document import (
     render_markdown,
 )
 from referee.pages.html_page import render_html
-from referee.pages.markup import Detail, Strong, Text, number_with_detail
-from referee.verdict.statistics import perplexity
+from referee.pages.markup import Strong, Text, number_with_detail
+from referee.verdict.statistics import percent
 from runtime import files
 from runtime.errors import UserError, disk_full
+from study.analysis.verdict import Verdict
 from study.arm_colors import legend
 from study.compare import compare_figures as figures
-from study.compare.alignment import TOLERANCE, Alignment
-from study.compare.compare_sentences import error, order_note, ranking_note, sentences, table_introduction
+from study.compare.alignment import Alignment, Errors
 from study.compare.compare_sizes import sizes_section
 from study.compare.compared_studies import StudyComparison, as_json
+from study.compare.ranking import Across, verdict_agreement
 from study.evaluation.lm_eval_page import across_section
 from study.report.eval_set_section import compared_section
 from study.report.report_data import bits
@@ -50,80 +44,138 @@ from study.report.report_sentences import change, shown, shown_bits
 from study.runs import variant_order
 
 PAGES = (HTML, MARKDOWN)
+VERDICTS = "The verdict of each study and the change of perplexity against its control arms."
+CHANGES = "Paired by seed, with the 95 % interval. An open circle is one seed: no interval, no evidence."
 ALIGNMENT = (
-    "Relative difference of the training losses of the same run in two studies: at the first shared iteration, and as "
-    "means over the first and the last tenth. A/A is the largest such difference between two control arms of one seed "
-    "in either study. Control arms start as different functions of the same weights. A first step beyond A/A therefore "
-    "means different weights, batches or precision. A curve parts at the first iteration at which the difference and "
-    "its running mean are above the limit."
+    "Relative difference of the training losses of the same run, against the first study: at the first step, and means "
+    "over the first and the last tenth. A run parts where the difference and its running mean exceed one percent. A/A: "
+    "the largest between two control arms of one seed; a first step beyond it means other weights, batches or "
+    "precision. Curves of different experiments separate."
 )
-RANKING = (
-    "Noise permits a range of places for each variant. Control arms share their mean and one range. A real change is "
-    "above or below them by its study's own verdict. Two real changes differ by a paired t test over the seeds, "
-    "adjusted by Holm's method over the pairs. The table shows the variants that all studies have. Studies agree on a "
-    "variant if they separate it from the same other variants in the same direction."
+ORDER = (
+    "The places that noise permits among the shared variants. Control arms are one class; a change is apart from them "
+    "by its study's verdict; two changes differ by a paired t test, adjusted by Holm's method over the pairs."
 )
 
 
 def comparison_document(comparison: StudyComparison) -> Document:
-    """Return the whole comparison; the terminal leaves out explanations and shows short tables."""
-    title = " | ".join(study.label for study in comparison.studies)
-    trained = [f"{study.label}: {study.report.experiment.text}" for study in comparison.studies]
-    blocks: list[Block] = [BulletList(sentences(comparison)), BulletList(trained, small=True)]
+    """Return the whole comparison. The terminal leaves out equal entries of the checklist and downstream tasks."""
+    studies = comparison.studies
+    blocks: list[Block] = [
+        Paragraph(_answer(comparison)),
+        BulletList(comparison.reasons),
+        _studies(comparison),
+    ]
     if comparison.checks:
+        held_out = {study.label: study.report.eval_sets for study in studies}
         blocks += [
+            _verdict_section(comparison),
             _main_section(comparison),
             *([sizes_section(comparison.sizes)] if comparison.sizes else []),
             _bits_section(comparison),
-            compared_section(
-                {study.label: study.report.eval_sets for study in comparison.studies}, _units(comparison)
-            ),
-            Only(PAGES, [across_section([(one.label, one.path, one.used) for one in comparison.studies])]),
+            compared_section(held_out, _units(comparison)),
+            Only(PAGES, [across_section([(one.label, one.path, one.used) for one in studies])]),
             _checklist_section(comparison),
             _alignment_section(comparison),
             _order_section(comparison),
         ]
-    blocks.append(Only(PAGES, _run_sections(comparison)))
-    return Document(title, blocks, subtitle="Comparison of studies")
+    blocks.append(_left_out_section(comparison))
+    return Document(" | ".join(study.label for study in studies), blocks, subtitle="Comparison of studies")
 
 
-# ---- sections
+def _answer(comparison: StudyComparison) -> Text:
+    if not comparison.checks:
+        return (Strong("Nothing to compare."),)
+    if comparison.absolute:
+        return (
+            Strong("Comparable."),
+            " Everything agrees that changes a loss, so losses are compared at equal tokens.",
+        )
+    return (
+        Strong("Not comparable."),
+        " Losses must not be compared: each study is compared with its control arms instead. What differs:",
+    )
+
+
+def _studies(comparison: StudyComparison) -> BulletList:
+    """What each study trained, how many runs count, and its damaged files."""
+    lines = []
+    for study in comparison.studies:
+        report = study.report
+        lines.append(
+            f"{study.label}: {len(report.used)} of {len(report.runs)} runs count. {report.experiment.text}"
+        )
+        lines += [f"{study.label}: {line}" for line in (*report.damaged, *study.notes)]
+    return BulletList(
+        [*lines, *(f"{one.excludes} is excluded: {one.reason}" for one in comparison.checks if one.excludes)]
+    )
+
+
+def _verdict_section(comparison: StudyComparison) -> Section:
+    """The verdicts of the studies on each judged arm, and whether they agree."""
+    tables = [{one.variant: one for one in study.report.verdicts} for study in comparison.studies]
+    names = sorted({name for table in tables for name in table}, key=variant_order)
+
+    def cell(verdict: Verdict | None) -> str:
+        return f"{verdict.word}, {percent(verdict.test.difference.mean)}" if verdict else "-"
+
+    rows = [
+        [
+            name,
+            *(cell(table.get(name)) for table in tables),
+            verdict_agreement([table[name].word for table in tables if name in table]),
+        ]
+        for name in names
+    ]
+    headings = ["arm", *(study.label for study in comparison.studies), "the studies"]
+    return Section("Verdicts", [Table(headings, rows, (1 + len(tables),)), Note(VERDICTS)] if rows else [])
 
 
 def _main_section(comparison: StudyComparison) -> Section:
-    title = "At equal tokens" if comparison.absolute else "Each study against its own control arms"
-    caption = (
-        "Change of perplexity with its 95 % interval. An open circle is one seed: no interval, no evidence."
-    )
-    return Section(
-        title,
+    title = "At equal tokens" if comparison.absolute else "Each study against its control arms"
+    return Section(title, [Figure("changes", figures.changes(comparison), CHANGES), _main_table(comparison)])
+
+
+def _main_table(comparison: StudyComparison) -> Table:
+    """Perplexities and changes to the first study, or changes to each study's control arms."""
+    labels = [study.label for study in comparison.studies]
+    rows: list[list[Text]]
+    if not comparison.absolute:
+        rows = [
+            [row.variant, *(number_with_detail(change(one, row.control)) for one in row.against_controls)]
+            for row in comparison.relative
+        ]
+        return Table(
+            ["variant", *(f"{label} against control arms" for label in labels)], rows, tools=(SORT, COPY)
+        )
+    rows = [
         [
-            Paragraph(table_introduction(comparison)),
-            Figure("changes", figures.changes(comparison), caption),
-            Only(PAGES, [_main_table(comparison)]),
-            Only((TERMINAL,), [_main_table(comparison, brief=True)]),
-        ],
-    )
+            row.variant,
+            str(len(row.seeds)),
+            *(number_with_detail(shown(loss)) for loss in row.losses),
+            *(number_with_detail(change(difference, False)) for difference in row.differences),
+        ]
+        for row in comparison.absolute
+    ]
+    changes = [f"{label} against {labels[0]}" for label in labels[1:]]
+    return Table(["variant", "seeds", *labels, *changes], rows, tools=(SORT, COPY))
 
 
 def _bits_section(comparison: StudyComparison) -> Section:
     """Show the final bits per byte; without rows where no record has them."""
-    found: dict[str, dict[str, str]] = {}
-    for study in comparison.studies:
-        for row in study.report.rows:
-            if interval := bits(study.report, row.final_loss):
-                found.setdefault(row.variant, {})[study.label] = shown_bits(interval)
-    labels = [study.label for study in comparison.studies]
-    units = _units(comparison)
-    rows: list[list[Text]] = [
-        [name, *(number_with_detail(found[name].get(label, "-")) for label in labels)]
-        for name in sorted(found, key=variant_order)
+    tables = [
+        {
+            row.variant: shown_bits(interval)
+            for row in study.report.rows
+            if (interval := bits(study.report, row.final_loss))
+        }
+        for study in comparison.studies
     ]
-    about = Note(
-        f"After the last update, mean over seeds [95 % interval]. A target is {units}. Bits per byte do not depend on "
-        "the tokenizer, but each study has its validation text."
-    )
-    return Section("Bits per byte", [Table(["variant", *labels], rows), about] if rows else [])
+    names = sorted({name for table in tables for name in table}, key=variant_order)
+    rows = [[name, *(number_with_detail(table.get(name, "-")) for table in tables)] for name in names]
+    headings = ["variant", *(study.label for study in comparison.studies)]
+    about = Note(f"After the last update, mean over seeds [95 % interval]. A target is {_units(comparison)}.")
+    return Section("Bits per byte", [Table(headings, rows), about] if rows else [])
 
 
 def _units(comparison: StudyComparison) -> str:
@@ -138,144 +190,97 @@ def _checklist_section(comparison: StudyComparison) -> Section:
     """Show the entries that differ, the worst first, then the equal ones behind a fold."""
     labels = [study.label for study in comparison.studies]
     checks = worst_first(comparison.checks)
-    differing = [[check.subject, _status(check), *check.values] for check in checks if check.status != EQUAL]
-    equal = [[check.subject, *check.values] for check in checks if check.status == EQUAL]
-    columns = tuple(range(1, 2 + len(labels)))
-    table = Table(["entry", *labels], equal, columns[:-1])
-    tables: list[Block] = [
-        Table(["entry", "status", *labels], differing, columns),
-        Details(f"{len(equal)} entries that are equal", [table]),
-    ]
-    lines = Only((TERMINAL,), [BulletList(_check_lines(checks))])
-    return Section("Checklist", [Paragraph(f"{counts(checks)}."), Only(PAGES, tables), lines])
-
-
-def _check_lines(checks: list[ChecklistRow]) -> list[str]:
-    """Describe the entries that differ. Harmless entries that are not recorded share one line."""
-    silent = [check.subject for check in checks if check.status == NOT_RECORDED and not check.blocks]
-    lines = [
-        f"{check.status}: {check.subject}: {' | '.join(check.values)} ({check.reason})"
-        for check in checks
-        if check.status != EQUAL and check.subject not in silent
-    ]
-    if silent:
-        lines.append(f"{NOT_RECORDED}, so only the losses can show a difference: {', '.join(silent)}")
-    return lines
+    differing = [[one.subject, one.status, *one.values, one.reason] for one in checks if one.status != EQUAL]
+    equal = [[one.subject, one.values[0]] for one in checks if one.status == EQUAL]
+    columns = tuple(range(1, 3 + len(labels)))
+    folded = Details(f"{len(equal)} entries that are equal", [Table(["entry", "value"], equal, (1,))])
+    table = [Table(["entry", "status", *labels, "reason"], differing, columns)] if differing else []
+    return Section("Checklist", [Paragraph(f"{counts(checks)}."), *table, Only(PAGES, [folded])])
 
 
 def _alignment_section(comparison: StudyComparison) -> Section:
+    """Training losses of each other study against those of the first."""
     variants = list(dict.fromkeys(line.variant for line in comparison.alignments))
-    pairs = {names: lines for names, lines in comparison.pairs().items() if lines}
-    blocks: list[Block] = [Only(PAGES, [Paragraph(ALIGNMENT)]), legend(variants)] if pairs else []
-    for number, (names, lines) in enumerate(pairs.items()):
-        caption = (
-            f"{names}: relative difference of the training losses of the same run, running mean. Dashed: "
-            f"{error(TOLERANCE)}. Dotted: the largest difference between two control arms of one study at one seed."
-        )
-        details = Details(f"{names}: {len(lines)} runs in numbers", [alignment_table(lines)])
-        brief: list[Block] = [Paragraph(names), alignment_table(lines, brief=True)]
-        blocks += [
-            Figure(f"curves{number}", figures.curves(lines, variants), caption),
-            Only(PAGES, [details]),
-            Only((TERMINAL,), brief),
-        ]
-    if unreadable := sum(line.unreadable for line in comparison.alignments):
-        blocks.append(Paragraph(f"{unreadable} unreadable lines of metrics.jsonl were skipped."))
+    blocks: list[Block] = [Note(ALIGNMENT), legend(variants)] if variants else []
+    first, *others = (study.label for study in comparison.studies)
+    for number, other in enumerate(others):
+        lines = [line for line in comparison.alignments if line.studies == (first, other)]
+        within = sum(line.within_tolerance for line in lines)
+        blocks.append(Paragraph(f"{other}: {within} of {len(lines)} runs within one percent."))
+        if lines:
+            caption = f"{first} and {other}, running mean. Dashed: one percent."
+            blocks += [
+                Figure(f"curves{number}", figures.curves(lines, variants), caption),
+                alignment_table(lines),
+            ]
     return Section("Do the training losses coincide?", blocks)
 
 
+def alignment_table(lines: list[Alignment]) -> Table:
+    """One row for each run of a pair of studies."""
+    columns: dict[str, Callable[[Alignment], Text]] = {
+        "run": lambda line: line.run,
+        "steps": lambda line: f"{line.iterations:,}",
+        "differs": lambda line: _step(line.differs_from),
+        "parts": lambda line: _step(line.parts_from),
+        "first step / tenth / last tenth, %": lambda line: _percents(line.errors),
+        "A/A": lambda line: _percents(line.control_errors) if line.control_errors else "-",
+        "within A/A": lambda line: {True: "yes", False: "no", None: "-"}[line.within_control_errors],
+        "unreadable lines": lambda line: str(line.unreadable or "-"),
+    }
+    return Table.of(lines, columns)
+
+
+def _percents(errors: Errors) -> str:
+    return " / ".join(f"{100 * error:.2g}" for error in dataclasses.astuple(errors))
+
+
+def _step(iteration: int | None) -> str:
+    return "never" if iteration is None else f"{iteration:,}"
+
+
 def _order_section(comparison: StudyComparison) -> Section:
-    about = Only(PAGES, [Paragraph(RANKING)])
-    notes = BulletList([note for ranking in comparison.rankings if (note := ranking_note(ranking))])
-    return Section(
-        "Order of the variants", [about, Paragraph(order_note(comparison)), _order_table(comparison), notes]
-    )
+    """The places that noise permits each shared variant in each study."""
+    columns: dict[str, Callable[[Across], Text]] = {
+        "variant": lambda row: f"{row.variant} (control)" if row.control else row.variant,
+        **{
+            f"places in {study.label}": lambda row, place=place: _range(row.places[place])  # type: ignore[misc]
+            for place, study in enumerate(comparison.studies)
+        },
+        "the studies": lambda row: row.agreement,
+    }
+    table = Table.of(comparison.across, columns, (1 + len(comparison.studies),))
+    missing = [f"{one.study}: {one.why_not}" for one in comparison.orders if one.why_not]
+    return Section("Order of the variants", [table, BulletList(missing), Note(ORDER)])
 
 
-def _run_sections(comparison: StudyComparison) -> list[Section]:
+def _range(places: tuple[int, int] | None) -> str:
+    if places is None:
+        return "-"
+    low, high = places
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def _left_out_section(comparison: StudyComparison) -> Section:
+    """Runs that count in no number, and those whose final loss does not."""
     rows = [
-        [study.label, run.name, run.status, run.why_not]
+        [study.label, run.name, run.cause or run.status, run.why_not]
         for study in comparison.studies
         for run in study.report.uncounted
     ]
+    rows += [
+        [
+            study.label,
+            run.name,
+            "cut",
+            "it ended before its schedule; where others did not, its final loss does not count",
+        ]
+        for study in comparison.studies
+        for run in study.report.used
+        if run.record.truncated
+    ]
     table = Table(["study", "run", "status", "reason"], rows, (0, 1, 2, 3), tools=(SORT, FILTER))
-    notes = [f"{study.label}: {note}" for study in comparison.studies for note in study.notes]
-    none = Paragraph("" if rows else "None: every run counts.")
-    return [Section("Runs that are not counted", [table, none]), Section("Notes", [BulletList(notes)])]
-
-
-# ---- tables
-
-
-def _main_table(comparison: StudyComparison, brief: bool = False) -> Table:
-    """Losses and changes, or changes to each study's control arms. brief: losses without interval."""
-    labels = [study.label for study in comparison.studies]
-    rows: list[list[Text]]
-    if not comparison.absolute:
-        rows = [
-            [row.variant, *(number_with_detail(change(one, row.control)) for one in row.against_controls)]
-            for row in comparison.relative
-        ]
-        headings = ["variant", *(f"{label}: against its control arms" for label in labels)]
-        return Table(headings, rows, tools=(SORT, COPY))
-    rows = [
-        [
-            row.variant,
-            str(len(row.seeds)),
-            f"{row.tokens:,}",
-            *(perplexity(loss.mean) if brief else number_with_detail(shown(loss)) for loss in row.losses),
-            *(number_with_detail(change(difference, False)) for difference in row.differences),
-        ]
-        for row in comparison.absolute
-    ]
-    changes = [f"{label} against {labels[0]}" for label in labels[1:]]
-    return Table(["variant", "seeds", "tokens", *labels, *changes], rows, tools=(SORT, COPY))
-
-
-def alignment_table(lines: list[Alignment], brief: bool = False) -> Table:
-    """One row for each run of a pair of studies. brief: the columns that fit into a terminal."""
-    headings = [
-        "run", "iterations", "first step", "first tenth", "last tenth", f"within {error(TOLERANCE)}",
-        f"parts: {error(TOLERANCE)}", "parts: A/A", "A/A first step", "A/A first tenth", "A/A last tenth",
-    ]  # fmt: skip
-
-    def parts(at: int | None) -> str:
-        return f"{at:,}" if at else "never"
-
-    rows = []
-    for line in lines:
-        row = [line.run, f"{line.iterations:,}", *map(error, dataclasses.astuple(line.errors))]
-        row += ["yes" if line.within_tolerance else "no", parts(line.parts_from_tolerance)]
-        if line.envelope:
-            row += [parts(line.parts_from_envelope), *map(error, dataclasses.astuple(line.envelope))]
-        rows.append(row + ["-"] * (len(headings) - len(row)))
-    columns = 8 if brief else len(headings)
-    return Table(headings[:columns], [row[:columns] for row in rows])
-
-
-def _order_table(comparison: StudyComparison) -> Table:
-    """The places that noise permits each variant in each study; empty without a place."""
-    rows = [
-        [
-            f"{row.variant} (control)" if row.control else row.variant,
-            *(_range(*places) if places else "-" for places in row.places),
-            row.agreement,
-        ]
-        for row in comparison.across
-        if any(row.places)
-    ]
-    labels = [f"places in {study.label}" for study in comparison.studies]
-    return Table(["variant", *labels, "the studies"], rows, (1 + len(labels),))
-
-
-def _status(check: ChecklistRow) -> Text:
-    """The status of a row with its reason, for a table."""
-    status = Strong(FATAL, bad=True) if check.status == FATAL else check.status
-    return (status, Detail(f"({check.reason})")) if check.reason else status
-
-
-def _range(low: int, high: int) -> str:
-    return str(low) if low == high else f"{low} to {high}"
+    return Section("Runs that are not counted", [table] if rows else [])
 
 
 def write_comparison(comparison: StudyComparison, directory: Path) -> list[Path]:

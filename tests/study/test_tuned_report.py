@@ -214,4 +214,4 @@ def test_studies_that_chose_other_rates_are_not_compared(tmp_path: Path) -> None
         rows = {check.subject: check for check in checklist(read_studies([paths[0], path]))}
         found.append(rows["tuned learning rate"])
     assert [check.blocks for check in found] == [False, True]
-    assert found[1].values == ("2e-3", "1e-3")
+    assert found[1].values == ("RALEARN 2e-3", "RALEARN 1e-3")

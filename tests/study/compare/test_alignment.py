@@ -40,9 +40,6 @@ def test_running_means_equal_those_of_numpy(values: list[float]) -> None:
     means = alignment.running_means(curve(np.array(values)))
     assert list(means) == list(range(1, len(expected) + 1))
     assert list(means.values()) == pytest.approx(expected, abs=1e-12)
-    saved = alignment.thin_curve(curve(np.array(values)))
-    assert len(saved) <= alignment.POINTS
-    assert {1, len(values)} <= saved.keys()
 
 
 def test_a_run_is_judged_by_one_percent_and_by_the_spread_of_equivalent_arms(
@@ -50,8 +47,9 @@ def test_a_run_is_judged_by_one_percent_and_by_the_spread_of_equivalent_arms(
 ) -> None:
     same = build.build_comparison([first, a_study(tmp_path / "two")])
     assert len(same.alignments) == 10
-    assert all(line.within_tolerance and line.within_envelope for line in same.alignments)
-    assert all(line.errors.late == 0 and line.envelope and line.envelope.late > 0 for line in same.alignments)
+    assert all(line.within_tolerance and line.within_control_errors for line in same.alignments)
+    assert all(line.errors.late == 0 and line.differs_from is None for line in same.alignments)
+    assert all(line.control_errors and line.control_errors.late > 0 for line in same.alignments)
 
     folder = a_study(tmp_path / "three")
     path = folder / "runs" / "B0" / "metrics.jsonl"
@@ -62,10 +60,10 @@ def test_a_run_is_judged_by_one_percent_and_by_the_spread_of_equivalent_arms(
     comparison = build.build_comparison([first, folder])
     line = next(line for line in comparison.alignments if line.run == "B0")
     assert not line.within_tolerance
-    assert line.within_envelope is False
-    assert [one.within_envelope for one in comparison.alignments if one.run != "B0"] == [True] * 9
-    assert line.parts_from_tolerance == 51
-    assert line.unreadable == 1
+    assert line.within_control_errors is False
+    assert [one.within_control_errors for one in comparison.alignments if one.run != "B0"] == [True] * 9
+    assert (line.differs_from, line.parts_from, line.unreadable) == (51, 51, 1)
+    assert len(line.curve) <= alignment.POINTS
     assert sum(one.within_tolerance for one in comparison.alignments) == 9
 
 
@@ -74,19 +72,19 @@ def test_the_first_step_is_compared_with_the_first_step_of_equivalent_arms(
     first: Path, tmp_path: Path, share: float, within: bool
 ) -> None:
     folder = a_study(tmp_path / "two")
-    envelope = build.build_comparison([first, folder]).alignments[0].envelope
-    assert envelope
-    path = folder / "runs" / "RALEARN0" / "metrics.jsonl"  # no arm, so that the envelope does not change
+    limit = build.build_comparison([first, folder]).alignments[0].control_errors
+    assert limit
+    path = folder / "runs" / "RALEARN0" / "metrics.jsonl"  # no arm, so that the limit does not change
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    lines[0]["loss"] *= 1 + share * envelope.first
+    lines[0]["loss"] *= 1 + share * limit.first
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     comparison = build.build_comparison([first, folder])
     line = next(line for line in comparison.alignments if line.run == "RALEARN0")
-    assert line.envelope == envelope
-    assert line.errors.first == pytest.approx(share * envelope.first)
-    assert line.errors.early < envelope.early
-    assert line.within_envelope is within
-    assert sum(bool(one.within_envelope) for one in comparison.alignments) == 9 + within
+    assert line.control_errors == limit
+    assert line.errors.first == pytest.approx(share * limit.first)
+    assert line.errors.early < limit.early
+    assert line.within_control_errors is within
+    assert sum(bool(one.within_control_errors) for one in comparison.alignments) == 9 + within
 
 
 def test_lines_without_training_losses_are_skipped(tmp_path: Path) -> None:
