@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from ra.arms import split_rate
 from ra.names import LEARNED
@@ -26,9 +26,10 @@ from referee.numerics.setup.checklist_rows import (
 )
 from runtime.provenance import FORMAT, SATURATION, VARIABLES
 from runtime.run_record import Environment
+from study.compare.loaded_studies import LoadedStudy
 from study.hellaswag_scores import TASKS, EndingsTask, scored_items
 from study.preconditions import FREE_SYMBOLS, ROUNDING_SYMBOLS
-from study.runs import FinishedRecord, Run
+from study.runs import FinishedRecord
 
 Read = Callable[[FinishedRecord], Any]
 
@@ -144,23 +145,7 @@ WITHOUT_EFFECT = {
 LEARNED_PREFIX = "ALTERNATION_"
 
 
-class Recorded(Protocol):
-    """One side of the checklist: its runs, their variants and seeds, and their settings by run and symbol."""
-
-    @property
-    def used(self) -> Sequence[Run]: ...
-
-    @property
-    def variants(self) -> Sequence[str]: ...
-
-    @property
-    def seeds(self) -> set[int]: ...
-
-    @property
-    def configs(self) -> Mapping[str, Mapping[str, str] | None]: ...
-
-
-def checklist(studies: Sequence[Recorded]) -> list[ChecklistRow]:
+def checklist(studies: Sequence[LoadedStudy]) -> list[ChecklistRow]:
     """Check every entry."""
     return [
         _common("variants", [set(study.variants) for study in studies]),
@@ -180,7 +165,7 @@ def _common(kind: str, sets: Sequence[set[Any]]) -> ChecklistRow:
     return compare_values("study", kind, texts, FATAL, f"the studies share no {kind.rstrip('s')}")
 
 
-def _compared(rule: EntryRule, studies: Sequence[Recorded]) -> ChecklistRow | None:
+def _compared(rule: EntryRule, studies: Sequence[LoadedStudy]) -> ChecklistRow | None:
     """Compare an entry at the keys (seeds or variants) that all studies have; None without one.
 
     A study with several values at a key is equal to no other.
@@ -201,7 +186,7 @@ def _compared(rule: EntryRule, studies: Sequence[Recorded]) -> ChecklistRow | No
     return ChecklistRow(rule.group, rule.subject, EQUAL, values, "", False) if shared else None
 
 
-def _settings(studies: Sequence[Recorded]) -> list[ChecklistRow]:
+def _settings(studies: Sequence[LoadedStudy]) -> list[ChecklistRow]:
     """Compare each symbol of the saved settings that no rule covers, and the hash of the schedule."""
     group = "hyper-parameters"
     configs = [list(study.configs.values()) for study in studies]
@@ -239,7 +224,7 @@ def meaning(name: str, learned: bool) -> tuple[str, str]:
     return FATAL, "a setting of training differs"
 
 
-def _variables(studies: Sequence[Recorded]) -> list[ChecklistRow]:
+def _variables(studies: Sequence[LoadedStudy]) -> list[ChecklistRow]:
     """Compare each environment variable that any run has."""
     tables = [
         [{name: str(value) for name, value in run.record.environment.variables.items()} for run in study.used]
@@ -253,7 +238,7 @@ def _variable_meaning(name: str) -> tuple[str, str]:
     return FATAL if changes in (FORMAT, SATURATION) else HARMLESS, f"it changes {changes}"
 
 
-def _code(studies: Sequence[Recorded]) -> list[ChecklistRow]:
+def _code(studies: Sequence[LoadedStudy]) -> list[ChecklistRow]:
     """Compare the modules of ra.custom that the runs of each variant had loaded.
 
     A variant of another source is excluded alone, if variants remain.
