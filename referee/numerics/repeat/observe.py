@@ -30,12 +30,12 @@ from referee.numerics.repeat.trace import (
     OPTIMIZER,
     OUTPUT,
     OUTSIDE,
-    MemoryMap,
     OperationEvent,
     StorageBlock,
     Trace,
+    block_of,
     scalar_arguments,
-    with_memory,
+    storage_of,
 )
 
 COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional")
@@ -64,7 +64,7 @@ class OperationObserver(TorchDispatchMode):
         super().__init__()
         self.synchronise, self.fill, self.capture = synchronise, fill, capture
         self.captured: tuple[list[Tensor], list[Tensor]] = ([], [])
-        self.memory = MemoryMap()
+        self._blocks: dict[int, StorageBlock] = {}
         self._names: dict[int, str] = {}  # identity of a module or a parameter -> its path
         for name, module in (modules or {}).items():
             for path, part in [*module.named_modules(), *module.named_parameters()]:
@@ -150,19 +150,17 @@ class OperationObserver(TorchDispatchMode):
     def _read(self, event: Any, position: int, tensor: Tensor) -> None:
         index = self._digest(tensor)
         event.inputs.append(index)
-        block = self.memory.block(tensor, f"input of {event.name}")
+        block = block_of(tensor, self._blocks)
         event.writers.append(block.writer if block else BEFORE)
         if block and block.unset:
             event.unset.append(position)
         number = len(self._events) - 1
-        if block and (before := self.memory.expect(block, tensor, index)) is not None:
+        if block and (before := block.expect(tensor, index)) is not None:
             self._expected.append((before, index, number, position))
 
     def _wrote(self, event: Any, name: str, tensor: Tensor, communicates: bool) -> None:
-        block = self.memory.block(tensor, f"output of {event.name}")
+        block = block_of(tensor, self._blocks)
         if block:
-            if block.name.startswith("input"):
-                block.name = f"output of {event.name}"
             block.written += 1
             block.writer = len(self._events) - 1
         if name in ALLOCATING and not (name == "resize_" and block and block.written > 1):
@@ -173,7 +171,7 @@ class OperationObserver(TorchDispatchMode):
         else:
             event.outputs.append(self._digest(tensor))
             if block:
-                self.memory.expect(block, tensor, event.outputs[-1])
+                block.expect(tensor, event.outputs[-1])
 
     def _allocated(self, block: StorageBlock | None, tensor: Tensor) -> None:
         if block:
@@ -229,7 +227,7 @@ class OperationObserver(TorchDispatchMode):
         self._settle(list(results.values()))
         for name, tensor in results.items():
             self._results[name] = self._digest(tensor)
-            block = self.memory.block(tensor, "result")
+            block = block_of(tensor, self._blocks)
             self._makers[name] = block.writer if block else BEFORE
             if name.startswith(CHECKED) and not is_finite(tensor):
                 self._not_finite.append(name)
@@ -249,8 +247,7 @@ class OperationObserver(TorchDispatchMode):
         ]
         results = {name: values[n] for name, n in self._results.items()}
         reasons = {name: unknown[n] for name, n in self._results.items() if n in unknown}
-        memory = self.memory.overlaps
-        return Trace(self._events, results, self._makers, changed, memory, error, reasons, self._not_finite)
+        return Trace(self._events, results, self._makers, changed, error, reasons, self._not_finite)
 
 
 def _arguments(
@@ -292,10 +289,8 @@ def _is_view(func: Any) -> bool:
 
 
 def _storage(tensor: Tensor) -> int:
-    try:
-        return int(with_memory(tensor).untyped_storage()._cdata)
-    except (NoValuesError, RuntimeError):
-        return id(tensor)
+    storage = storage_of(tensor)
+    return id(tensor) if storage is None else storage._cdata
 
 
 def _has_operations(kind: type) -> bool:

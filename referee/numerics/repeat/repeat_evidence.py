@@ -32,7 +32,6 @@ from referee.numerics.repeat.trace import OperationEvent, Trace, TraceDifference
 from referee.numerics.rows import TableRow, text_table
 
 REPRODUCIBLE, LIMITED = "reproducible", " in what could be compared"
-SHARED = "two tensors in one memory"
 ASYNCHRONOUS = "asynchronous memory fault"
 UNOBSERVED_WRITE = "memory changed between operations"
 UNINITIALISED = "uninitialised memory"
@@ -53,9 +52,8 @@ WAIT = (
     "for copies and communication; TORCH_CUDA_SANITIZER=1"
 )
 TRY = {
-    SHARED: "clone() where they are created; check custom allocators, from_numpy and ctypes buffers",
     ASYNCHRONOUS: WAIT,
-    UNOBSERVED_WRITE: WAIT,
+    UNOBSERVED_WRITE: f"{WAIT}; clone() of from_numpy and ctypes buffers, which may share bytes",
     TIMING: WAIT,
     UNINITIALISED: "torch.zeros, or write every element before the first read",
     STATE: "give everything that the step changes as state; fix the data",
@@ -198,7 +196,7 @@ class Repetition:
 
     @property
     def notes(self) -> list[str]:
-        """Return conditions that did not run, errors, values that are not finite, and overlaps without an effect."""
+        """Return conditions that did not run, errors and values that are not finite."""
         plain = self.conditions[PLAIN].traces
         notes = [] if SYNCHRONISED in self.conditions else [f"{SYNCHRONISED}: not run, a CPU queues nothing"]
         if ONE_THREAD not in self.conditions:
@@ -209,9 +207,6 @@ class Repetition:
         for name in list(broken)[:MOST_LISTED]:
             count = sum(name in trace.not_finite for trace in plain)
             notes.append(f"{name} is not finite (NaN or infinity) in {count} of {len(plain)} repetitions")
-        if not any(cause.name == SHARED for cause in self.causes):
-            shared = overlaps(self.conditions)[:MOST_LISTED]
-            notes += [f"overlapping live tensors: {text}; no content changed" for text in shared]
         return notes
 
     def lines(self) -> list[str]:
@@ -244,13 +239,6 @@ def results_text(condition: Condition) -> str:
     if len(condition.traces) < 2:
         return ""
     return "equal" if condition.distinct == 1 else f"{condition.distinct} different"
-
-
-def overlaps(found: Mapping[str, Condition]) -> list[str]:
-    """Return the pairs of live tensors that share bytes and are not views of one another."""
-    return list(
-        dict.fromkeys(text for each in found.values() for trace in each.traces for text in trace.overlaps)
-    )
 
 
 class Evidence:
@@ -295,12 +283,8 @@ class Evidence:
         trace = next(traces[0] for traces in where.values() if traces)
         reader, position = trace.overwritten[0]
         text = f"input {position} changed since it was written, and no observed operation wrote it"
-        name = UNOBSERVED_WRITE
-        if shared := overlaps(self.found):
-            name, text = SHARED, f"{text}; {shared[0]}"
-        elif where.get(SYNCHRONISED) == [] and where[OBSERVED]:
-            name = ASYNCHRONOUS
-        self._add(name, text, trace.events[reader])
+        vanishes = where.get(SYNCHRONISED) == [] and where[OBSERVED]
+        self._add(ASYNCHRONOUS if vanishes else UNOBSERVED_WRITE, text, trace.events[reader])
 
     def _uninitialised(self) -> None:
         """Two contents of new memory give two results, first at an input that torch.empty returned."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -72,7 +71,6 @@ class Trace:
     makers: Mapping[str, int] = field(default_factory=dict)  # the operation that wrote each result last
     # (reader, input) of memory whose content changed although no operation of the trace wrote it
     overwritten: Sequence[tuple[int, int]] = ()
-    overlaps: Sequence[str] = ()  # live tensors that share bytes and are not views of one another
     error: str = ""  # of a step that raised one
     unknown: Mapping[str, str] = field(default_factory=dict)  # results without a digest, with the reason
     not_finite: Sequence[str] = ()  # returned tensors and gradients with NaN or infinity
@@ -168,62 +166,18 @@ def _first(one: Sequence[int], other: Sequence[int]) -> int:
     return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
-MOST_OVERLAPS = 20  # that are listed
-
-
 @dataclass
 class StorageBlock:
     """The memory of one storage."""
 
-    reference: StorageWeakRef
-    address: int
-    size: int
-    name: str  # of the operation that returned it first
+    reference: StorageWeakRef  # keeps torch from using the identity of a freed storage for another one
+    place: tuple[int, int]  # address and size
     writer: int = BEFORE  # the last operation that wrote it
     written: int = 0  # number of writes
     unset: bool = False  # of torch.empty or a relative, so that elements may never have been written
     known: dict[Any, tuple[int, int]] = field(default_factory=dict)  # view -> `written` then, its digest
 
-    def __str__(self) -> str:
-        return f"{self.name} at {self.address:#x}, {self.size} bytes"
-
-
-class MemoryMap:
-    """The storages that operations used.
-
-    A weak reference keeps torch from using the identity of a freed storage for another one, and shows whether it lives.
-    """
-
-    def __init__(self) -> None:
-        self.blocks: dict[int, StorageBlock] = {}
-        self.overlaps: list[str] = []
-        self._live: dict[str, list[tuple[int, int]]] = {}  # device -> sorted (address, identity)
-        self._largest: dict[str, int] = {}
-
-    def block(self, tensor: Tensor, name: str) -> StorageBlock | None:
-        """Return the block of a tensor, a new one on first use; None for tensors without memory."""
-        try:
-            storage = with_memory(tensor).untyped_storage()
-            address, size = storage.data_ptr(), storage.nbytes()
-        except (NoValuesError, RuntimeError):
-            return None
-        if not address or not size:
-            return None
-        reference, device = StorageWeakRef(storage), str(tensor.device)
-        found = self.blocks.get(reference.cdata)
-        if found is None:
-            found = self.blocks[reference.cdata] = StorageBlock(reference, address, size, name)
-            self._insert(found, device)
-        elif (found.address, found.size) != (address, size):  # resized
-            live, entry = self._live.get(device, []), (found.address, reference.cdata)
-            if entry in live:
-                live.remove(entry)
-            found.address, found.size = address, size
-            found.known.clear()
-            self._insert(found, device)
-        return found
-
-    def expect(self, block: StorageBlock, tensor: Tensor, digest: int) -> int | None:
+    def expect(self, tensor: Tensor, digest: int) -> int | None:
         """Note the place of a view's digest. Return that of an earlier one that must be equal.
 
         None for the first of a view, and for a tensor that consists of several, as a sparse one.
@@ -232,27 +186,36 @@ class MemoryMap:
             return None
         form = tensor.numel() if tensor.is_contiguous() else (tensor.shape, tensor.stride())
         key = (form, tensor.storage_offset(), tensor.dtype, tensor.is_conj(), tensor.is_neg())
-        before = block.known.get(key)
-        if before is not None and before[0] == block.written:
+        before = self.known.get(key)
+        if before is not None and before[0] == self.written:
             return before[1]
-        block.known[key] = (block.written, digest)
+        self.known[key] = (self.written, digest)
         return None
 
-    def _insert(self, block: StorageBlock, device: str) -> None:
-        """Add a block to the live ones of its device, and list those that share bytes with it."""
-        live, reach = self._live.setdefault(device, []), self._largest.get(device, 0)
-        end = block.address + block.size
-        first = bisect.bisect_left(live, (block.address - reach, 0))
-        for entry in live[first : bisect.bisect_left(live, (end, 0))]:
-            other = self.blocks[entry[1]]
-            shared = min(end, other.address + other.size) - max(block.address, other.address)
-            if other.reference.expired():
-                live.remove(entry)
-                del self.blocks[entry[1]]
-            elif shared > 0 and len(self.overlaps) < MOST_OVERLAPS:
-                self.overlaps.append(f"{other} and {block} share {shared} bytes")
-        bisect.insort(live, (block.address, block.reference.cdata))
-        self._largest[device] = max(reach, block.size)
+
+def block_of(tensor: Tensor, blocks: dict[int, StorageBlock]) -> StorageBlock | None:
+    """Return the block of a tensor, a new one on first use; None for tensors without memory."""
+    storage = storage_of(tensor)
+    try:
+        place = (storage.data_ptr(), storage.nbytes()) if storage is not None else (0, 0)
+    except RuntimeError:  # of a fake tensor
+        return None
+    if storage is None or not all(place):
+        return None
+    reference = StorageWeakRef(storage)
+    block = blocks.setdefault(reference.cdata, StorageBlock(reference, place))
+    if block.place != place:  # resized
+        block.place = place
+        block.known.clear()
+    return block
+
+
+def storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
+    """Return the memory of a tensor; None where there is none."""
+    try:
+        return with_memory(tensor).untyped_storage()
+    except (NoValuesError, RuntimeError):
+        return None
 
 
 def with_memory(tensor: Tensor) -> Tensor:

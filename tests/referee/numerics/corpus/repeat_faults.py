@@ -118,5 +118,5 @@ REPEAT_FAULTS = (
         guide="3.2.2.2",
     ),
     _fault("uninitialised buffer", causes.UNINITIALISED, "aten.mean", uninitialised, calm_memory),
-    _fault("two tensors in one memory", causes.SHARED, "aten.mul", shared, guide="3.2.2.1"),
+    _fault("two tensors in one memory", causes.UNOBSERVED_WRITE, "aten.mul", shared, guide="3.2.2.1"),
 )

@@ -150,35 +150,6 @@ def test_new_memory_that_is_written_before_it_is_read_is_no_fault() -> None:
     assert not repeated(without_graph).is_fault
 
 
-def test_two_tensors_in_one_memory_are_named() -> None:
-    import numpy as np
-
-    def change(x: Tensor) -> Tensor:
-        memory = np.zeros(128 + 64, dtype=np.float32)
-        one, other = torch.from_numpy(memory[:128]), torch.from_numpy(memory[64:])
-        with torch.no_grad():
-            one.copy_(x.detach().reshape(-1))
-            other.fill_(0.5)
-        return x + one.view(8, 16)
-
-    found = first(repeated(change))
-    assert found.name == causes.SHARED
-    assert "share 256 bytes" in found.difference
-    assert found.operation
-    assert found.operation.name == "aten.add.Tensor"
-
-
-def test_views_of_one_tensor_are_no_overlap() -> None:
-    def change(x: Tensor) -> Tensor:
-        parts = x.detach().clone().split(4)
-        parts[0].add_(parts[1])
-        return x + torch.cat(parts)
-
-    found = repeated(change)
-    assert not found.is_fault
-    assert not any("overlapping" in note for note in found.notes)
-
-
 LATE: list[Callable[[], object]] = []
 
 
