@@ -113,21 +113,20 @@ def pattern(good: Tensor, bad: Tensor, inputs: Sequence[Tensor] = ()) -> Pattern
     text = f"{len(where)} of {before.size} elements, {first} to {last}"
     if single_run and (first * size) % BLOCK == 0 and ((last + 1 - first) * size) % BLOCK == 0:
         text += f" (a multiple of {BLOCK} bytes)"
+    if good.is_floating_point():
+        a, b = (plain_values(side).detach().cpu().double().flatten() for side in (good, bad))
+        is_finite = a.isfinite() & b.isfinite()
+        if not bool(is_finite[where].any()):
+            return Pattern(f"{text}: NaN or infinity", regular=True)
+        error, scale = float((a - b)[is_finite].abs().max()), float(a[is_finite].abs().max())
+        eps = max(torch.finfo(value.dtype).eps for value in (good, *inputs) if value.is_floating_point())
+        terms = max((value.numel() for value in inputs), default=1)
+        text += f": largest difference {error:.3g} of {scale:.3g}"
+        if bool(is_finite.all()) and error <= eps * scale * math.sqrt(max(terms, 1)):
+            return Pattern(f"{text}, rounding", rounding=True)
     flipped = {int(bits) & (1 << 8 * size) - 1 for bits in before[where] ^ after[where]}
     if len(flipped) == 1 and (bit := flipped.pop()) & (bit - 1) == 0:
-        return Pattern(f"{text}: bit {bit.bit_length() - 1} is flipped", regular=True)
-    if not good.is_floating_point():
-        return Pattern(text, regular=single_run)
-    a, b = (plain_values(side).detach().cpu().double().flatten() for side in (good, bad))
-    is_finite = a.isfinite() & b.isfinite()
-    if not bool(is_finite[where].any()):
-        return Pattern(f"{text}: NaN or infinity", regular=True)
-    error, scale = float((a - b)[is_finite].abs().max()), float(a[is_finite].abs().max())
-    eps = max(torch.finfo(value.dtype).eps for value in (good, *inputs) if value.is_floating_point())
-    terms = max((value.numel() for value in inputs), default=1)
-    text += f": largest difference {error:.3g} of {scale:.3g}"
-    if bool(is_finite.all()) and error <= eps * scale * math.sqrt(max(terms, 1)):
-        return Pattern(f"{text}, rounding", rounding=True)
+        return Pattern(f"{text}, bit {bit.bit_length() - 1} is flipped", regular=True)
     return Pattern(text, regular=single_run)
 
 

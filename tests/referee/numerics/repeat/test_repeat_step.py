@@ -303,3 +303,14 @@ def test_the_results_of_communication_are_hashed_when_they_are_used(tmp_path: An
     product = next(event for event in trace.events if event.name == "aten.mul.Tensor")
     assert event.outputs == product.inputs
     assert trace.events[product.writers[0]] == event
+
+
+def test_last_bits_are_rounding_and_a_high_bit_is_none() -> None:
+    x = torch.linspace(1.0, 1.9, 64)
+
+    def flip(bit: int) -> Tensor:
+        places = (torch.arange(64) % 5 == 0).int()
+        return (x.view(torch.int32) ^ places << bit).view(torch.float32)
+
+    found = [causes.pattern(x, flip(bit), [x]) for bit in (0, 21)]
+    assert [(each.rounding, each.regular) for each in found if each] == [(True, False), (False, True)]
