@@ -42,11 +42,12 @@ def repeat(replay: RunReplay, given: argparse.Namespace, environment: dict[str, 
     """Replay the steps before, repeat the step, print and write the conclusion."""
     import torch
 
-    from referee.numerics.repeat.repeat_command import prepare, show
+    from referee.numerics.dump_files import create_folder
+    from referee.numerics.repeat.repeat_command import show
     from referee.numerics.repeat.repeat_step import repeat_step
 
     out = given.out or result_folder(given.run, "repeat") / f"step{replay.step}"
-    prepare(out)
+    create_folder(out)
     name = f"{replay.record.run}, step {replay.step}"
     print(f"{name} of {replay.planned}: {replay.step - 1 - replay.start} steps before it", flush=True)
     step = replay.steps()

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,13 @@ def writing(path: Path, fix: str) -> Iterator[None]:
             name = next((parent for parent in (name, *name.parents) if parent.is_file()), name)
             reason = "it is not a folder"
         raise NumericsError(f"{name} cannot be written: {reason}; fix: {fix}") from error
+
+
+def create_folder(path: Path) -> None:
+    """Create a folder of results, before work that takes long. NumericsError where it cannot be written."""
+    with writing(path, "give another folder for the results"):
+        path.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
 
 
 @contextlib.contextmanager

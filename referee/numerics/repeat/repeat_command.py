@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from referee.numerics.dump_files import write_json, writing
+from referee.numerics.dump_files import create_folder, write_json, writing
 
 if TYPE_CHECKING:
     from referee.numerics.repeat.repeat_evidence import Repetition
@@ -43,7 +43,7 @@ def run_repeat(given: argparse.Namespace) -> int:
     if given.child:
         child(step, *given.child)
         return 0
-    prepare(given.output_path)
+    create_folder(given.output_path)
     command = [sys.executable, "-m", "referee", "repeat", given.step, "--child"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     found = repeat_step(
@@ -53,12 +53,6 @@ def run_repeat(given: argparse.Namespace) -> int:
         others=lambda conditions: conditions.run_fresh(command, environment),
     )
     return show(found, given.output_path)
-
-
-def prepare(folder: Path) -> None:
-    """Create the folder of results: one that cannot be written is known before the repetitions."""
-    with writing(folder, "give another folder for the results"):
-        folder.mkdir(parents=True, exist_ok=True)
 
 
 def show(found: Repetition, folder: Path, notes: tuple[str, ...] = ()) -> int:

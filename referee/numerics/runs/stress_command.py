@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import re
 import socket
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from referee.errors import NumericsError
-from referee.numerics.dump_files import read_json, write_json, writing
+from referee.numerics.dump_files import create_folder, read_json, write_json
 from referee.numerics.rows import text_table
 
 DESCRIPTION = """
@@ -47,9 +46,7 @@ def stress_devices(
         raise NumericsError(f"{minutes:g} minutes cannot be used; fix: more than 0, at most {MOST_MINUTES}")
     chosen = devices or default_devices()
     fault = parse_fault(simulate, len(chosen)) if simulate else None
-    with writing(folder, "give another folder for the results"):  # known before the stress
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
+    create_folder(folder)
     print(f"{minutes:g} minutes on {', '.join(chosen)}; Ctrl-C ends it with the table so far", flush=True)
     outcome = stress(chosen, minutes, fault)
     label = re.sub(r"[^A-Za-z0-9.]+", "-", f"{socket.gethostname()}-{os.environ.get('RANK', 0)}")
