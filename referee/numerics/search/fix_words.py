@@ -49,21 +49,16 @@ class Applied:
         """Raise NumericsError for a word without a call of what it names. Call it after a step."""
         for word in dict.fromkeys(change.word for change in self.changes):
             mine = [change for change in self.changes if change.word == word]
-            called = set[str]().union(*(change.called for change in mine))
-            names = ", ".join(change.path or change.module for change in mine[:MOST_NAMES])
-            function, kind = mine[0].function, mine[0].kind
-            if not any(change.calls for change in mine):
-                fact, fix = f"{names} was not called in the step", "name modules whose forward is called"
-            elif function and function not in called:
-                near = _near(function, filter(_is_function, called)) or "its functions"
-                fact, fix = f"{names} did not call {function}", f"use one of {near}"
-            elif kind == SMALL and not function and not called & {*SMALL_FUNCTIONS}:
-                fact, fix = f"{names} calls none of {', '.join(SMALL_FUNCTIONS)}", "name a module that does"
-            elif kind == CPU and not any(change.moved for change in mine):
-                fact, fix = f"the tensors of {names} are on the CPU without it", "remove it"
-            else:
+            if any(change.used for change in mine):
                 continue
-            raise NumericsError(f"{word} has no effect: {fact}; fix: {fix}")
+            names = ", ".join(change.path or change.module for change in mine[:MOST_NAMES])
+            function = mine[0].function
+            if mine[0].kind == SMALL:
+                function = function or " or ".join(SMALL_FUNCTIONS)
+            fact = f"{names} did not call {function}" if function else f"{names} was not called"
+            if mine[0].kind == CPU:
+                fact += ", or its tensors are on the CPU without it"
+            raise NumericsError(f"{word} has no effect: {fact}; fix: remove it, or name another module")
 
     def __enter__(self) -> Applied:
         return self

@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -56,9 +57,7 @@ class FixedModule:
     module: str  # its class
     function: str = ""  # "": the whole module
     around: Around = contextlib.nullcontext  # a further context of the computation
-    calls: int = 0
-    called: set[str] = field(default_factory=set)  # names of the functions that were called within
-    moved: bool = False  # whether tensors came from another device
+    used: bool = False  # whether a call was computed in another way
 
     def __str__(self) -> str:
         of = f"{self.function} in {self.path}" if self.function else self.path or self.module
@@ -66,16 +65,16 @@ class FixedModule:
 
     def run(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Return forward(*args, **kwargs) of the module, fixed."""
-        self.calls += 1
         kinds = _running.get()
         if not self.function and self.kind in kinds:  # within a module with the same fix
+            self.used |= self.kind == UPCAST
             return forward(*args, **kwargs)
         token = _running.set(kinds if self.function else kinds | {self.kind})
         try:
             with self.around(), mock.patch.multiple(torch.utils.checkpoint, **KEEPING):
                 if not self.function and self.kind != SMALL:
                     return self._converted(forward, args, kwargs, module)
-                with ReplacedFunctions(self._replacements(), self.called):
+                with ReplacedFunctions(self._replacements()):
                     return forward(*args, **kwargs)
         finally:
             _running.reset(token)
@@ -85,9 +84,11 @@ class FixedModule:
         if self.kind != SMALL:
             return {self.function: self._converted}
         names = [self.function] if self.function else [*SMALL_FUNCTIONS]
-        return {
-            name: lambda func, args, kwargs, n=name: SMALL_FUNCTIONS[n](*args, **kwargs) for name in names
-        }
+        return {name: functools.partial(self._small, SMALL_FUNCTIONS[name]) for name in names}
+
+    def _small(self, small: Callable[..., Any], function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        self.used = True
+        return small(*args, **kwargs)
 
     def _converted(
         self, function: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None = None
@@ -95,7 +96,7 @@ class FixedModule:
         """Call a function with converted tensors, and convert its results back. module: its state is converted, too."""
         state = [*module.parameters(), *module.buffers()] if module else []
         conversion = Conversion.of(self.kind, (args, kwargs), state)
-        self.moved |= conversion.home is not None
+        self.used |= self.kind != CPU or conversion.home is not None
         given = tensors_of((args, kwargs))
         new_args, new_kwargs = mapped((args, kwargs), conversion.into)
         inputs = tensors_of((new_args, new_kwargs))
@@ -249,11 +250,11 @@ class WideCasts(TorchFunctionMode):
 
 
 class ReplacedFunctions(TorchFunctionMode):
-    """Calls of the named functions are replaced. called: receives the names of all functions that are called."""
+    """Calls of the named functions are replaced."""
 
-    def __init__(self, replacements: Mapping[str, Callable[..., Any]], called: set[str]) -> None:
+    def __init__(self, replacements: Mapping[str, Callable[..., Any]]) -> None:
         super().__init__()
-        self.replacements, self.called = replacements, called
+        self.replacements = replacements
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(getattr(func, "__name__", ""))
@@ -261,7 +262,6 @@ class ReplacedFunctions(TorchFunctionMode):
         return self._call(name, func, args, kwargs or {})
 
     def _call(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
-        self.called.add(name)
         if name in self.replacements and "out" not in kwargs:
             return self.replacements[name](func, args, kwargs)
         inner = {one: lambda *call, n=one: self._call(n, *call) for one in self.replacements}
