@@ -120,19 +120,6 @@ def test_an_unordered_sum_is_a_non_deterministic_operation_of_the_size_of_roundi
     assert found.difference == "output 0, inputs equal"
 
 
-def test_uninitialised_memory_is_named_with_its_reader() -> None:
-    def change(x: Tensor) -> Tensor:
-        buffer = torch.empty(9, 16)
-        buffer[:8] = x
-        return buffer.sum(0) + x
-
-    found = first(repeated(change))
-    assert found.name == causes.UNINITIALISED
-    assert found.operation
-    assert found.operation.name == "aten.sum.dim_IntList"
-    assert any("torch.zeros" in text for text in found.suggestions)
-
-
 def test_new_memory_that_is_written_before_it_is_read_is_no_fault() -> None:
     def change(x: Tensor) -> Tensor:
         buffer = torch.empty_like(x)
