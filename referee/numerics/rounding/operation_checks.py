@@ -241,14 +241,18 @@ def check_operation(
 ) -> list[Check]:
     """Check an operation of your own against float64 on the CPU, forward and backward.
 
-    function: called on `inputs` and `options` on the device. inputs, options: tensors in the dtype to check, and plain
-    values. reference: a function of the same arguments that computes what `function` should; by default the function
-    itself, in float64. Modules are copied, and their parameters are arguments after the inputs. received: gradients of
-    the results, random by default. device: by default the accelerator, else the CPU. Returns one check for each result
-    and gradient, and for each kind of extreme input; `wrong` says whether an error is beyond rounding
+    function: called on `inputs` and `options` on the device. A module is copied, and its parameters are arguments after
+    the inputs. inputs, options: tensors in the dtype to check, and plain values. reference: a function of the same
+    arguments, no module, that computes what `function` should; by default the function itself, in float64. received:
+    gradients of the results, random by default. device: by default the accelerator, else the CPU. Returns one check for
+    each result and gradient, and for each kind of extreme input; `wrong` says whether an error is beyond rounding
     (`referee.numerics.rounding.within_rounding`). NumericsError where nothing can be checked.
     """
     label = name or getattr(function, "__qualname__", type(function).__name__)
+    if isinstance(reference, nn.Module):
+        raise NumericsError(
+            f"{label} cannot be checked: its reference is a module; fix: pass a function of the inputs"
+        )
     if any(tensor.is_nested for tensor in tensors_in([list(inputs), dict(options or {})])):
         raise NumericsError(f"{label} cannot be checked: nested tensors; fix: pass each of their tensors")
     call, right = with_parameters(
@@ -286,37 +290,29 @@ def check_operation(
 def with_parameters(
     call: FunctionCall, reference: Callable[..., Any] | None, name: str
 ) -> tuple[FunctionCall, Callable[..., Any] | None]:
-    """Return a call and its reference whose last argument is the state of their modules; as given without one.
+    """Return the call of a deep copy of a module, and a reference, whose last argument is the module's state.
 
-    The modules are deep copies. NumericsError where one cannot be copied.
+    Others are returned as given. NumericsError where the module cannot be copied.
     """
-    if not any(isinstance(part, nn.Module) for part in (call.function, reference)):
+    if not isinstance(call.function, nn.Module):
         return call, reference
-    states: list[dict[str, Tensor]] = []
-    functions: list[Callable[..., Any]] = []
-    wanted = [True for tensor in tensors_in(list(call.args)) if is_number(tensor)]
-    for place, given in enumerate([call.function, *([reference] if reference else [])]):
-        state: dict[str, Tensor] = {}
-        if isinstance(given, nn.Module):
-            state = {**dict(given.named_parameters()), **dict(given.named_buffers())}
-        states.append(state)
-        functions.append(_stateless(given, place, name))
-        wanted += [place == 0 and tensor.requires_grad for tensor in state.values() if is_number(tensor)]
-    both = FunctionCall(functions[0], (*call.args, states), call.kwargs, None, wanted)
-    return both, functions[1] if reference else None
-
-
-def _stateless(given: Any, place: int, name: str) -> Callable[..., Any]:
-    """Return a function whose last argument has the states. place: of its state among them."""
-    if not isinstance(given, nn.Module):
-        return lambda *args, **options: given(*args[:-1], **options)
+    state = {**dict(call.function.named_parameters()), **dict(call.function.named_buffers())}
     try:
-        module = copy.deepcopy(given)
+        module = copy.deepcopy(call.function)
     except Exception as error:
         raise NumericsError(
             f"{name} cannot be checked: no deep copy: {described(error)}; fix: pass a function"
         ) from error
-    return lambda *args, **options: functional_call(module, args[-1][place], args[:-1], options)
+
+    def run(*args: Any, **options: Any) -> Any:
+        return functional_call(module, args[-1], args[:-1], options)
+
+    inputs, options = (
+        [True for tensor in tensors_in(part) if is_number(tensor)] for part in (list(call.args), call.kwargs)
+    )
+    trained = [tensor.requires_grad for tensor in state.values() if is_number(tensor)]
+    right = reference and (lambda *args, **options: reference(*args[:-1], **options))
+    return FunctionCall(run, (*call.args, state), call.kwargs, None, [*inputs, *trained, *options]), right
 
 
 def random_gradients(results: Sequence[Tensor], seed: int = 2024) -> list[Tensor | None]:

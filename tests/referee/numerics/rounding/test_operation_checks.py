@@ -151,6 +151,7 @@ def test_what_cannot_be_checked_is_one_line() -> None:
         (lambda: check_operation(F.dropout, [x]), "random"),
         (lambda: check_operation(F.dropout, [x], reference=lambda x: x), "random"),
         (lambda: check_operation(unique, [x]), "no deep copy"),
+        (lambda: check_operation(torch.exp, [x], reference=layer), "its reference is a module"),
         (lambda: check_optimizer(sgd, "tpu"), "device tpu cannot be used"),
         (lambda: check_optimizer(3), "3 is not a torch.optim.Optimizer"),  # type: ignore[arg-type]
         (lambda: check_optimizer(torch.optim.LBFGS(layer.parameters())), "closure"),
