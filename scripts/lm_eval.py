@@ -13,7 +13,6 @@ from pathlib import Path
 
 from referee.pages.document import render_terminal
 from runtime.errors import UserError, run_command
-from runtime.output import LiveLine
 from runtime.resolve import export_environment
 from study.make_arguments import command_arguments
 
@@ -36,40 +35,28 @@ def main() -> int:
         raise UserError(f'TASKS names no task; fix: TASKS="{USUAL}", or some of them')
     export_environment()  # before torch is imported
     try:
-        import lm_eval  # noqa: F401
+        import lm_eval.models.huggingface  # noqa: F401
     except ImportError:
         raise UserError(
-            "lm_eval is not installed; fix: make lm-eval, or pip install lm_eval==0.4.13"
+            "lm_eval is not installed; fix: make lm-eval, or pip install 'lm_eval[hf]==0.4.13'"
         ) from None
     from study.evaluation.lm_eval_page import results_document
     from study.evaluation.lm_eval_runs import evaluate_run
     from study.evaluation.lm_eval_tasks import load_tasks
 
     tasks = load_tasks(names, given.task_data)
-    found, studies = [], dict[str, None]()  # studies: those whose report shows the results, in order
+    found = []
     for number, run in enumerate(runs, 1):
-        where = f"[{number}/{len(runs)}] {run.name}"
-        with LiveLine() as line:
-            line.start(f"{where}: loading")
-
-            def show(task: str, finished: int, rows: int, where: str = where, line: LiveLine = line) -> None:
-                line.update(f"{where}: {task}, {finished:,} of {rows:,} rows", finished / rows)
-
-            evaluated = evaluate_run(run, tasks, show)
-        computed = evaluated.computed
-        kept = [name for name in tasks if name not in computed]
-        print(f"{where}: evaluated on {', '.join(computed) or 'nothing new'}"
-              + (f"; existing results of {', '.join(kept)}" if kept else ""), flush=True)  # fmt: skip
+        evaluated = evaluate_run(run, tasks)
+        existing = [name for name in tasks if name not in evaluated.computed]
+        print(f"[{number}/{len(runs)}] {run.name}: evaluated on {', '.join(evaluated.computed) or 'nothing new'}"
+              + (f"; existing results of {', '.join(existing)}" if existing else ""), flush=True)  # fmt: skip
         for note in evaluated.notes:
             print(f"{run.name}: {note}")
         found.append((run.resolve().parents[1].name, evaluated.record))
-        if run.resolve().parent.name == "runs":
-            studies[str(run.parent.parent)] = None
     print()
     print(render_terminal(results_document(found, list(tasks))))
-    reports = " and ".join(f"make report STUDY={study}" for study in studies)
-    shown = f"; the report shows them beside the verdict: {reports}" if reports else ""
-    print(f"\nresults: lm_eval.json in each run's folder{shown}")
+    print("\nresults: lm_eval.json in each run's folder; make report STUDY=... shows those of a study")
     return 0
 
 

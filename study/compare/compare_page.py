@@ -37,7 +37,6 @@ from study.compare.alignment import Alignment, Errors
 from study.compare.compare_sizes import sizes_section
 from study.compare.compared_studies import StudyComparison, as_json
 from study.compare.ranking import Across, verdict_agreement
-from study.evaluation.lm_eval_page import across_section
 from study.report.eval_set_section import compared_section
 from study.report.report_data import bits
 from study.report.report_sentences import change, shown, shown_bits
@@ -74,7 +73,6 @@ def comparison_document(comparison: StudyComparison) -> Document:
             *([sizes_section(comparison.sizes)] if comparison.sizes else []),
             _bits_section(comparison),
             compared_section(held_out, _units(comparison)),
-            Only(PAGES, [across_section([(one.label, one.path, one.used) for one in studies])]),
             _checklist_section(comparison),
             _alignment_section(comparison),
             _order_section(comparison),

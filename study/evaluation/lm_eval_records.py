@@ -9,7 +9,7 @@ from pathlib import Path
 from referee.verdict.statistics import mean
 from runtime.files import DamagedFileError
 from runtime.run_record import RunRecord
-from runtime.seal import read_sealed, write_sealed
+from runtime.seal import read_sealed
 from runtime.typed_json import Count, InvalidJsonError, JsonObject, Missing, Share, Text, parse
 
 FILE = "lm_eval.json"
@@ -18,32 +18,22 @@ ACCURACY, PERPLEXITY = "mean", "perplexity"  # how a value follows from its item
 
 @dataclass(frozen=True)
 class Metric(JsonObject):
-    """A metric of a task. filter: of the answers, "none" where the task has none. stderr: as the harness computes it.
+    """A metric of a task."""
 
-    right: one character an item, 0 or 1, where all items are so. items: otherwise the value of each item, such as a
-    log-likelihood in nats. None where an item is not a number.
-    """
-
-    name: Text
-    filter: Text
+    name: Text  # as the harness names it; a filter of the answers stands after a comma
     value: float
-    higher_is_better: bool
-    stderr: Missing[float] = None
-    right: Missing[Text] = None
-    items: Missing[tuple[float, ...]] = None
+    stderr: Missing[float] = None  # as the harness computes it
+    items: tuple[float, ...] = ()  # the value of each item; () where one is not a number
 
     @property
-    def values(self) -> list[float]:
-        """The value of each item; [] where they were not kept."""
-        return [float(mark) for mark in self.right] if self.right else list(self.items or ())
+    def right_or_wrong(self) -> bool:
+        """Whether each item is 0 or 1."""
+        return bool(self.items) and set(self.items) <= {0.0, 1.0}
 
     @property
     def kind(self) -> str:
         """How `value` follows from the items: their mean, exp(-mean) (a perplexity), or "" for another way."""
-        values = self.values
-        if not values:
-            return ""
-        average = mean(values)
+        average = mean(self.items) if self.items else math.nan
         if math.isclose(average, self.value, rel_tol=1e-6, abs_tol=1e-9):
             return ACCURACY
         if -700 < average and math.isclose(math.exp(-average), self.value, rel_tol=1e-6):
@@ -53,36 +43,23 @@ class Metric(JsonObject):
 
 @dataclass(frozen=True)
 class TaskResult(JsonObject):
-    """A task. version: of the task in the harness. definition, items_sha256: digests of questions and of items.
-
-    items: their number. requests: rows that were scored or continued. truncated: rows that were longer than the block
-    size. number_format: of the forward passes. chance: accuracy of guessing, of a multiple choice.
-    """
+    """The results of a task."""
 
     task: Text
-    version: Text
+    version: Text  # of the task in the harness
     harness: Text
-    definition: Text
-    items_sha256: Text
+    questions: Text  # digest of what the task asks, and of its items
     items: Count
-    requests: Count
-    truncated: Count
-    number_format: Text
-    device: Text
-    torch: Text
-    seconds: float
+    requests: Count  # rows that were scored or continued
+    truncated: Count  # rows that were longer than the block size
+    number_format: Text  # of the forward passes
     metrics: tuple[Metric, ...]
-    chance: Missing[Share] = None
+    chance: Missing[Share] = None  # accuracy of guessing, of a multiple choice
 
     @property
-    def identity(self) -> tuple[str, ...]:
-        """The key of an evaluation: equal keys are the same evaluation."""
-        return (self.task, *self.questions, self.number_format)
-
-    @property
-    def questions(self) -> tuple[str, ...]:
+    def same_questions(self) -> tuple[str, ...]:
         """The key of a comparison item by item: both runs must have it."""
-        return (self.version, self.harness, self.definition, self.items_sha256)
+        return (self.task, self.version, self.harness, self.questions)
 
 
 @dataclass(frozen=True)
@@ -111,8 +88,3 @@ def read_final(run_dir: Path, record: RunRecord) -> LmEvalRecord | None:
     found = read(run_dir)
     ended = record.progress.iterations if record.progress else None
     return found if found and found.run == record.run and found.iterations == ended else None
-
-
-def write(run_dir: Path, record: LmEvalRecord) -> None:
-    """Write the record with its seal."""
-    write_sealed(run_dir / FILE, record.to_json())

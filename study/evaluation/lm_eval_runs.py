@@ -1,25 +1,23 @@
-"""Evaluate trained runs on tasks of lm-evaluation-harness, and keep the results beside the run's record."""
+"""Evaluate trained runs on tasks of lm-evaluation-harness, and keep the results with the run's record."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import math
-import time
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from gpt2.initial_weights import state_digest
-from runtime.errors import UserError
-from study.evaluation import lm_eval_records as records
-from study.evaluation.lm_eval_model import NAME, RunModel
-from study.evaluation.lm_eval_records import LmEvalRecord, Metric, TaskResult
-from study.evaluation.lm_eval_tasks import definition_digest, items_digest
+from runtime.errors import UserError, first_sentences
+from runtime.seal import write_sealed
+from study.evaluation.lm_eval_model import RunModel
+from study.evaluation.lm_eval_records import FILE, LmEvalRecord, Metric, TaskResult, read
+from study.evaluation.lm_eval_tasks import questions_digest
 from study.evaluation.loaded_runs import finished_record, require_last_weights
 
 BOOTSTRAP = 1000  # resamples, of metrics without a formula for the standard error: 2 % of it
@@ -35,105 +33,76 @@ class EvaluatedTasks:
     notes: list[str]
 
 
-def evaluate_run(
-    run_dir: Path,
-    tasks: Mapping[str, Any],
-    progress: Callable[[str, int, int], None] = lambda task, finished, rows: None,
-) -> EvaluatedTasks:
+def evaluate_run(run_dir: Path, tasks: Mapping[str, Any]) -> EvaluatedTasks:
     """Evaluate the last weights of a finished run on tasks, and write lm_eval.json after each.
 
-    Existing results of the same weights, items, task and harness are kept. progress(task, finished rows, all rows) is
-    called after each batch. UserError for an unfinished run, and for a value that is not finite.
+    Existing results of the same weights, items, task and harness are kept. UserError for an unfinished run, and for a
+    value that is not finite.
     """
-    from lm_eval.api.registry import get_model
-
     record = finished_record(run_dir)
-    model: RunModel = get_model(NAME).create_from_arg_obj({"run": str(run_dir)})
+    model = RunModel(run_dir)
     require_last_weights(model.run, run_dir, record)
-    weights = state_digest(model.model)
-    found = records.read(run_dir)
+    weights = state_digest(model.run.model)
+    found = read(run_dir)
     if found is None or found.weights != weights:
         found = LmEvalRecord(record.run, str(record.variant), record.seed, model.run.iteration, weights, ())
     computed = []
     for name, task in tasks.items():
-        head = _head(name, task, model)
-        existing = next((result for result in found.tasks if result.task == name), None)
-        if existing is not None and existing.identity == head.identity:
+        result = TaskResult(
+            task=name,
+            version=str(task.VERSION),
+            harness=metadata.version("lm_eval"),
+            questions=questions_digest(task),
+            items=len(task.eval_docs),
+            requests=0,
+            truncated=0,
+            number_format=model.number_format,
+            metrics=(),
+        )
+        known = {(one.same_questions, one.number_format) for one in found.tasks}
+        if (result.same_questions, result.number_format) in known:
             continue
-
-        def report(finished: int, rows: int, name: str = name) -> None:
-            progress(name, finished, rows)
-
-        model.progress = report
-        result = _evaluate(model, task, head)
         others = [one for one in found.tasks if one.task != name]
+        result = _evaluate(model, task, result)
         found = replace(found, tasks=tuple(sorted([*others, result], key=lambda one: one.task)))
-        records.write(run_dir, found)
+        write_sealed(run_dir / FILE, found.to_json())
         computed.append(name)
     return EvaluatedTasks(found, computed, list(model.run.notes))
 
 
-def _head(name: str, task: Any, model: RunModel) -> TaskResult:
-    """Return a result without values: what identifies it."""
-    return TaskResult(
-        task=name,
-        version=str(task.VERSION),
-        harness=metadata.version("lm_eval"),
-        definition=definition_digest(task),
-        items_sha256=items_digest(task),
-        items=len(task.eval_docs),
-        requests=0,
-        truncated=0,
-        number_format=model.number_format,
-        device=model.device_name,
-        torch=torch.__version__,
-        seconds=0.0,
-        metrics=(),
-    )
-
-
-def _evaluate(model: RunModel, task: Any, head: TaskResult) -> TaskResult:
-    """Ask the model a task."""
+def _evaluate(model: RunModel, task: Any, empty: TaskResult) -> TaskResult:
+    """Ask the model a task. empty: the result without values."""
     from lm_eval import evaluate
 
-    began = time.monotonic()
-    model.truncated = 0
-    output = io.StringIO()  # the harness's progress bars
-    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-        found: Any = evaluate(
-            model, {"tasks": {head.task: task}}, bootstrap_iters=BOOTSTRAP, log_samples=True
-        )
-    metrics = _metrics(
-        found["results"][head.task], found["samples"][head.task], found["higher_is_better"][head.task]
-    )
+    name, model.truncated = empty.task, 0
+    terminal = sys.stderr.isatty()  # shows the harness's progress bars
+    try:
+        with contextlib.nullcontext() if terminal else contextlib.redirect_stderr(io.StringIO()):
+            found: Any = evaluate(model, {"tasks": {name: task}}, bootstrap_iters=BOOTSTRAP, log_samples=True)
+    except AssertionError as error:  # the harness's refusals
+        raise UserError(f"{name}: {first_sentences(error)}; fix: leave {name} out of TASKS") from error
+    samples = found["samples"][name]
+    metrics = _metrics(found["results"][name], samples)
     for metric in metrics:
         if not math.isfinite(metric.value):
             raise UserError(
-                f"{model.run.name} on {head.task}: {metric.name} is {metric.value}, so there is no result; fix: leave "
-                f"{head.task} out of TASKS"
+                f"{model.run.name} on {name}: {metric.name} is {metric.value}, so there is no result; fix: leave "
+                f"{name} out of TASKS"
             )
+    chance = None
+    if task.OUTPUT_TYPE == "multiple_choice":
+        chances = [1 / len(task.doc_to_choice(one["doc"])) for one in samples]
+        chance = sum(chances) / len(chances)
     return replace(
-        head,
+        empty,
         requests=len(task.instances),
         truncated=model.truncated,
-        seconds=round(time.monotonic() - began, 3),
         metrics=tuple(metrics),
-        chance=_chance(task, found["samples"][head.task]),
+        chance=chance,
     )
 
 
-def _chance(task: Any, samples: list[dict[str, Any]]) -> float | None:
-    """Return the accuracy of guessing among the choices of each item; None for another kind of task."""
-    if task.OUTPUT_TYPE != "multiple_choice":
-        return None
-    first = samples[0]["filter"]
-    choices = [len(task.doc_to_choice(one["doc"])) for one in samples if one["filter"] == first]
-    return sum(1 / number for number in choices) / len(choices)
-
-
-def _metrics(
-    results: Mapping[str, Any], samples: list[dict[str, Any]], higher: Mapping[str, bool]
-) -> list[Metric]:
+def _metrics(results: Mapping[str, Any], samples: list[dict[str, Any]]) -> list[Metric]:
     """Return the metrics of a task from the harness's results, "acc,none" and "acc_stderr,none"."""
     metrics = []
     for key, value in results.items():
@@ -144,15 +113,10 @@ def _metrics(
         answers = sorted((one for one in samples if one["filter"] == chosen), key=lambda one: one["doc_id"])
         values = [answer.get(name) for answer in answers]
         numbers = all(isinstance(value, (bool, int, float)) or hasattr(value, "item") for value in values)
-        items = [float(value) for value in values] if numbers and values else None  # type: ignore[arg-type]
-        marks = items is not None and set(items) <= {0.0, 1.0}
         metrics.append(Metric(
-            name=name,
-            filter=chosen,
+            name=name if chosen == "none" else f"{name}, {chosen}",
             value=float(value),
-            higher_is_better=bool(higher.get(name, True)),
             stderr=float(stderr) if isinstance(stderr, (int, float)) and math.isfinite(stderr) else None,
-            right="".join(str(int(item)) for item in items) if marks and items else None,
-            items=tuple(float(f"{item:.{DIGITS}g}") for item in items) if items and not marks else None,
+            items=tuple(float(f"{float(one):.{DIGITS}g}") for one in values) if numbers else (),  # type: ignore[arg-type]
         ))  # fmt: skip
     return metrics

@@ -9,140 +9,29 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from gpt2.text_sources import probe_hub
-from referee.numerics.text_files import json_lines, read_json, text_parts
-from runtime.errors import UserError, first_sentences, one_line
+from referee.numerics.text_files import json_lines
+from runtime.errors import UserError, first_sentences
 
-TEMPLATES = ("doc_to_text", "doc_to_target", "doc_to_choice")
-CONDITIONAL = ("{%", "is defined", "default", " if ", " or ")  # an item of such a template may lack a field
-
-
-def check_files(name: str, files: Mapping[str, Sequence[Path]], config: Mapping[str, Any]) -> None:
-    """UserError for files without items, unreadable ones, and items without a field that the templates need.
-
-    files: split -> its files. config: the task's definition, with functions as names.
-    """
-    wanted = needed_fields(config)
-    for split, paths in files.items():
-        count = 0
-        for path in paths:
-            for where, row in _rows(path):
-                count += 1
-                if not isinstance(row, dict):
-                    raise UserError(
-                        f"{where} is {json.dumps(row)[:40]}, not an item; fix: one object with fields a line, such as "
-                        '{"text": "..."}'
-                    )
-                if missing := [field for field in wanted if field not in row]:
-                    raise _missing(name, where, missing, row)
-        if not count:
-            raise UserError(
-                f"{paths[0]} has no items of {name} (split {split}); fix: copy the file again, or take {name} out of "
-                "TASKS"
-            )
-
-
-def missing_field(name: str, paths: Sequence[Path], error: BaseException | None) -> UserError | None:
-    """Return the error for the field that a function of the task did not find. None where a field is not the cause."""
-    while error is not None:
-        if isinstance(error, KeyError) and error.args:
-            field = str(error.args[0])
-            for path in paths:
-                for where, row in _rows(path):
-                    if isinstance(row, dict) and field not in row:
-                        return _missing(name, where, [field], row)
-        error = error.__cause__ or error.__context__
-    return None
-
-
-def needed_fields(config: Mapping[str, Any]) -> list[str]:
-    """Return the fields of an item that the task's templates always use. Functions of the task may need others."""
-    from jinja2 import Environment, TemplateSyntaxError, meta
-
-    if config.get("process_docs"):
-        return []  # it may rename the fields
-    found: dict[str, None] = {}
-    templates = Environment()
-    for key in TEMPLATES:
-        text = config.get(key)
-        if not isinstance(text, str) or any(word in text for word in CONDITIONAL):
-            continue
-        if key == "doc_to_target" and text.isidentifier() and config.get("output_type") == "multiple_choice":
-            choices = config.get("doc_to_choice")
-            if not (isinstance(choices, list) and text in choices):
-                found[text] = None
-        try:
-            used = meta.find_undeclared_variables(templates.parse(text)) - set(templates.globals)
-        except TemplateSyntaxError:
-            continue
-        found |= dict.fromkeys(sorted(used))
-    return list(found)
-
-
-def _missing(name: str, where: str, fields: Sequence[str], row: Mapping[str, Any]) -> UserError:
-    present = ", ".join(map(str, row)) or "no field"
-    return UserError(
-        f"{where} has no {' and no '.join(fields)}, which {name} needs (it has {present}); "
-        f"fix: add {' and '.join(fields)} to every item, in the form that the data set of {name} has on the hub"
-    )
-
-
-def _rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield (file and line or item, item). UserError for a broken file."""
-    if path.suffix == ".parquet":
-        from pyarrow import parquet
-
-        try:
-            table = parquet.ParquetFile(path)
-            names, count = table.schema_arrow.names, table.metadata.num_rows
-        except Exception as error:  # of pyarrow
-            raise UserError(
-                f"{path} is not a readable parquet file ({one_line(error)}); fix: copy the file again"
-            ) from error
-        if count:  # every row has every column
-            yield str(path), dict.fromkeys(names)
-        return
-    if path.suffix == ".json" and next(text_parts(path), "").lstrip().startswith("["):  # one list
-        rows = enumerate(read_json(path), 1)
-        yield from ((f"{path}, item {number},", row) for number, row in rows)
-    else:
-        yield from json_lines(path)
-
-
-KINDS = {
-    ".jsonl": "json",
-    ".json": "json",
-    ".parquet": "parquet",
-}  # suffix -> builder of the library datasets
+KINDS = {".jsonl": "json", ".parquet": "parquet"}  # suffix -> builder of the library datasets
 SPLITS = ("test_split", "validation_split", "training_split", "fewshot_split")
+PLACES = {
+    "dataset_path",
+    "dataset_name",
+    "dataset_kwargs",
+    "metadata",
+    "tag",
+    *SPLITS,
+}  # not what a task asks
 FEWSHOT_SEED = 1234  # the harness's default
-# What a task asks and how it is scored; not where its data lie.
-DEFINITION = (
-    "task",
-    "output_type",
-    "doc_to_text",
-    "doc_to_target",
-    "doc_to_choice",
-    "process_docs",
-    "process_results",
-    "description",
-    "target_delimiter",
-    "fewshot_delimiter",
-    "num_fewshot",
-    "metric_list",
-    "filter_list",
-    "generation_kwargs",
-    "repeats",
-)
 
 
 def quiet() -> None:
-    """Silence progress bars and remarks of the harness and its libraries. Errors are still raised."""
+    """Silence progress bars and remarks of the harness's libraries. Errors are still raised."""
     os.environ.setdefault("DISABLE_MULTIPROC", "1")  # of the bootstrap: its processes would import torch
     import datasets
 
@@ -163,7 +52,7 @@ def task_manager() -> Any:
 def load_tasks(names: Sequence[str], data: Path | None = None, manager: Any = None) -> dict[str, Any]:
     """Return the tasks by name, with their items. Groups and tags are replaced by their tasks.
 
-    data: a folder with local files, DATA/<task>.jsonl (also .json, .parquet) or DATA/<task>/<split>*.jsonl. Nothing is
+    data: a folder with local files, DATA/<task>.jsonl or DATA/<task>/<split>*.jsonl (or .parquet). Nothing is
     downloaded then. UserError for an unknown task, and for items that are neither local nor on the hub.
     """
     quiet()
@@ -172,121 +61,80 @@ def load_tasks(names: Sequence[str], data: Path | None = None, manager: Any = No
             f"TASK_DATA={data} is not a folder; fix: TASK_DATA= a folder with hellaswag.jsonl and others"
         )
     manager = manager or task_manager()
-    names = list(dict.fromkeys(names))
     for name in names:
         if name not in manager.all_tasks:
             near = difflib.get_close_matches(name, manager.all_tasks, n=3)
             meant = f"did you mean {' or '.join(near)}?" if near else "python -m lm_eval ls tasks lists all"
             raise UserError(f"TASKS names {name}, which lm-evaluation-harness does not have; fix: {meant}")
-    if data is None:
-        return _from_hub(names, manager)
-    leaves = [leaf for name in names for leaf in _leaves(name, manager)]
-    with tempfile.TemporaryDirectory() as cache:
-        specifications = [_local(leaf, data, cache, manager) for leaf in dict.fromkeys(leaves)]
-        return {
-            s["task"]: _load({"group": "local", "task": [s]}, s["task"], manager, paths=_paths(s))[s["task"]]
-            for s in specifications
-        }
-
-
-def _leaves(name: str, manager: Any) -> list[str]:
-    """Return the tasks of a tag. UserError for a group, whose tasks may change their data."""
-    if name in manager.all_tags:
-        return sorted(manager.task_index[name].tags)
-    if name in manager.all_groups:
-        raise UserError(
-            f"{name} is a group of tasks, which TASK_DATA does not load; fix: TASKS= its tasks by name"
-        )
-    return [name]
-
-
-def _from_hub(names: Sequence[str], manager: Any) -> dict[str, Any]:
-    """Load tasks from the hub, or where it cannot be reached from the cache of the library datasets."""
-    online = True
-    try:
-        probe_hub("TASKS")
-    except UserError:
-        online = False
+    online = data is not None or _reach_hub()
     tasks: dict[str, Any] = {}
-    for name in names:
-        with _offline(not online):
-            tasks |= _load(name, name, manager, online)
+    with tempfile.TemporaryDirectory() as cache:
+        for name in dict.fromkeys(names):
+            if data is None:
+                why = "its items are not on this machine, and the hub cannot be reached" * (not online)
+                tasks |= _load(name, manager, name, why, f"TASK_DATA= a folder with {name}.jsonl")
+            else:
+                local = {"group": "local", "task": [_local(name, data, cache, manager)]}
+                fix = f"correct the files in {data}; items have the fields of the data set of {name}"
+                tasks |= _load(local, manager, name, "", fix)
     return tasks
 
 
-@contextmanager
-def _offline(active: bool) -> Iterator[None]:
-    """Let the library datasets use its cache alone, so that it does not retry for minutes."""
+def _reach_hub() -> bool:
+    """Return whether the hub answers; without it, let the libraries use their cache and not retry for minutes."""
     import datasets
     from huggingface_hub import constants
 
-    modules: tuple[Any, ...] = (datasets.config, constants)
-    before = [module.HF_HUB_OFFLINE for module in modules]
-    for module in modules:
-        module.HF_HUB_OFFLINE = active or module.HF_HUB_OFFLINE
     try:
-        yield
-    finally:
-        for module, value in zip(modules, before, strict=True):
-            module.HF_HUB_OFFLINE = value
+        probe_hub("TASKS")
+    except UserError:
+        datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
+    return not datasets.config.HF_HUB_OFFLINE
 
 
-def _load(
-    specification: Any, name: str, manager: Any, online: bool = True, paths: Sequence[Path] = ()
-) -> dict[str, Any]:
-    """Load tasks, zero-shot unless they say otherwise. paths: local files, for errors."""
+def _load(wanted: Any, manager: Any, name: str, why: str, fix: str) -> dict[str, Any]:
+    """Load tasks, zero-shot unless they say otherwise. why, fix: of the error, by default what the library says."""
     try:
-        found: dict[str, Any] = manager.load([specification])["tasks"]
+        tasks: dict[str, Any] = manager.load([wanted])["tasks"]
+        for task in tasks.values():
+            if task.get_config("num_fewshot") is None:
+                task.set_config(key="num_fewshot", value=0)
+            task.set_fewshot_seed(seed=FEWSHOT_SEED)
     except Exception as error:  # the libraries raise many kinds
-        if missing := missing_field(name, paths, error):
-            raise missing from error
-        why = f"its items cannot be loaded ({first_sentences(error)})"
-        if not online:
-            why = "its items are not on this machine, and the hub cannot be reached"
-        fix = f"TASK_DATA= a folder with {name}.jsonl (docs/lm-eval.md)"
-        if paths:
-            fix = f"correct {paths[0]}; it must have the fields of the data set of {name} (docs/lm-eval.md)"
-        raise UserError(f"{name}: {why}; fix: {fix}") from error
-    for task in found.values():
-        if task.get_config("num_fewshot") is None:
-            task.set_config(key="num_fewshot", value=0)
-        task.set_fewshot_seed(seed=FEWSHOT_SEED)
-    return found
+        why = why or f"its items cannot be loaded ({first_sentences(error)})"
+        raise UserError(f"{name}: {why}; fix: {fix} (docs/lm-eval.md)") from error
+    return tasks
 
 
 def _local(name: str, data: Path, cache: str, manager: Any) -> dict[str, Any]:
     """Return the specification of a task whose splits are local files."""
     from lm_eval.tasks._yaml_loader import load_yaml
 
-    entry = manager.task_index[name]
-    config = load_yaml(entry.yaml_path, resolve_func=False) if entry.yaml_path else dict(entry.cfg or {})
+    path = manager.task_index[name].yaml_path
+    config = load_yaml(path, resolve_func=False) if path else {}
     evaluated = config.get("test_split") or config.get("validation_split")
     if not evaluated:
-        raise UserError(f"{name} names no split of its items; fix: leave it out of TASKS")
+        raise UserError(
+            f"{name} is not a single task with a split of items; fix: TASKS= single tasks by name"
+        )
     files = {
-        str(split): found
-        for split in dict.fromkeys(config.get(key) for key in SPLITS)
-        if split and (found := _files(data, name, str(split), str(config.get("dataset_name") or "")))
+        split: _files(data / name, split, config) for split in {config.get(key) for key in SPLITS} if split
     }
-    alone = [path for path in (data / f"{name}{suffix}" for suffix in KINDS) if path.is_file()]
-    files = {str(evaluated): alone[:1]} if alone else files
+    files[evaluated] = [
+        path for path in (data / f"{name}{suffix}" for suffix in KINDS) if path.is_file()
+    ] or files[evaluated]
+    files = {split: paths for split, paths in files.items() if paths}
     if evaluated not in files:
         raise UserError(
             f"TASK_DATA={data} has no items of {name}; fix: {data / name}.jsonl, or {data / name}/{evaluated}*.jsonl "
-            "(also .json and .parquet)"
+            "(or .parquet)"
         )
     kinds = {KINDS[path.suffix] for paths in files.values() for path in paths}
     if len(kinds) > 1:
-        raise UserError(f"{data / name} has files of several kinds; fix: keep only .jsonl or only .parquet")
-    if (
-        config.get("num_fewshot")
-        and (config.get("fewshot_split") or config.get("training_split")) not in files
-    ):
-        raise UserError(
-            f"{name} shows the model {config['num_fewshot']} examples, and TASK_DATA={data} has no file of them; fix: "
-            f"{data / name}/{config.get('fewshot_split') or config.get('training_split')}*.jsonl"
-        )
-    check_files(name, files, config)
+        raise UserError(f"{data / name} has files of two kinds; fix: keep only .jsonl or only .parquet")
+    for path in (path for paths in files.values() for path in paths if path.suffix == ".jsonl"):
+        _check_fields(path)
+    shows = bool(config.get("num_fewshot"))  # a missing file of examples is an error then
     return {
         "task": name,
         "dataset_path": kinds.pop(),
@@ -296,35 +144,37 @@ def _local(name: str, data: Path, cache: str, manager: Any) -> dict[str, Any]:
             "cache_dir": cache,
             "keep_in_memory": True,
         },
-        **{key: config[key] if config.get(key) in files else None for key in SPLITS},
+        **{key: config.get(key) if shows or config.get(key) in files else None for key in SPLITS},
     }
 
 
-def _paths(specification: dict[str, Any]) -> list[Path]:
-    """Return the local files of a specification."""
-    return [Path(path) for paths in specification["dataset_kwargs"]["data_files"].values() for path in paths]
+def _files(folder: Path, split: str, config: dict[str, Any]) -> list[Path]:
+    """Return the files of a split, which may lie as on the hub: in a folder of the configuration, or in data/."""
+    inner = folder / str(config.get("dataset_name") or "")
+    root = inner if inner.is_dir() else folder
+    return [path for path in sorted(root.rglob(f"{split}*")) if path.suffix in KINDS]
 
 
-def _files(data: Path, name: str, split: str, configuration: str) -> list[Path]:
-    """Return the files of a split in the first folder that has some. They may lie as on the hub."""
-    root = data / name
-    for folder in (root / configuration, root / "data", root):
-        found = [path for path in sorted(folder.glob(f"{split}*")) if path.suffix in KINDS]
-        if found:
-            return found
-    return []
+def _check_fields(path: Path) -> None:
+    """UserError for a broken line, and for a line with other fields than the first: they would be read as "None"."""
+    first = None
+    for where, row in json_lines(path):
+        fields = sorted(row) if isinstance(row, dict) else None
+        first = first or fields
+        if fields is None or fields != first:
+            shown = json.dumps(row)[:40] if fields is None else f"the fields {', '.join(fields) or 'none'}"
+            needed = (
+                f"the fields {', '.join(first)} of the first line"
+                if first
+                else "one object with fields a line"
+            )
+            raise UserError(f"{where} has {shown}; fix: {needed}")
 
 
-def definition_digest(task: Any) -> str:
-    """Return the SHA-256 of what a task asks and how it is scored."""
-    config = task.dump_config()
-    text = json.dumps({key: config.get(key) for key in DEFINITION}, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def items_digest(task: Any) -> str:
-    """Return the SHA-256 of the prepared items of a task, in order."""
-    digest = hashlib.sha256()
+def questions_digest(task: Any) -> str:
+    """Return the SHA-256 of what a task asks, how it is scored, and its prepared items, in order."""
+    config = {key: value for key, value in task.dump_config().items() if key not in PLACES}
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     for item in task.eval_docs:
         digest.update(json.dumps(item, sort_keys=True, default=str).encode() + b"\n")
     return digest.hexdigest()

@@ -61,9 +61,7 @@ def compare(path: Path, task: Any, model: GPT2, encoding: tokenizer.Tokenizer) -
         device="cpu",
         autocast=contextlib.nullcontext,
     )
-    theirs = evaluate(
-        ScoredModel(model, encoding, "cpu", contextlib.nullcontext, 700), {"tasks": {"hellaswag": task}}
-    )
+    theirs = evaluate(ScoredModel(model, encoding, contextlib.nullcontext), {"tasks": {"hellaswag": task}})
     samples = theirs["samples"]["hellaswag"]
     assert len(samples) == len(items)
     for item, sample, scores in zip(items, samples, ours.log_likelihoods, strict=True):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from runtime import run_record
+from runtime.seal import write_sealed
 from study.evaluation import lm_eval_records as records
 from study.evaluation.lm_eval_page import NO_VERDICT, TaskResults, compare_arms
 from study.evaluation.lm_eval_records import LmEvalRecord, Metric, TaskResult
@@ -24,19 +25,18 @@ LIKELIHOODS = [-2.5, -4.0, -1.25, -3.0]
 def accuracy(right: str) -> Metric:
     share = right.count("1") / len(right)
     stderr = math.sqrt(share * (1 - share) / (len(right) - 1))
-    return Metric("acc", "none", share, True, stderr, right)
+    return Metric("acc", share, stderr, tuple(map(float, right)))
 
 
 def perplexity(items: list[float]) -> Metric:
-    return Metric("perplexity", "none", math.exp(-np.mean(items)), False, 0.5, None, tuple(items))
+    return Metric("perplexity", math.exp(-np.mean(items)), 0.5, tuple(items))
 
 
 def task(*metrics: Metric, name: str = "piqa", version: str = "1.0", **changes: Any) -> TaskResult:
-    number = len(metrics[0].values) or 7
-    about: dict[str, Any] = {"items_sha256": "i", "truncated": 0, "requests": 8, "chance": 0.5} | changes
+    about: dict[str, Any] = {"questions": "q", "truncated": 0, "requests": 8, "chance": 0.5} | changes
     return TaskResult(
-        task=name, version=version, harness="0.4.13", definition="d", items=number, number_format="float32",
-        device="cpu", torch="2.13.0", seconds=1.0, metrics=metrics, **about,
+        task=name, version=version, harness="0.4.13", items=len(metrics[0].items), number_format="float32",
+        metrics=metrics, **about,
     )  # fmt: skip
 
 
@@ -85,22 +85,21 @@ def test_perplexities_are_compared_by_their_logarithms() -> None:
 
 
 def test_a_value_that_does_not_follow_from_its_items_is_shown_and_not_paired() -> None:
-    odd = Metric("f1", "none", 0.9, True, None, None, (0.1, 0.2))
+    odd = Metric("f1", 0.9, None, (0.1, 0.2))
     found = compare_arms([results("B", 0, task(odd)), results("RAALL", 0, task(odd))])
     assert [value.value for value in found.values] == [0.9, 0.9]
     assert found.differences == []
 
 
-@pytest.mark.parametrize("change", [{"items_sha256": "x"}, {"version": "2.0"}])
+@pytest.mark.parametrize("change", [{"questions": "x"}, {"version": "2.0"}])
 def test_results_on_other_items_or_of_another_version_are_left_out_and_named(change: dict[str, Any]) -> None:
     found = compare_arms([
         results("B", 0, task(accuracy("0101"))), results("RALEARN", 0, task(accuracy("0111"))),
         results("RALEARN", 1, task(accuracy("0111"), **change)), results("B", 1, task(accuracy("0111"))),
     ])  # fmt: skip
     assert [one.seeds for one in found.differences] == [[0]]
-    assert found.notes == [
-        "piqa leaves out RALEARN1: evaluated on other items, or by another version, than most"
-    ]
+    (note,) = found.notes
+    assert "RALEARN1" in note
 
 
 def record(variant: str, seed: int, *tasks: TaskResult, iterations: int = 7) -> LmEvalRecord:
@@ -120,7 +119,7 @@ def write_results(
             assert progress
             right = "".join("01"[(item + seed + number) % 3 > 0] for item in range(40))
             found = record(variant, seed, task(accuracy(right)), iterations=progress.iterations - ends)
-            records.write(folder, found)
+            write_sealed(folder / records.FILE, found.to_json())
 
 
 def test_a_report_shows_the_results_of_its_counted_runs_and_is_renewed(tmp_path: Path) -> None:

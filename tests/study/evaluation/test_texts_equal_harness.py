@@ -66,7 +66,7 @@ def test_a_model_has_the_measures_of_the_task_wikitext(name: str, tmp_path: Path
     found = evaluator.entry(text, score)
 
     documents = [{"page": article} for article in eval_texts.articles(RAW)]
-    scored = ScoredModel(model, encoding, "cpu", contextlib.nullcontext, 64)
+    scored = ScoredModel(model, encoding, contextlib.nullcontext)
     requests = [
         Instance("loglikelihood_rolling", document, (wikitext_detokenizer(document),), number)
         for number, document in enumerate(documents)
