@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from runtime.errors import UserError
 from runtime.seal import read_sealed, write_sealed
@@ -134,22 +133,10 @@ def used_path(share: float | None) -> str:
 # ---- files
 
 
-def as_json(run: RunAttention, text: InputText) -> dict[str, Any]:
-    """Return the content of a run's attention.json: all statistics of all heads, without maps."""
-    halves = {
-        statistic_key(name, path): dict(
-            zip(("early", "late"), early_late_means(run, name, path), strict=True)
-        )
-        for name, path in statistics_by_path()
-    }
-    about = {"schema": SCHEMA, "text": {"source": text.source, "tokens": text.tokens}, "halves": halves}
-    return about | dataclasses.replace(run, pictures=()).to_json()
-
-
-def write_study(study_dir: Path, runs: Sequence[RunAttention], text: InputText) -> None:
-    """Write attention.json of a study, with the maps for its report."""
+def write(folder: Path, runs: Sequence[RunAttention], text: InputText) -> None:
+    """Write attention.json of a study or of a run."""
     value = {"schema": SCHEMA, "text": text.to_json(), "runs": [run.to_json() for run in runs]}
-    write_sealed(study_dir / FILE, value, indent=None)  # on one line: it is large
+    write_sealed(folder / FILE, value, indent=None)  # on one line: it is large
 
 
 def read_study(study_dir: Path) -> tuple[list[RunAttention], InputText] | None:

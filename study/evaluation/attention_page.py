@@ -35,22 +35,18 @@ from study.evaluation.attention_data import (
     RunAttention,
     early_late_means,
     layer_means,
-    statistic_key,
     statistics_by_path,
     used_path,
 )
 
 Matrix = NDArray[np.float64]
-FLOOR = 1e-4  # smaller masses share the darkest color
 SIDE = 330  # pixels on the screen
 SPANS = (1, 6)  # limits of the color scale against an even spread, in powers of two
 DIVERGING = [[0, "#2166ac"], [0.25, "#92c5de"], [0.5, "#f4f4f2"], [0.75, "#f4a582"], [1, "#b2182b"]]
-SCALES = ("against an even spread", "mass")
 ABOUT_MAPS = (
-    'A row is a query position. A column is a key position at or before it. Under "against an even spread", blue is '
-    "less mass and red is more mass than uniform attention gives. In long texts one cell is a block of tokens."
+    "A row is a query position. A column is a key position at or before it. Blue is less mass and red is more mass "
+    "than uniform attention gives. In long texts one cell is a block of tokens."
 )
-ABOUT_MASS = f'Under "mass", dark is {FLOOR:g} or less and bright is 1, on a logarithmic scale.'
 SHORT = {
     "total_variation": "total variation", "jensen_shannon": "Jensen-Shannon", "entropy": "entropy",
     "distance": "distance", "previous": "previous token", "first": "first token",
@@ -96,12 +92,10 @@ def maps_by_head(runs: Sequence[RunAttention]) -> dict[tuple[int, int], list[Run
     return dict(sorted(found.items()))
 
 
-def map_figure(
-    drawn_runs: Sequence[RunMap], text: InputText, scales: Sequence[str] = SCALES
-) -> tuple[Plain, int]:
+def map_figure(drawn_runs: Sequence[RunMap], text: InputText) -> tuple[Plain, int]:
     """The two paths of one run at a time as heat maps of one head, and the powers of two that the colors reach.
 
-    Switches choose the run and the color scale. The color scales are those of all runs.
+    A switch chooses the run. The color scale is that of all runs.
     """
     block = drawn_runs[0][0].block
     even = even_spread(text.tokens, block)
@@ -109,25 +103,20 @@ def map_figure(
     lower = np.tril_indices(len(even))
     distances = np.sort([abs(ratios(masses, even)[lower]) for pair in maps for masses in pair], axis=None)
     reach = min(max(math.ceil(distances[int(0.99 * (len(distances) - 1))]), SPANS[0]), SPANS[1])
-    colors: dict[str, Plain] = {
-        SCALES[0]: {"zmin": -reach, "zmax": reach, "colorscale": DIVERGING},
-        SCALES[1]: {"zmin": math.log10(FLOOR), "zmax": 0, "colorscale": "Viridis"},
-    }
-    drawn = [(scale, column) for scale in scales for column in range(2)]
-    data = [_heat(column, len(even), block, text) | colors[scale] for scale, column in drawn]
+    colors = {"zmin": -reach, "zmax": reach, "colorscale": DIVERGING}
+    data = [_heat(column, len(even), block, text) | colors for column in range(2)]
     options = []
     for (run, one), pair in zip(drawn_runs, maps, strict=True):
         share = run.share(one.layer)
         uses = used_path(share)
         options.append({
             "name": f"{run.name} ({uses})" if "%" in uses else run.name,
-            "data": [{"z": _cells(pair[column], even, scale)} for scale, column in drawn],
+            "data": [{"z": _cells(masses, even)} for masses in pair],
             "layout": {"annotations": [_title(run.name, column, share) for column in range(2)]},
         })  # fmt: skip
-    shown = [{"name": scale, "data": [{"visible": other == scale} for other, _ in drawn]} for scale in scales]
-    choices = [{"label": "Run", "options": options}, {"label": "Color", "options": shown}]
     narrow = {"font": {"size": 10}, "margin": {"l": 36, "r": 4}}
     axes = {name: values for column in range(2) for name, values in _axes(column).items()}
+    choices = [{"label": "Run", "options": options}]
     return figure(data, SIDE + 60, (56, 12, 32, 24), narrow, choices, **axes), reach
 
 
@@ -181,12 +170,9 @@ def _matrix(rows: Masses) -> Matrix:
     return matrix
 
 
-def _cells(masses: Masses, even: Matrix, scale: str) -> list[list[float]]:
-    """The values of a color scale. A row ends at the diagonal: what follows is the future."""
-    if scale == SCALES[0]:
-        values = np.clip(ratios(masses, even), -2 * SPANS[1], 2 * SPANS[1])
-    else:
-        values = np.log10(np.maximum(_matrix(masses), FLOOR))
+def _cells(masses: Masses, even: Matrix) -> list[list[float]]:
+    """The values of the color scale. A row ends at the diagonal: what follows is the future."""
+    values = np.clip(ratios(masses, even), -2 * SPANS[1], 2 * SPANS[1])
     rows: list[list[float]] = np.round(values, 2).tolist()
     return [row[: place + 1] for place, row in enumerate(rows)]
 
@@ -196,7 +182,6 @@ ABOUT_PATHS = (
     "projections. A layer uses one path or a mix of the two. In a layer with a fixed path, the other path is the "
     "result of exchanging W_Q and W_K. One text is one sample, so differences between runs are not evidence alone."
 )
-ABOUT_HEAD = "Means over all positions except the first. attention.json has every cell of the map."
 ABOUT_LAYERS = (
     "Mean over the heads of a layer and over all positions except the first. Solid: the standard path. Dashed: the "
     "reciprocal path, for the statistics that differ between the paths."
@@ -211,7 +196,7 @@ def attention_document(runs: Sequence[RunAttention], text: InputText) -> Documen
     blocks: list[Block] = [Paragraph(ABOUT_PATHS)]
     blocks += [Paragraph(one_class(controls))] if len(controls) > 1 else []
     blocks += [legend(variants)] if len(runs) > 1 else []
-    blocks += [*_sections(runs, text, variants, 2, SCALES), *map(_layer_details, runs)]
+    blocks += _sections(runs, text, variants, 2)
     about = f"Attention on {text.tokens:,} tokens: {text.source}"
     return Document(names, blocks, subtitle=about)
 
@@ -222,41 +207,28 @@ def report_section(runs: Sequence[RunAttention], text: InputText, variants: Sequ
     about = f"{ABOUT_PATHS} Each variant's run of seed {seeds}, on {text.tokens:,} tokens: {text.source}."
     command = Code("make attention RUN=results/STUDY/runs/NAME")
     more = Note(("For other runs, layers, heads and texts: ", command, "."))
-    blocks: list[Block] = [Paragraph(about), *_sections(runs, text, variants, 3, SCALES[:1]), more]
+    blocks: list[Block] = [Paragraph(about), *_sections(runs, text, variants, 3), more]
     return Section("Where attention goes", blocks if runs else [])
 
 
 def _sections(
-    runs: Sequence[RunAttention], text: InputText, variants: Sequence[str], level: int, scales: Sequence[str]
+    runs: Sequence[RunAttention], text: InputText, variants: Sequence[str], level: int
 ) -> list[Section]:
-    """Statistics by layer, maps and notes. level: of the headings. scales: the color scales of the maps."""
+    """Statistics by layer, maps and notes. level: of the headings."""
     layers = Figure("attention-layers", layer_figure(runs, variants), ABOUT_LAYERS)
     table = Details("means over the early and over the late layers", [_early_late_table(runs, variants)])
     maps: list[Block] = []
     for (layer, head), drawn in maps_by_head(runs).items():
-        spec, reach = map_figure(drawn, text, scales)
+        spec, reach = map_figure(drawn, text)
         caption = f"Layer {layer}, head {head}. The colors reach a factor of {2**reach}."
-        numbers: list[Block] = [_head_table([run for run, _ in drawn], layer, head), Note(ABOUT_HEAD)]
-        maps.append(Figure(f"attention-map{layer}-{head}", spec, caption, numbers))
+        maps.append(Figure(f"attention-map{layer}-{head}", spec, caption))
     notes = [f"{run.name}: {note}" for run in runs for note in run.notes]
-    about = ABOUT_MAPS if len(scales) == 1 else f"{ABOUT_MAPS} {ABOUT_MASS}"
     return [
         Section("Layer by layer", [layers], level),
         Section("Early and late layers", [table], level),
-        Section("Maps", [Paragraph(about if maps else ""), *maps], level),
+        Section("Maps", [Paragraph(ABOUT_MAPS if maps else ""), *maps], level),
         Section("Notes on attention", [BulletList(notes)], level),
     ]
-
-
-def _head_table(runs: Sequence[RunAttention], number: int, head: int) -> Table:
-    """The statistics of one head: a row for each run and path."""
-    rows = []
-    for run in runs:
-        layer = next(one for one in run.layers if one.layer == number)
-        for path in PATHS:
-            values = [getattr(layer, statistic_key(name, path))[head] for name in STATISTICS]
-            rows.append([f"{run.name}, {path}", *map(_number, values)])
-    return Table(["run and path", *(title for title, _ in STATISTICS.values())], rows)
 
 
 def _early_late_table(runs: Sequence[RunAttention], variants: Sequence[str]) -> Table:
@@ -273,17 +245,3 @@ def _early_late_table(runs: Sequence[RunAttention], variants: Sequence[str]) -> 
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"
-
-
-def _layer_details(run: RunAttention) -> Details:
-    """All statistics of one run, one row for each layer."""
-    headings, columns = ["layer", "uses"], []
-    for name, path in statistics_by_path():
-        title, by_path = STATISTICS[name]
-        headings.append(title.partition(" (")[0] + (f", {path}" if by_path else ""))
-        columns.append(layer_means(run, name, path))
-    rows = [
-        [str(one.layer), used_path(one.reciprocal_share), *(_number(column[one.layer]) for column in columns)]
-        for one in run.layers
-    ]
-    return Details(f"{run.name} in numbers", [Table(headings, rows)])

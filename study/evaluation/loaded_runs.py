@@ -32,7 +32,6 @@ from referee.pages.html_page import render_html
 from runtime import checkpoint, files, run_record
 from runtime.dotconfig import read_symbols
 from runtime.errors import UserError
-from runtime.seal import write_sealed
 from runtime.settings import Config
 from study.evaluation.attention_data import (
     STATISTICS,
@@ -41,12 +40,11 @@ from study.evaluation.attention_data import (
     LayerAttention,
     Masses,
     RunAttention,
-    as_json,
     early_late_means,
     statistic_key,
     statistics_by_path,
     uninspected_runs,
-    write_study,
+    write,
 )
 from study.evaluation.attention_page import attention_document
 from study.runs import REMEDY, FinishedRecord, disagreements
@@ -277,7 +275,7 @@ def inspect_study(study_dir: Path) -> list[str]:
         ids, text = choose_text(runs, None)
         depth = min(run.config.model.layers for run in runs)
         inspected = [inspect_run(run, ids, sorted({0, depth - 1}), [0], REPORT_PIXELS) for run in runs]
-    write_study(study_dir, [run for run in inspected if run.layers], text)
+    write(study_dir, [run for run in inspected if run.layers], text)
     return failed
 
 
@@ -299,7 +297,7 @@ def write_attention(
     ids, text = choose_text(models, text_file)
     inspected = [inspect_run(run, ids, layers, heads) for run in models]
     for path, run in zip(run_dirs, inspected, strict=True):
-        write_sealed(path / "attention.json", as_json(run, text))
+        write(path, [run], text)
     files.write_text(run_dirs[0] / PAGE, render_html(attention_document(inspected, text)))
     return [
         *summary(inspected, text),

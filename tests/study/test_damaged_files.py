@@ -79,7 +79,7 @@ def study(tmp_path_factory: pytest.TempPathFactory, smoke_config: str) -> Path:
     layer = data.LayerAttention(0, 0.5, **values)
     drawn = data.AttentionMap(0, 0, ((1.0,), (0.5, 0.5)), ((1.0,), (0.25, 0.75)))
     run = data.RunAttention("RALEARN0", "RALEARN", 0, 300, 1, 1, (layer,), (drawn,))
-    data.write_study(folder, [run], data.InputText("a text", 2, ("a", " text")))
+    data.write(folder, [run], data.InputText("a text", 2, ("a", " text")))
     checkpoint.save(folder / "checkpoint", 3, {"model": {"w": torch.zeros(2)}}, META)
     split = Split(10, (Shard("train-0.bin", 10, "0" * 64),))
     source = {"dataset": "files", "validation_permille": 10}

@@ -26,7 +26,7 @@ from study.evaluation.attention_data import (
     FILE,
     InputText,
     RunAttention,
-    as_json,
+    early_late_means,
     read_study,
 )
 from study.evaluation.attention_page import even_spread, map_figure, ratios
@@ -121,17 +121,13 @@ def test_a_swapped_reciprocal_run_has_the_maps_of_the_baseline_with_paths_exchan
 
 def test_early_and_late_values_are_means_over_their_layers(tmp_path: Path, config_file: Path) -> None:
     run_attention, text = inspected(a_run(tmp_path, config_file, "RALEARN"))
-    written = as_json(run_attention, text)
-    assert len(written["layers"]) == run_attention.depth
-    middle = len(written["layers"]) // 2
-    for key, half in written["halves"].items():
-        means = [sum(layer[key]) / len(layer[key]) for layer in written["layers"]]
-        assert half["early"] == pytest.approx(sum(means[:middle]) / middle)
-        assert half["late"] == pytest.approx(sum(means[middle:]) / len(means[middle:]))
-    assert [layer["reciprocal_share"] for layer in written["layers"]] == pytest.approx(
-        [0.5] * len(written["layers"])
-    )
-    assert (written["iteration"], written["text"]["tokens"]) == (7, 32)
+    middle = run_attention.depth // 2
+    assert len(run_attention.layers) == run_attention.depth
+    early, late = early_late_means(run_attention, "entropy", "reciprocal")
+    means = [np.mean(layer.entropy_reciprocal) for layer in run_attention.layers]
+    assert (early, late) == (pytest.approx(np.mean(means[:middle])), pytest.approx(np.mean(means[middle:])))
+    assert [layer.reciprocal_share for layer in run_attention.layers] == [0.5] * run_attention.depth
+    assert (run_attention.iteration, text.tokens) == (7, 32)
 
 
 def test_the_text_is_the_start_of_the_file_or_a_sentence_without_data(
@@ -213,7 +209,7 @@ def test_the_command_writes_the_numbers_of_each_run_and_one_page(tmp_path: Path,
     assert done.returncode == 0, done.stderr
     assert (runs[0] / "attention.html").is_file()
     assert "B0 (variant B, seed 0, iteration 7): " in done.stdout
-    assert [json.loads((run / "attention.json").read_text())["variant"] for run in runs] == ["B", "RAALL"]
+    assert [json.loads((run / FILE).read_text())["runs"][0]["variant"] for run in runs] == ["B", "RAALL"]
     wrong = subprocess.run([*command[:4], "--layers", "one"], cwd=ROOT, capture_output=True, text=True)
     assert wrong.returncode == 1
     assert wrong.stderr == 'error: LAYERS="one" is not a list of whole numbers; fix: LAYERS="0 3"\n'

@@ -13,12 +13,12 @@ from ra import attention_maps
 from referee.pages.html_page import render_html
 from study.compare import compare_page as write
 from study.compare import compared_studies as compare
+from study.evaluation import attention_data
 from study.evaluation.attention_data import (
     InputText,
     RunAttention,
     statistic_key,
     statistics_by_path,
-    write_study,
 )
 from study.evaluation.loaded_runs import READABLE, head_maps, layer_attention
 from study.planning.memory_page import memory_document
@@ -136,7 +136,7 @@ def with_attention(folder: Path) -> tuple[Path, list[RunAttention]]:
             dataclasses.replace(layer, **values) for layer, values in zip(one.layers, scaled, strict=True)
         )
         attentions[place] = dataclasses.replace(one, layers=layers)
-    write_study(study, attentions, a_text(60))
+    attention_data.write(study, attentions, a_text(60))
     write_report(study)
     return study, attentions
 

@@ -15,7 +15,7 @@ def test_a_report_is_current_until_a_file_that_it_reads_changes(tmp_path: Path) 
     assert not write.is_current(tmp_path)
     write.write_report(tmp_path)
     assert not write.is_current(tmp_path)  # attention.json is a part of it
-    data.write_study(tmp_path, [], data.InputText("nothing", 0))
+    data.write(tmp_path, [], data.InputText("nothing", 0))
     write.write_report(tmp_path)
     assert write.is_current(tmp_path)
     record, metrics = (tmp_path / "runs" / "B0" / name for name in ("run.json", "metrics.jsonl"))
