@@ -15,7 +15,7 @@ from torch import Tensor
 from gpt2 import tokenizer
 from gpt2.sampling import Cache, CacheError, Drawing, Sample, sample
 from referee.numerics.text_files import clean
-from referee.pages.document import Block, BulletList, Document, Paragraph, Section, Table
+from referee.pages.document import Block, BulletList, Document, Paragraph, Table
 from runtime.errors import UserError
 from study.evaluation.loaded_runs import TrainedRun, load_run
 
@@ -118,23 +118,16 @@ def _text(encoding: tokenizer.Tokenizer, tokens_T: Tensor, log_probs_T: Tensor) 
     return SampledText(text, length, -float(log_probs_T[:length].double().mean()))
 
 
-SIDE_BY_SIDE = 3  # columns that a terminal has room for
 NEWLINE, SPACE = "↵", "·"
 
 
 def samples_document(runs: Sequence[RunSamples], settings: SamplingSettings) -> Document:
-    """Return one table a text where there are many runs, else one table with a column a run."""
-    blocks: list[Block] = [Paragraph(_about(settings))]
-    if len(runs) <= SIDE_BY_SIDE:
-        rows = [
-            [str(settings.seed + n), *(_shown(run.texts[n].text) for run in runs)]
-            for n in range(settings.count)
-        ]
-        blocks.append(Table(["seed", *(run.run for run in runs)], rows, range(1, len(runs) + 1)))
-    else:
-        for n in range(settings.count):
-            rows = [[run.run, _shown(run.texts[n].text)] for run in runs]
-            blocks.append(Section(f"Seed {settings.seed + n}", [Table(["run", "text"], rows, (1,))]))
+    """Return a table with a row for each seed and a column for each run, and one of the runs."""
+    rows = [
+        [str(settings.seed + n), *(_shown(run.texts[n].text) for run in runs)] for n in range(settings.count)
+    ]
+    texts = Table(["seed", *(run.run for run in runs)], rows, range(1, len(runs) + 1))
+    blocks: list[Block] = [Paragraph(_about(settings)), texts]
     blocks.append(Table.of(runs, {
         "run": lambda run: run.run,
         "variant": lambda run: run.variant,
@@ -144,9 +137,8 @@ def samples_document(runs: Sequence[RunSamples], settings: SamplingSettings) -> 
     }))  # fmt: skip
     blocks.append(BulletList([f"{run.run}: {note}" for run in runs for note in run.notes]))
     blocks.append(Paragraph(
-        f"{NEWLINE} is the end of a line, {SPACE} one of several spaces. nats per token: minus the mean "
-        "log-probability of the sampled tokens at temperature 1. A few texts are no evidence of which run is better; "
-        "the report's verdict is."
+        f"{NEWLINE}: end of a line. {SPACE}: one of several spaces. nats per token: minus the mean log-probability of "
+        "the sampled tokens at temperature 1. A few texts are no evidence of which run is better."
     ))  # fmt: skip
     return Document("Samples: " + ", ".join(run.run for run in runs), blocks)
 
@@ -165,9 +157,5 @@ def _shown(text: str) -> str:
 
 def _about(settings: SamplingSettings) -> str:
     prompt = f'after "{_shown(settings.prompt)}"' if settings.prompt else "from the start of a document"
-    how = [f"temperature {settings.temperature:g}"]
-    how += [f"top_k {settings.top_k}"] if settings.top_k else []
-    how += [f"top_p {settings.top_p:g}"] if settings.top_p < 1 else []
-    same = "Equal seeds have equal random numbers in all runs."
-    texts = "1 text" if settings.count == 1 else f"{settings.count} texts"
-    return f"{texts} per run {prompt}, {', '.join(how)}. {same}"
+    limits = f"top_k {settings.top_k or 'off'}, top_p {settings.top_p:g}"
+    return f"Texts {prompt}; temperature {settings.temperature:g}, {limits}. Equal seeds draw equal random numbers."

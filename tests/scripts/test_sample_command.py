@@ -33,8 +33,6 @@ def test_runs_are_sampled_side_by_side_and_unchanged(
     assert call(monkeypatch, *arguments) == 0
     assert {path: path.read_bytes() for path in (tmp_path / "x/runs").rglob("*") if path.is_file()} == before
     printed = capsys.readouterr().out
-    assert "B0" in printed
-    assert "RALEARN0" in printed
     assert 'after "if·"' in printed
     page = tmp_path / "x/samples/B0-RALEARN0.html"
     assert str(page) in printed
@@ -46,7 +44,6 @@ def test_runs_are_sampled_side_by_side_and_unchanged(
     # a text depends on its seed alone, and a second call repeats it
     one = ["--tokens", "9", "--prompt", "if ", "--count", "1", "--seed", "1", "--out", str(tmp_path / "one")]
     assert call(monkeypatch, str(runs[0]), *one) == 0
-    assert "1 text per run after" in capsys.readouterr().out
     assert texts(tmp_path / "one/B0.json")["B0"] == found["B0"][1:]
 
 
