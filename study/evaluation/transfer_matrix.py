@@ -21,7 +21,7 @@ from study.evaluation.transfer_records import (
     read,
     read_at_home,
 )
-from study.runs import SHARED, Run, diverged_seeds, losses, read_runs
+from study.runs import SHARED, Run, diverged_seeds, read_runs
 from study.study_settings import FIRST_TUNING_SEED
 
 NO_GAP, GAP, SMALL_GAP = "no gap", "a gap", "a gap within the margin"
@@ -150,22 +150,12 @@ def _decided(
     return result
 
 
-FIFTHS = 5
-
-
-@dataclass(frozen=True)
-class RowItems:
-    """HellaSwag of a run on a platform. The gaps are to the home platform, paired by item; None at home."""
-
-    acc: float
-    acc_norm: float
-    acc_gap: ItemGap | None
-    acc_norm_gap: ItemGap | None
-
-
 @dataclass(frozen=True)
 class MatrixRow:
-    """The loss (nats per token) of a run on a platform. device: that computed it. hellaswag: None without items."""
+    """The loss (nats per token) of a run on a platform. device: that computed it.
+
+    acc_norm: of HellaSwag, None without items. item_gap: to the home platform, paired by item; None at home.
+    """
 
     study: str
     run: str
@@ -175,15 +165,8 @@ class MatrixRow:
     loss: float
     device: str
     torch: str
-    hellaswag: RowItems | None
-
-
-@dataclass(frozen=True)
-class Disruption:
-    """Validation loss with noise minus without (nats) at each fifth of training: the mean over seeds."""
-
-    arm: str
-    differences: tuple[float | None, ...]
+    acc_norm: float | None
+    item_gap: ItemGap | None
 
 
 @dataclass(frozen=True)
@@ -200,7 +183,6 @@ class TransferReport:
     platforms: list[str]
     matrix: list[MatrixRow]
     verdicts: TransferVerdicts
-    disruptions: list[Disruption]
     missing: list[str]
     margin: float
     diverged: dict[str, list[int]] = field(default_factory=dict)
@@ -227,7 +209,7 @@ class TransferReport:
     def item_gaps(self, arm: str, platform: str) -> list[ItemGap]:
         """Return the gaps in acc_norm of HellaSwag, one a seed."""
         rows = [row for row in self.matrix if (row.arm, row.platform) == (arm, platform)]
-        return [row.hellaswag.acc_norm_gap for row in rows if row.hellaswag and row.hellaswag.acc_norm_gap]
+        return [row.item_gap for row in rows if row.item_gap]
 
 
 def counted_runs(studies: Sequence[Path]) -> list[tuple[Path, Run]]:
@@ -304,7 +286,6 @@ def build_transfer(studies: Sequence[Path], platforms: Sequence[str]) -> Transfe
         platforms=names,
         matrix=matrix,
         verdicts=judge_transfer(table, home, margin, diverged),
-        disruptions=_disruptions([run for _, run in runs]),
         missing=missing,
         margin=margin,
         diverged=diverged,
@@ -312,13 +293,10 @@ def build_transfer(studies: Sequence[Path], platforms: Sequence[str]) -> Transfe
 
 
 def _row(study: str, run: Run, home: PlatformRecord, record: PlatformRecord) -> MatrixRow:
-    found = record.hellaswag
-    gaps = [
-        None if record.platform == home.platform else item_gap(home, record, norm) for norm in (False, True)
-    ]
-    items = RowItems(found.acc, found.acc_norm, *gaps) if found else None
+    paired = None if record.platform == home.platform else item_gap(home, record)
+    acc_norm = record.hellaswag.acc_norm if record.hellaswag else None
     of_run = (study, run.name, run.variant, run.record.seed)
-    return MatrixRow(*of_run, record.platform, record.loss, record.device, record.torch, items)
+    return MatrixRow(*of_run, record.platform, record.loss, record.device, record.torch, acc_norm, paired)
 
 
 def _refuse_two_machines(matrix: Sequence[MatrixRow]) -> None:
@@ -333,25 +311,6 @@ def _refuse_two_machines(matrix: Sequence[MatrixRow]) -> None:
                 f"{row.platform} is of {other.device} with torch {other.torch} for {other.run}, and of "
                 f"{row.device} with torch {row.torch} for {row.run}; fix: on one of them, make transfer with {fix}"
             )
-
-
-def _disruptions(runs: Sequence[Run]) -> list[Disruption]:
-    """Compare each noisy arm with its arm without noise at the evaluation nearest to each fifth of training."""
-    found = []
-    for arm in dict.fromkeys(run.variant for run in runs if without_noise(run.variant)):
-        differences: list[list[float]] = [[] for _ in range(FIFTHS)]
-        for run in (run for run in runs if run.variant == arm):
-            base = next(
-                (one for one in runs if (one.variant, one.seed) == (without_noise(arm), run.seed)), None
-            )
-            shared = sorted(losses(run.record).keys() & losses(base.record).keys()) if base else []
-            if base is None or len(shared) < FIFTHS:
-                continue
-            for fifth in range(FIFTHS):
-                tokens = min(shared, key=lambda at: abs(at - shared[-1] * (fifth + 1) / FIFTHS))
-                differences[fifth].append(losses(run.record)[tokens] - losses(base.record)[tokens])
-        found.append(Disruption(arm, tuple(mean(one) if one else None for one in differences)))
-    return [one for one in found if any(value is not None for value in one.differences)]
 
 
 def as_json(report: TransferReport) -> dict[str, Any]:

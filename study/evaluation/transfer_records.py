@@ -20,32 +20,24 @@ Loss = Annotated[float, Range(0.0, 1e9)]
 
 @dataclass(frozen=True)
 class ItemResults(JsonObject):
-    """HellaSwag on a platform. One character an item: the chosen ending, 0 to 3, and whether it is right, 0 or 1.
+    """HellaSwag on a platform, by the log-likelihood of a character."""
 
-    norm: by the log-likelihood of a character.
-    """
-
-    acc: Share
     acc_norm: Share
     items_sha256: Text
-    choices: Text
-    choices_norm: Text
-    correct: Text
-    correct_norm: Text
+    choices: Text  # the chosen ending of each item, 0 to 3
+    correct: Text  # whether it is right, 0 or 1
 
 
 @dataclass(frozen=True)
 class PlatformRecord(JsonObject):
     """The validation loss of a run on a platform. weights: SHA-256 of the evaluated weights, by name and bytes.
 
-    platform: with @machine where that is not the machine of training. identity: digest of weights, windows, platform,
-    number format of training, device, versions of torch and torchao, and items. torchao: of quantised weights. loss:
-    nats per token. window_losses: mean nats per token of each window. hellaswag: where the run has items.
+    platform: with @machine where that is not the machine of training. torchao: of quantised weights. loss: nats per
+    token. window_losses: mean nats per token of each window. hellaswag: where the run has items.
     """
 
     run: Text
     platform: Text
-    identity: Text
     weights: Text
     windows: Text
     device: Text
@@ -120,17 +112,17 @@ def gap(home: PlatformRecord, other: PlatformRecord) -> Interval:
     return paired_t([away - here for away, here in pairs]).difference
 
 
-def item_gap(home: PlatformRecord, other: PlatformRecord, norm: bool = True) -> ItemGap | None:
+def item_gap(home: PlatformRecord, other: PlatformRecord) -> ItemGap | None:
     """Compare HellaSwag on a platform with that on the home platform; None without a score of the same items.
 
-    norm: of acc_norm. The standard error is over the items of this run.
+    The standard error is over the items of this run.
     """
     here, there = home.hellaswag, other.hellaswag
     if here is None or there is None or here.items_sha256 != there.items_sha256:
         return None
-    right = zip(*((one.correct_norm if norm else one.correct) for one in (there, here)), strict=True)
-    chosen = zip(*((one.choices_norm if norm else one.choices) for one in (there, here)), strict=True)
-    differences = [float(int(away) - int(home)) for away, home in right]
+    right = zip(there.correct, here.correct, strict=True)
+    chosen = zip(there.choices, here.choices, strict=True)
+    differences = [float(int(one) - int(before)) for one, before in right]
     count = len(differences)
     stderr = standard_deviation(differences) / math.sqrt(count) if count > 1 else None
-    return ItemGap(mean(differences), stderr, sum(away != home for away, home in chosen), count)
+    return ItemGap(mean(differences), stderr, sum(one != before for one, before in chosen), count)

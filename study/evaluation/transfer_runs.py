@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-import json
 import math
 import time
 from collections.abc import Sequence
@@ -92,9 +91,8 @@ def _of_study(run_dir: Path) -> Path | None:
 
 def compact(score: hellaswag.HellaSwag) -> ItemResults:
     """Return the results with one character an item."""
-    chosen = ["".join(map(str, one)) for one in (score.choices, score.choices_norm)]
-    right = ["".join(str(int(one)) for one in column) for column in (score.correct, score.correct_norm)]
-    return ItemResults(score.acc, score.acc_norm, score.items_sha256, *chosen, *right)
+    right = "".join(str(int(one)) for one in score.correct_norm)
+    return ItemResults(score.acc_norm, score.items_sha256, "".join(map(str, score.choices_norm)), right)
 
 
 WINDOWS = "windows.npy"  # the validation windows, beside the records
@@ -173,21 +171,17 @@ class _Evaluation:
                 f"{self.resolved.device_name}, so two machines have the name {platform.machine}; "
                 "fix: MACHINE=another name"
             )
-        items = self.items.sha256
-        if self.items.absent and existing and existing.hellaswag:
-            items = existing.hellaswag.items_sha256  # scored where the items were present
-        parts = [
-            self.weights,
-            text,
-            platform.label,
-            self.trained_in,
-            self.resolved.device_name,
-            torch.__version__,
-        ]
-        parts += [f"torchao {torchao}"] if platform.bits else []
-        parts += [f"hellaswag {items}"] if items else []
-        identity = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-        if existing and (existing.identity, existing.device) == (identity, self.resolved.device_name):
+        scored = existing.hellaswag.items_sha256 if existing and existing.hellaswag else ""
+        items = scored if self.items.absent else self.items.sha256  # scored where the items were present
+        wanted = (self.weights, text, self.resolved.device_name, torch.__version__, torchao, items)
+        if existing and wanted == (
+            existing.weights,
+            existing.windows,
+            existing.device,
+            existing.torch,
+            existing.torchao,
+            scored,
+        ):
             return existing
         began = time.monotonic()
         model, context = on_platform(self.run.model, platform, self.resolved.device, self.trained_in)
@@ -206,7 +200,6 @@ class _Evaluation:
         record = PlatformRecord(
             run=self.run.name,
             platform=platform.label,
-            identity=identity,
             weights=self.weights,
             windows=text,
             device=self.resolved.device_name,

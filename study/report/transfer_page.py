@@ -62,7 +62,6 @@ def transfer_document(report: TransferReport) -> Document:
         ),
         Section("Gap by arm and platform", [gap_table(report)]),
         Section("HellaSwag", [*_hellaswag(report)]),
-        Section("During training", [*_disruptions(report)]),
         Only((HTML, MARKDOWN), [Section("Platforms", [BulletList(_legend(report))])]),
         Only((HTML, MARKDOWN), [Section("Method", [BulletList(METHOD)])]),
     ]
@@ -114,19 +113,6 @@ def gap_table(report: TransferReport) -> Table:
     return Table(["arm", f"loss on {report.home}", *others], rows, tools=(SORT, COPY))
 
 
-def _disruptions(report: TransferReport) -> list[Block]:
-    if not report.disruptions:
-        return []
-    rows = [
-        [one.arm, *("-" if value is None else f"{value:+.4f}" for value in one.differences)]
-        for one in report.disruptions
-    ]
-    count = len(report.disruptions[0].differences)
-    headings = ["arm", *(f"{100 * (fifth + 1) // count} %" for fifth in range(count))]
-    about = "Validation loss with noise minus without, in nats, at each fifth of training on the platform of training."
-    return [Table(headings, rows), Note(about)]
-
-
 def _hellaswag(report: TransferReport) -> list[Block]:
     """The change of acc_norm on each platform, and how many items changed their answer."""
     others = [name for name in report.platforms if name != report.home]
@@ -141,7 +127,7 @@ def _hellaswag(report: TransferReport) -> list[Block]:
 
 def _accuracy(report: TransferReport, arm: str) -> str:
     rows = [row for row in report.matrix if (row.arm, row.platform) == (arm, report.home)]
-    found = [row.hellaswag.acc_norm for row in rows if row.hellaswag]
+    found = [row.acc_norm for row in rows if row.acc_norm is not None]
     return f"{mean(found):.4f}" if found else "-"
 
 

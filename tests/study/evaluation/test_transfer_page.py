@@ -18,13 +18,13 @@ GAPS = {
 def report(*missing: tuple[str, int]) -> TransferReport:
     """Three seeds with losses 1, 2, 3 at home. missing: platform and seed without a record."""
     rows = [
-        MatrixRow("s", f"B{seed}", "B", seed, name, 1.0 + seed + GAPS[name], "cpu", "2.13", None)
+        MatrixRow("s", f"B{seed}", "B", seed, name, 1.0 + seed + GAPS[name], "cpu", "2.13", None, None)
         for seed in range(3)
         for name in PLATFORMS
         if (name, seed) not in missing
     ]
     verdicts = judge_transfer({}, "fp32", 0.01)
-    return TransferReport(["s"], "fp32", "cpu", PLATFORMS, rows, verdicts, [], [], 0.01)
+    return TransferReport(["s"], "fp32", "cpu", PLATFORMS, rows, verdicts, [], 0.01)
 
 
 def test_a_gap_is_of_the_runs_that_have_both_records() -> None:
