@@ -1,11 +1,11 @@
-"""The page of `make transfer`: the three answers, the matrix as a heat map, the dose-response curve. Needs no torch."""
+"""The page of `make transfer`: the three answers, and the matrix as a heat map. Needs no torch."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 
-from gpt2.platforms import Platform, parse_platform
+from gpt2.platforms import parse_platform
 from referee.pages.document import (
     COPY,
     HTML,
@@ -22,9 +22,8 @@ from referee.pages.document import (
     Table,
 )
 from referee.pages.markup import Strong, Text, escape_html
-from referee.pages.plots import Plain, axis, figure, line, trace
+from referee.pages.plots import Plain, axis, figure, trace
 from referee.verdict.statistics import mean, mean_interval
-from study.arm_colors import color
 from study.evaluation.transfer_matrix import ENDS, GAP, TransferReport, TransferVerdict, without_noise
 from study.evaluation.transfer_records import ItemGap, PlatformRecord, gap, item_gap
 from study.report.report_sentences import p_text, seeds_text
@@ -56,10 +55,6 @@ def transfer_document(report: TransferReport) -> Document:
         BulletList(_diverged(report)),
         BulletList(missing if report.missing else []),
         Only((HTML,), [Figure("heat", heat_map(report), "Mean gap over the seeds, in nats per token.")]),
-        Only(
-            (HTML,),
-            [Figure("dose", dose_response(report), "Mean gap against the strength of foreign arithmetic.")],
-        ),
         Section("Gap by arm and platform", [gap_table(report)]),
         Section("HellaSwag", [*_hellaswag(report)]),
         Only((HTML, MARKDOWN), [Section("Platforms", [BulletList(_legend(report))])]),
@@ -175,40 +170,6 @@ def heat_map(report: TransferReport) -> Plain | None:
     height = 120 + 34 * len(report.arms)
     return figure([data], height, (170, 48, 16, 84), {"margin": {"l": 120, "r": 40}, "font": {"size": 10}},
                   xaxis=axis(""), yaxis=axis("", autorange="reversed"))  # fmt: skip
-
-
-def dose_response(report: TransferReport) -> Plain | None:
-    """Draw the mean gap against the strength of foreign arithmetic, a line for each arm, kind and machine."""
-    platforms = [parse_platform(name) for name in report.platforms]
-    foreign = [one for one in platforms if one.kind and one.strength > 0]
-    series: dict[str, list[Platform]] = {}
-    for one in sorted(foreign, key=lambda one: one.strength):
-        series.setdefault(f"{one.kind}@{one.machine}" if one.machine else one.kind, []).append(one)
-    data = []
-    for place, (kind, same) in enumerate((kind, same) for kind, same in series.items() if len(same) > 1):
-        for arm in report.arms:
-            points = [(one.strength, report.mean_gap(arm, one.label)) for one in same]
-            shown: Sequence[tuple[float, float]] = [(x, y) for x, y in points if y is not None]
-            if len(shown) > 1:
-                data.append(
-                    line(
-                        f"{arm}, {kind}", color(arm, report.arms), arm, label=arm if not place else "",
-                        dash=("solid", "dot", "dash")[place % 3], marker={"size": 6},
-                        x=[x for x, _ in shown], y=[y for _, y in shown],
-                        hovertemplate=f"%{{y:+.5f}} nats at %{{x}}<extra>{escape_html(arm)}</extra>",
-                    )
-                )  # fmt: skip
-    if not data:
-        return None
-    positive = all(gap > 0 for one in data for gap in one["y"])
-    return figure(
-        data,
-        340,
-        (70, 110, 16, 56),
-        {"margin": {"l": 60, "r": 70}, "font": {"size": 11}},
-        xaxis=axis("strength of foreign arithmetic (log)", type="log"),
-        yaxis=axis("gap in nats per token" + " (log)" * positive, type="log" if positive else "linear"),
-    )
 
 
 def summary(report: TransferReport) -> Paragraph:

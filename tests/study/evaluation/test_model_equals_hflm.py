@@ -65,14 +65,6 @@ def test_log_likelihoods_and_greedy_flags_are_theirs(pair: Any) -> None:
     assert len({round(score, 2) for score, _ in found}) == len(texts)
 
 
-def test_rolling_log_likelihoods_over_several_windows_are_theirs(pair: Any) -> None:
-    texts = [("One short text.",), ("The old clock struck ten. " * 30,), ("é",)]
-    found, expected = (
-        model.loglikelihood_rolling(requests("loglikelihood_rolling", texts)) for model in pair
-    )
-    assert found == pytest.approx(expected, abs=1e-2, rel=1e-5)
-
-
 @pytest.mark.parametrize("until", [["e"], []])
 def test_greedy_texts_are_theirs(pair: Any, until: list[str]) -> None:
     contexts = ["The woman", "A man", "Four people carry a long boat down to the lake. " * 9]
