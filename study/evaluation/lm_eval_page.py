@@ -86,13 +86,7 @@ def compare_arms(results: Sequence[TaskResults]) -> TaskComparison:
     """Average each arm and compare it with the baseline: B, or without it the first arm."""
     arms = list(dict.fromkeys(result.arm for result in results))
     baseline = BASELINE if BASELINE in arms else next(iter(arms), "")
-    notes = [
-        f"{one.task} on {r.run}: {one.truncated / max(1, one.requests):.0%} of the rows are longer than the block size "
-        "and lost their beginning"
-        for r in results
-        for one in r.tasks
-        if one.truncated
-    ]
+    notes: list[str] = []
     values: list[ArmValue] = []
     differences: list[ArmDifference] = []
     for task in dict.fromkeys(one.task for result in results for one in result.tasks):
@@ -101,6 +95,9 @@ def compare_arms(results: Sequence[TaskResults]) -> TaskComparison:
         others = [r.run for r, one in found.values() if one.same_questions != most]
         if others:
             notes.append(f"{task} leaves out {', '.join(others)}: other items or another version than most")
+        cut = [f"{r.run} {one.truncated / one.requests:.0%}" for r, one in found.values() if one.truncated]
+        if cut:
+            notes.append(f"{task}: rows longer than the block size lost their beginning: {', '.join(cut)}")
         same = {key: one for key, (_, one) in found.items() if one.same_questions == most}
         for name in dict.fromkeys(metric.name for one in same.values() for metric in one.metrics):
             metrics = {key: m for key, one in same.items() for m in one.metrics if m.name == name}
