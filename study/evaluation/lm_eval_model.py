@@ -73,6 +73,7 @@ class ScoredModel(HFLM):  # type: ignore[misc]
             max_length=block,
             batch_size=max(1, min(MOST_ROWS, MOST_LOGITS // (block * size))),
             softmax_dtype="float32",
+            logits_cache=False,  # with it, windows of a text that repeats itself get the scores of each other
         )
         self.truncated = 0
 

@@ -75,9 +75,10 @@ def _evaluate(model: RunModel, task: Any, empty: TaskResult) -> TaskResult:
     from lm_eval import evaluate
 
     name, model.truncated = empty.task, 0
-    terminal = sys.stderr.isatty()  # shows the harness's progress bars
+    output = io.StringIO()
+    bars = sys.stderr if sys.stderr.isatty() else output  # the harness's progress
     try:
-        with contextlib.nullcontext() if terminal else contextlib.redirect_stderr(io.StringIO()):
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(bars):
             found: Any = evaluate(model, {"tasks": {name: task}}, bootstrap_iters=BOOTSTRAP, log_samples=True)
     except AssertionError as error:  # the harness's refusals
         raise UserError(f"{name}: {first_sentences(error)}; fix: leave {name} out of TASKS") from error
