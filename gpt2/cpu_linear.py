@@ -8,7 +8,8 @@ are F.linear and F.gelu.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -53,13 +54,25 @@ def checkpoint_through_linear(
 
 # least input columns at which oneDNN's product was no slower than MKL's
 MIN_WIDTH, MIN_HEAD_WIDTH = 256, 64
-CPU_KERNEL_DEVICES = {"cpu"}  # device types that use this module; a prediction for a GPU empties it
+_standard = False  # within standard_kernels
+
+
+@contextlib.contextmanager
+def standard_kernels() -> Iterator[None]:
+    """Within the block, layers and loss on a CPU call torch's functions, as on a GPU, and not this module's kernels."""
+    global _standard
+    before, _standard = _standard, True
+    try:
+        yield
+    finally:
+        _standard = before
 
 
 def use_cpu_kernels(x: Tensor) -> bool:
     """Whether x runs on this module's kernels: CPU, float32, no autocast, no torch.compile."""
     return (
-        x.device.type in CPU_KERNEL_DEVICES
+        x.device.type == "cpu"
+        and not _standard
         and x.dtype == torch.float32
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()

@@ -59,49 +59,38 @@ def _in_order(parts: list[Tensor]) -> Tensor:
 
 BUCKET_BYTES = 64 * 2**20  # of gradients that are exchanged at once, and copied for it
 
-Gradients = list[Tensor | None]
 
-
-def accumulate(backward: Callable[[int], Tensor], count: int) -> Tensor:
-    """Call backward(number) for each micro-batch, which adds to `.grad`; return the sum of the losses it returns."""
-    total = backward(0)
-    for number in range(1, count):
-        total += backward(number)
-    return total
-
-
-def accumulate_as_ranks(
-    backward: Callable[[int], Tensor], count: int, parameters: Sequence[Tensor], world: int
+def accumulate(
+    backward: Callable[[int], Tensor], count: int, parameters: Sequence[Tensor], world: int = 1
 ) -> Tensor:
-    """Do as `accumulate` on each of `world` ranks followed by `sum_over_ranks` does, in one process and to the bit.
+    """Call backward(number) for each of `count` micro-batches, which adds to `.grad`; return the sum of its losses.
 
-    Needs world + 1 times the memory of the gradients. On accelerators sums differ by rounding (gpt2.gradients).
+    world: ranks that this process stands for, in a replay. Above 1 the sums are those of so many ranks followed by
+    `sum_over_ranks`, to the bit on a CPU; this needs world + 1 times the memory of the gradients.
     """
+    if world == 1:
+        total = backward(0)
+        for number in range(1, count):
+            total += backward(number)
+        return total
     each = count // world
     totals: list[Tensor] = []
-    found: list[Gradients] = []
-    for rank in range(world):
-        totals.append(accumulate(lambda number, first=rank * each: backward(first + number), each))  # type: ignore[misc]
+    found: list[list[Tensor | None]] = []
+    for first in range(0, count, each):
+        totals.append(accumulate(lambda number, first=first: backward(first + number), each, parameters))  # type: ignore[misc]
         found.append([parameter.grad for parameter in parameters])
         for parameter in parameters:
             parameter.grad = None
-    for number, parameter in enumerate(parameters):
-        if any(of_rank[number] is not None for of_rank in found):
-            for of_rank in found:
-                of_rank[number] = torch.zeros_like(parameter) if of_rank[number] is None else of_rank[number]
-    per_rank = [
-        [total, *(one for one in of_rank if one is not None)]
-        for total, of_rank in zip(totals, found, strict=True)
-    ]
+    used = [k for k, of_ranks in enumerate(zip(*found, strict=True)) if any(g is not None for g in of_ranks)]
+    for of_rank in found:
+        for k in used:
+            of_rank[k] = torch.zeros_like(parameters[k]) if of_rank[k] is None else of_rank[k]
     with rank_sums(world) as add:
-        summed: list[Tensor] = []
-        for buckets in zip(*([[of_rank[0]], *_buckets(of_rank[1:])] for of_rank in per_rank), strict=True):
-            flat = add([_flatten_dense_tensors(bucket) for bucket in buckets])
-            summed += _unflatten_dense_tensors(flat, buckets[0])
-    left = iter(summed[1:])
-    for gradient, parameter in zip(found[0], parameters, strict=True):
-        parameter.grad = None if gradient is None else gradient.copy_(next(left))  # memory of each gradient
-    return summed[0]
+        _sum_in_buckets([[total] for total in totals], add)
+        _sum_in_buckets([[g for g in of_rank if g is not None] for of_rank in found], add)
+    for parameter, gradient in zip(parameters, found[0], strict=True):
+        parameter.grad = gradient
+    return totals[0]
 
 
 def sum_over_ranks(parameters: Sequence[Tensor], total: Tensor) -> None:
@@ -112,13 +101,22 @@ def sum_over_ranks(parameters: Sequence[Tensor], total: Tensor) -> None:
     for parameter, found in zip(parameters, exists, strict=True):
         if found and parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+    def add(parts: list[Tensor]) -> Tensor:
+        torch.distributed.all_reduce(parts[0])
+        return parts[0]
+
     with ranks.exchange():
-        for bucket in [[total], *_buckets(gradients)]:
-            flat = _flatten_dense_tensors(bucket)
-            torch.distributed.all_reduce(flat)
-            for gradient, summed in zip(bucket, _unflatten_dense_tensors(flat, bucket), strict=True):
-                gradient.copy_(summed)
+        _sum_in_buckets([[total]], add)
+        _sum_in_buckets([[p.grad for p in parameters if p.grad is not None]], add)
+
+
+def _sum_in_buckets(of_ranks: Sequence[list[Tensor]], add: Sum) -> None:
+    """Replace the tensors of the first rank by `add` of those of every rank that this process has."""
+    for buckets in zip(*map(_buckets, of_ranks), strict=True):
+        flat = add([_flatten_dense_tensors(bucket) for bucket in buckets])
+        for tensor, summed in zip(buckets[0], _unflatten_dense_tensors(flat, buckets[0]), strict=True):
+            tensor.copy_(summed)
 
 
 def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:

@@ -45,8 +45,9 @@ def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _chunk_rows(x: Tensor) -> int:
-    return CHUNK_ROWS["cpu" if x.device.type == "cpu" else "card"]
+def chunk_rows(device_type: str) -> int:
+    """Return the rows of logits held at once on a type of device."""
+    return CHUNK_ROWS["cpu" if device_type == "cpu" else "card"]
 
 
 def _row_losses(logits_NV: Tensor, targets_N: Tensor, vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -122,7 +123,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, vocabulary: int, chunk: ChunkLoss
+        ctx: Any,
+        x_NC: Tensor,
+        weight_VC: Tensor,
+        targets_N: Tensor,
+        vocabulary: int,
+        chunk: ChunkLoss,
+        rows: int,
     ) -> Tensor:
         dtype = compute_dtype(x_NC)
         sum_dtype, unpadded = _sum_dtype(dtype), use_cpu_kernels(x_NC)
@@ -135,7 +142,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
             grad_weight[vocabulary:] = 0.0
         with torch.autocast(x_NC.device.type, enabled=False):
             w_VC = (weight_VC[:vocabulary] if unpadded else weight_VC).to(dtype)
-            rows = _chunk_rows(x_NC)
             for start in range(0, x_NC.shape[0], rows):
                 part = slice(start, start + rows)
                 x, targets = x_NC[part].to(dtype), targets_N[part]
@@ -163,7 +169,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             grad_x = grad_x.mul_(scale.to(grad_x.dtype))
         if grad_weight is not None:
             grad_weight = grad_weight.mul_(scale).to(ctx.weight_dtype)
-        return grad_x, grad_weight, None, None, None
+        return grad_x, grad_weight, None, None, None, None
 
 
 def linear_cross_entropy(
@@ -172,29 +178,36 @@ def linear_cross_entropy(
     targets_BT: Tensor,
     vocabulary: int,
     chunk: ChunkLoss = chunk_loss_sliced,
+    rows: int = 0,
 ) -> Tensor:
     """Compute the mean cross-entropy in nats: a float32 scalar (float64 for float64 input), differentiable once.
 
     x_BTC: (..., C) hidden states. weight_VC: (V, C) head; only the first `vocabulary` rows count.
     targets_BT: int64 of x's leading shape, -1 where a position is not scored.
     chunk: the compiled chunk_loss where the step is compiled. Not used for float32 on a CPU.
+    rows: of logits held at once; 0: those of the device.
     """
-    loss: Tensor = _LinearCrossEntropy.apply(
-        x_BTC.reshape(-1, x_BTC.shape[-1]), weight_VC, targets_BT.reshape(-1), vocabulary, chunk
-    )
+    x_NC = x_BTC.reshape(-1, x_BTC.shape[-1])
+    rows = rows or chunk_rows(x_BTC.device.type)
+    loss: Tensor = _LinearCrossEntropy.apply(x_NC, weight_VC, targets_BT.reshape(-1), vocabulary, chunk, rows)
     return loss
 
 
 @torch.no_grad()
-def token_losses(x_BTC: Tensor, weight_VC: Tensor, targets_BT: Tensor, vocabulary: int) -> Tensor:
-    """Compute each position's cross-entropy in nats, in targets' shape, float32 (float64 for float64); -1 gives 0."""
+def token_losses(
+    x_BTC: Tensor, weight_VC: Tensor, targets_BT: Tensor, vocabulary: int, rows: int = 0
+) -> Tensor:
+    """Compute each position's cross-entropy in nats, in targets' shape, float32 (float64 for float64); -1 gives 0.
+
+    rows: as for linear_cross_entropy.
+    """
     dtype, unpadded = compute_dtype(x_BTC), use_cpu_kernels(x_BTC)
     x_NC, targets_N = x_BTC.reshape(-1, x_BTC.shape[-1]), targets_BT.reshape(-1)
     losses_N = torch.zeros(targets_N.shape, dtype=_sum_dtype(dtype), device=x_BTC.device)
     scored = (targets_N != IGNORED).nonzero()[:, 0]  # apply the head to scored positions only
     with torch.autocast(x_BTC.device.type, enabled=False):
         w_VC = (weight_VC[:vocabulary] if unpadded else weight_VC).to(dtype)
-        for part in scored.split(_chunk_rows(x_BTC)):
+        for part in scored.split(rows or chunk_rows(x_BTC.device.type)):
             x, targets = x_NC[part].to(dtype), targets_N[part]
             logits_NV = onednn_matmul(x, w_VC) if use_onednn(x) else x @ w_VC.T
             if unpadded:

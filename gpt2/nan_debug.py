@@ -6,7 +6,9 @@ iteration). So the step is repeatable, and a fault that does not recur was trans
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,7 +16,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from gpt2.loss import linear_cross_entropy
 from gpt2.training_step import NotFiniteError, Stepper
 from runtime import ranks
 from runtime.run_record import Fault
@@ -72,64 +73,51 @@ def first_not_finite(stepper: Stepper, ids_ET: Tensor, iteration: int) -> NotFin
 
 
 def _repeat(stepper: Stepper, micro_ids: Tensor, number: int) -> NotFinite | None:
-    model, first = stepper.model, ""  # first: the module whose output, or gradient of it, was the first fault
+    model = stepper.model
+    faults: list[
+        str
+    ] = []  # modules whose output, or gradient of it, is not finite, in the order of the computation
 
-    def watch(name: str) -> Any:
-        def check(value: Tensor) -> None:
-            nonlocal first
-            if not first and not _finite(value):
-                first = name
+    def check(name: str, value: Any) -> None:
+        if isinstance(value, Tensor) and not _finite(value.detach()):
+            faults.append(name)
 
-        def forward_hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            if isinstance(output, Tensor):
-                check(output.detach())
-                if output.requires_grad:
-                    output.register_hook(check)
+    def watch_output(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
+        check(name, output)
+        if isinstance(output, Tensor) and output.requires_grad:
+            output.register_hook(functools.partial(check, name))
 
-        return forward_hook
-
-    def note(name: str, value: Any) -> None:
-        nonlocal first
-        if not first and isinstance(value, Tensor) and not _finite(value.detach()):
-            first = name
-
-    def watch_input(name: str) -> Any:
+    def watch_input(outside: str, module: nn.Module, inputs: Any) -> None:
         """The input of a module is computed by the module that contains it, between its parts."""
-        outside = name.rpartition(".")[0]
-        return lambda module, inputs: note(outside, inputs[0]) if outside and inputs else None
+        if outside and inputs:
+            check(outside, inputs[0])
 
-    def watched(name: str, method: Any) -> Any:
-        """`attend`, whose result no module's hook sees."""
+    def attend(name: str, method: Any, *arguments: Any) -> Any:
+        """No module's hook sees the result of `attend`."""
+        output = method(*arguments)
+        check(f"{name}.attend", output)
+        return output
 
-        def attend(*arguments: Any) -> Any:
-            output = method(*arguments)
-            note(name, output)
-            return output
-
-        return attend
-
-    modules = {name: module for name, module in model.named_modules() if name}
-    handles = [module.register_forward_hook(watch(name)) for name, module in modules.items()]
-    handles += [module.register_forward_pre_hook(watch_input(name)) for name, module in modules.items()]
-    attends = {name: module for name, module in modules.items() if hasattr(module, "attend")}
-    try:
-        for name, module in attends.items():
-            vars(module)["attend"] = watched(f"{name}.attend", module.attend)
-        with stepper.autocast():
-            hidden = model.hidden(micro_ids[:, :-1])
-            loss = linear_cross_entropy(hidden, model.head, micro_ids[:, 1:], model.vocabulary)
-        if first:
-            return NotFinite("output", first, number, _source(model, first))
+    with contextlib.ExitStack() as stack:
+        for name, module in model.named_modules():
+            if not name:
+                continue
+            outside = name.rpartition(".")[0]
+            hook = module.register_forward_hook(functools.partial(watch_output, name))
+            stack.callback(hook.remove)
+            before = module.register_forward_pre_hook(functools.partial(watch_input, outside))
+            stack.callback(before.remove)
+            if hasattr(module, "attend"):
+                vars(module)["attend"] = functools.partial(attend, name, module.attend)
+                stack.callback(vars(module).pop, "attend")
+        loss = stepper.loss_of(micro_ids, eager=True)
+        if faults:
+            return NotFinite("output", faults[0], number, _source(model, faults[0]))
         if not _finite(loss):
             return NotFinite("loss", "", number)
         loss.backward()
-    finally:
-        for handle in handles:
-            handle.remove()
-        for module in attends.values():
-            vars(module).pop("attend", None)
-    if first:
-        return NotFinite("gradient", first, number, _source(model, first))
+    if faults:
+        return NotFinite("gradient", faults[0], number, _source(model, faults[0]))
     for name, parameter in model.named_parameters():
         if parameter.grad is not None and not _finite(parameter.grad):
             return NotFinite("gradient", name, number)

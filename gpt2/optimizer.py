@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import sys
 from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
@@ -41,13 +40,17 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     return [group for group in groups if group["params"]]
 
 
-# The first use of an optimizer loads torch._dynamo for a second or two, to keep these methods out of compiled graphs.
-# No graph of this project contains an optimizer. Done at import, before the code of a variant is loaded.
-if "torch._dynamo" not in sys.modules:
-    for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
-        setattr(torch.optim.Optimizer, name, inspect.unwrap(getattr(torch.optim.Optimizer, name)))
-    step = inspect.unwrap(torch.optim.AdamW.step)
-    setattr(torch.optim.AdamW, "step", torch.no_grad()(step))  # noqa: B010  (mypy allows no assignment)
+class AdamW(torch.optim.AdamW):
+    """torch's AdamW without the guards that keep it out of compiled graphs: no graph here contains an optimizer.
+
+    The first call of a guard loads torch._dynamo, which takes two seconds.
+    """
+
+    add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.AdamW.zero_grad)
+    state_dict = inspect.unwrap(torch.optim.AdamW.state_dict)
+    load_state_dict = inspect.unwrap(torch.optim.AdamW.load_state_dict)
+    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
 
 
 Progress = float | Fraction

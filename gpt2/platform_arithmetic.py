@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from gpt2 import cpu_linear
+from gpt2.cpu_linear import standard_kernels
 from gpt2.initial_weights import derive_seed
 from gpt2.platforms import Platform, PlatformError
 from gpt2.training_step import autocast
@@ -112,13 +112,8 @@ def foreign_arithmetic(foreign: ForeignArithmetic) -> Iterator[None]:
     if not foreign.strength:
         yield
         return
-    kernels: set[str] = cpu_linear.CPU_KERNEL_DEVICES
-    cpu_linear.CPU_KERNEL_DEVICES = set()  # their products are not torch functions
-    try:
-        with foreign:
-            yield
-    finally:
-        cpu_linear.CPU_KERNEL_DEVICES = kernels
+    with standard_kernels(), foreign:  # products of the CPU kernels are not torch functions
+        yield
 
 
 Autocast = Callable[[], AbstractContextManager[Any]]
@@ -133,7 +128,7 @@ def on_platform(model: GPT2, platform: Platform, device: str, home: str = "float
     """
     require(platform, device)
     if platform.bits:
-        return quantised(model, platform), _without_cpu_kernels
+        return quantised(model, platform), standard_kernels  # torch's layers know quantised weights
     if platform.kind:
         foreign = ForeignArithmetic(platform)
         return model, lambda: _foreign(foreign, autocast(device, home))
@@ -180,17 +175,6 @@ def quantised(model: GPT2, platform: Platform) -> GPT2:
     copied = copy.deepcopy(model)
     torchao.quantize_(copied, config, filter_fn=lambda module, name: isinstance(module, nn.Linear))
     return copied
-
-
-@contextlib.contextmanager
-def _without_cpu_kernels() -> Iterator[None]:
-    """Use torch's own linear layers, which know quantised weights."""
-    kernels: set[str] = cpu_linear.CPU_KERNEL_DEVICES
-    cpu_linear.CPU_KERNEL_DEVICES = set()
-    try:
-        yield
-    finally:
-        cpu_linear.CPU_KERNEL_DEVICES = kernels
 
 
 @contextlib.contextmanager

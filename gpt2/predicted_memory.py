@@ -19,7 +19,8 @@ Assumptions for a GPU:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,9 +31,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import Variable
 from torch.overrides import TorchFunctionMode
 
-from gpt2 import cpu_linear
-from gpt2 import loss as loss_module
 from gpt2.allocation_tracker import Allocation, AllocationTracker, PhaseMarks, Timeline
+from gpt2.cpu_linear import standard_kernels
+from gpt2.loss import chunk_rows, linear_cross_entropy, token_losses
 from gpt2.training_step import Phases, Stepper
 from gpt2.transformer import ModelParts
 from gpt2.validation import evaluating, evaluation_tokens
@@ -85,17 +86,20 @@ class StepWorkload:
             compile=compile,
             parts=self.parts,
         )
-        rows, tokens = (self.batch.effective, self.model.block_size) if compile else (1, 1)
-        stepper.step(_ids(rows, tokens, device), 0, 2)
+        sequences, tokens = (self.batch.effective, self.model.block_size) if compile else (1, 1)
+        if not compile:
+            stepper.loss = functools.partial(linear_cross_entropy, rows=chunk_rows(self.kind))
+        stepper.step(_ids(sequences, tokens, device), 0, 2)
         return stepper
 
     def run(self, stepper: Stepper, phases: Phases) -> None:
         """Run the step (phases forward, backward, optimizer) and the evaluation."""
-        T = self.model.block_size
+        T, model = self.model.block_size, stepper.model
         stepper.step(_ids(self.batch.effective, T, stepper.device), 1, 2, phases)
         ids = _ids(self.evaluation_batch, T, stepper.device)
-        with evaluating(stepper.model), phases.phase("evaluation"), stepper.autocast():
-            stepper.model.token_losses(ids[:, :-1], ids[:, 1:])
+        with evaluating(model), phases.phase("evaluation"), stepper.autocast():
+            rows = chunk_rows(self.kind)
+            token_losses(model.hidden(ids[:, :-1]), model.head, ids[:, 1:], model.vocabulary, rows)
 
 
 def _ids(rows: int, tokens: int, device: str) -> torch.Tensor:
@@ -130,21 +134,6 @@ def attention_workspace(operation: Any, arguments: tuple[Any, ...]) -> int:
 
 def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
-
-
-@contextlib.contextmanager
-def _emulate_device(kind: str) -> Iterator[None]:
-    """Emulate the loss chunk length, linear layers and attention dropout of a device kind."""
-    if kind == "cpu":
-        yield
-        return
-    rows, devices = loss_module.CHUNK_ROWS, cpu_linear.CPU_KERNEL_DEVICES
-    loss_module.CHUNK_ROWS, cpu_linear.CPU_KERNEL_DEVICES = {"cpu": rows["card"]}, set()
-    try:
-        with _DropoutInKernel():
-            yield
-    finally:
-        loss_module.CHUNK_ROWS, cpu_linear.CPU_KERNEL_DEVICES = rows, devices
 
 
 class _DropoutInKernel(TorchFunctionMode):
@@ -185,7 +174,10 @@ def predict(work: StepWorkload) -> Prediction:
     tracker = AllocationTracker(
         GRANULARITY if gpu else 1, attention_workspace if gpu else cpu_attention_workspace
     )
-    with FakeTensorMode(), _emulate_device(work.kind):
+    with FakeTensorMode(), contextlib.ExitStack() as stack:
+        if gpu:
+            stack.enter_context(standard_kernels())
+            stack.enter_context(_DropoutInKernel())
         timeline = track(work, tracker, "cpu", hold=work.compile)
     if gpu:
         timeline.blocks.append(Allocation(WORKSPACE.get(work.kind, 0), 0, "", "matrix library"))

@@ -1,20 +1,33 @@
-"""Check that a checkpoint belongs to a run and fits its model, and restore the run's clocks."""
+"""Resume a run from its newest checkpoint: check that it belongs to the run and fits its model, and restore it.
+
+A run without a checkpoint begins at iteration 0, or where the decay of the shorter run that it continues began.
+"""
 
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from gpt2.nan_debug import FaultLog
+from gpt2.transformer import restore_step
+from gpt2.watch import SpikeDetector, start_monitor
+from runtime import checkpoint, ranks
 from runtime.checkpoint import CheckpointError, LoadedCheckpoint
 from runtime.errors import UserError
+from runtime.metrics_log import truncate_metrics
+from runtime.run_plan import Start
 from runtime.run_record import Clock, Evaluation, LearnedPoint, RunRecord, ScalarPoint, Spike
-from runtime.typed_json import Count, InvalidJsonError, JsonObject, parse
+from runtime.typed_json import Count, InvalidJsonError, JsonObject, parse, to_plain
+
+if TYPE_CHECKING:
+    from gpt2.trainer import TrainingRun
 
 # Settings of torch's optimizer, which differ between versions of torch. `load_state_dict` completes them.
 GROUP_SETTING = re.compile(r"optimizer\.param_groups\.[0-9]+\.(?!params|lr_multiplier)")
@@ -39,6 +52,64 @@ class Meta(JsonObject):
     spikes: tuple[Spike, ...]
     clocks: Clock
     scalars: tuple[ScalarPoint, ...]
+
+
+def resume(run: TrainingRun) -> None:
+    """Load the newest complete checkpoint of the run, if there is one, and start its monitor."""
+    plan, directory = run.plan, run.plan.directory
+    directory.mkdir(parents=True, exist_ok=True)
+    loaded = checkpoint.load_latest(directory / "checkpoint", run.check_fits)
+    loaded = loaded or checkpoint.load_latest(directory / "stable", run.check_fits)
+    identity = run.identity()
+    if plan.continues and not loaded:
+        loaded = load_shorter(run, plan.continues)
+        identity |= {"iterations": plan.continues.iterations, "schedule": plan.continues.schedule}
+    before = run.log.last_record()
+    if loaded:
+        restore(run, loaded, refuse_another_run(loaded, identity, plan.run, directory), before)
+    run.faults = FaultLog(before.faults if before else ())
+    if run.ended() and before and before.target:  # this process observes no step
+        run.log.record["target"]["attention_backend"] = before.target.attention_backend
+    same = run.identity() | {"resumed iteration": run.iteration, "device": run.resolved.device_name}
+    ranks.require_equal(same, "use one shared results folder, the same data and the same cards on every host")
+    if ranks.first():
+        evaluated = [int(row[0]) for row in run.evaluator.losses]
+        truncate_metrics(directory / "metrics.jsonl", run.iteration, evaluated)
+    stepper = run.stepper
+    stepper.observer = start_monitor(
+        run.config.monitor, stepper.model, stepper.optimizer, directory, run.iteration, run.note
+    )
+    ranks.together(run.stop.check)
+
+
+def load_shorter(run: TrainingRun, start: Start) -> LoadedCheckpoint:
+    """Load the state in which the decay of the shorter run began, and copy the losses before it."""
+    loaded = checkpoint.load_latest(start.directory / "stable", run.check_fits)
+    if loaded is None:
+        raise CheckpointError(
+            f"{start.directory / 'stable'} has no checkpoint to continue; fix: restore that folder from a copy"
+        )
+    if ranks.first():
+        shutil.copyfile(start.directory / "metrics.jsonl", run.plan.directory / "metrics.jsonl")
+    return loaded
+
+
+def restore(run: TrainingRun, loaded: LoadedCheckpoint, meta: Meta, before: RunRecord | None) -> None:
+    """Set the run to the state of a checkpoint. before: the last record of an earlier process."""
+    run.stepper.load_state(loaded.state)
+    run.iteration, run.truncated, run.timed_steps = meta.iteration, meta.cut, meta.timed_steps
+    restore_step(run.stepper.model, run.iteration)
+    run.evaluator.restore(to_plain(meta))
+    run.log.notes = [*meta.notes, *loaded.skipped]
+    run.spikes = SpikeDetector(meta.watch, to_plain(meta.spikes))
+    run.clocks.add(clocks_before(meta, before))
+    threads = before.environment.threads if before and before.environment else None
+    now = run.log.record["environment"]["threads"]
+    if run.device == "cpu" and threads not in (None, now):
+        run.log.notes.append(
+            f"resumed at iteration {run.iteration} with {now} threads, before with {threads}: later numbers "
+            "differ by rounding"
+        )
 
 
 def check_fits(

@@ -1,4 +1,4 @@
-"""Train one run, from its plan to its record. `Run.train` is the loop.
+"""Train one run, from its plan to its record. `TrainingRun.train` is the loop, gpt2.resume its first step.
 
 A run is a pure function of (configuration, data, plan, seed, variant), to the bit on a CPU and up to the order of sums
 on a GPU. An interrupted run resumes from its last checkpoint. It writes run.json, metrics.jsonl, memory.json and
@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import shutil
+import itertools
 import time
-from collections.abc import Callable, Sequence
-from statistics import median
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from gpt2 import dataset, tokenizer
 from gpt2.clocks import Clocks, device_synchroniser, unevenness
@@ -25,56 +27,24 @@ from gpt2.fingerprint import initial_record
 from gpt2.hellaswag import choice_items, load_items
 from gpt2.measured_memory import PeakMeter, memory_entry
 from gpt2.nan_debug import FaultLog
-from gpt2.resume import check_fits, clocks_before, refuse_another_run
+from gpt2.resume import check_fits, resume
 from gpt2.training_step import NotFiniteError, Stepper, StepResult
-from gpt2.transformer import GPT2, ModelParts, restore_step
-from gpt2.watch import RunFixes, start_monitor
-from referee.numerics.diagnose.spikes import LOSS, RECENT, Outlier
+from gpt2.transformer import GPT2, ModelParts
+from gpt2.watch import RunFixes, SpikeDetector
 from runtime import attention_kernels, checkpoint, ranks, resolve
 from runtime import eval_set_records as eval_sets
-from runtime.metrics_log import MetricsLog, truncate_metrics
-from runtime.prefetch import BatchPrefetcher
+from runtime.metrics_log import MetricsLog
 from runtime.ranks import describe_failure
-from runtime.run_plan import WARM_UP_STEPS, RunPlan, Start
+from runtime.run_plan import WARM_UP_STEPS, RunPlan
 from runtime.run_record import Admission
 from runtime.seal import write_sealed
 from runtime.settings import Config
 from runtime.signals import Interrupted, Stop
-from runtime.typed_json import to_plain
-
-
-class SpikeDetector:
-    """Detector of spikes over the last losses, in nats. The checkpoint must save `losses` and `spikes`.
-
-    spikes: [iteration, loss, expected loss].
-    """
-
-    def __init__(self, losses: Sequence[float] = (), spikes: Sequence[list[float]] = ()) -> None:
-        self._outlier = Outlier(LOSS, values=losses)
-        self.spikes = list(spikes)
-
-    @property
-    def losses(self) -> list[float]:
-        return list(self._outlier.values)
-
-    def observe(self, loss: float) -> float | None:
-        """Append `loss`; return the expected loss, the median of the last few, if `loss` is a spike, else None."""
-        recent = self.losses[-RECENT:]
-        return None if self._outlier.observe(loss) is None else median(recent)
-
-    def summary(self, warmup: int) -> str | None:
-        """Return a note on the spikes after the warm-up iterations, where a loss often rises; None without any."""
-        spikes = [spike for spike in self.spikes if spike[0] > warmup]
-        if not spikes:
-            return None
-        iteration, loss, expected = max(spikes, key=lambda spike: spike[1] - spike[2])
-        largest = f"{iteration}: {loss:.2f}, expected {expected:.2f}"
-        return f"loss spikes: {len(spikes)}; the largest at iteration {largest}"
-
 
 OBSERVED_STEP = WARM_UP_STEPS - 1  # step of each process in which the profiler observes the attention kernel
 OBSERVED_DEVICES = ["card"]  # the CPU has one kernel, and the profiler's memory would count as the run's
 EXAMINED_WINDOWS = 2
+AHEAD = 3  # batches
 SAVE_SHARE = 0.02  # largest share of the time spent on checkpoints
 
 
@@ -88,26 +58,24 @@ class TrainingRun:
         resolved: resolve.ResolvedTarget,
         parts: ModelParts,
         stop: Stop,
-        examine: Callable[[GPT2, torch.Tensor], Admission] | None = None,
         shared: Config | None = None,
         fence: Callable[[], None] = lambda: None,
     ) -> None:
-        """examine: (trained model, ids of validation windows) -> its examination, before the finished record.
+        """shared: the settings that all runs of the study share, for the fingerprint; None: those of this run.
 
-        shared: the settings that all runs of the study share, for the fingerprint; None: those of this run.
         fence: called before a record or a checkpoint; it ends this process if another one has taken the run over.
         """
-        self.plan, self.config, self.resolved = plan, config, resolved
-        self.stop, self.examine, self.fence = stop, examine, fence
+        self.plan, self.config, self.resolved, self.stop, self.fence = plan, config, resolved, stop, fence
+        # (trained model, ids of validation windows) -> its examination, before the finished record
+        self.examine: Callable[[GPT2, Tensor], Admission] | None = None
         self.device = resolved.device
         self.clocks = Clocks(synchronise=device_synchroniser(self.device))
         self.meter = PeakMeter(self.device)
-        self.memory = functools.partial(memory_entry, self.meter, plan.predicted_bytes)
         self.corpus = dataset.open_corpus(dataset.prepare(config.data, report=lambda text: None))
         windows = dataset.validation_windows(
             self.corpus.validation, config.model.block_size, config.evaluation.tokens
         )
-        self.stepper = Stepper(
+        self.stepper = stepper = Stepper(
             config.model,
             config.optimizer,
             plan.batch,
@@ -118,44 +86,40 @@ class TrainingRun:
             parts=parts,
             warmup=plan.warmup_iterations,
         )
-        wsd = config.optimizer.schedule == "wsd"
-        self.decay_start = self.stepper.decay_start(plan.iterations) if wsd else 0  # 0: no checkpoint there
-        self.warmup = {"warmup_iterations": self.stepper.warmup_iterations(plan.iterations)} if wsd else {}
-        self.iteration, self.truncated = 0, False
-        self.spikes = SpikeDetector()
-        self.faults = FaultLog()
-        self.save_seconds = 0.0  # duration of the last checkpoint
-        new = initial_record(plan, shared or config, resolved, self.stepper, self.corpus.fingerprint, windows)
-        self.fixes = RunFixes(self.stepper, config.numerics_fix)
-        new = dataclasses.replace(new, fixes=self.fixes.changes)
-        self.log = MetricsLog(plan.directory, new, plan.iterations)
+        record = initial_record(plan, shared or config, resolved, stepper, self.corpus.fingerprint, windows)
+        self.fixes = RunFixes(stepper, config.numerics_fix)
+        self.log = MetricsLog(
+            plan.directory, dataclasses.replace(record, fixes=self.fixes.changes), plan.iterations
+        )
+        self.log.notes += filter(None, [resolved.note])
         self.evaluator = Evaluator(
-            self.stepper.model,
+            stepper.model,
             self.device,
-            self.stepper.autocast,
+            stepper.autocast,
             windows,
             tokenizer.load(config.data.tokenizer),
             config.evaluation,
             stop,
             self.note,
         )
-        self.log.notes += filter(None, [resolved.note])
+        self.spikes, self.faults = SpikeDetector(), FaultLog()
+        self.iteration = self.timed_steps = 0  # by all processes of the run; timed: on the training clock
         self.steps_made = 0  # by this process
-        self.timed_steps = 0  # by all processes of the run, on the training clock
-        self.saved_at = time.monotonic()
+        self.truncated = False
+        self.saved_at, self.save_seconds = time.monotonic(), 0.0  # of the last checkpoint
 
     def train(self) -> str:
         """Train to the planned iteration, evaluate, and write a finished record. Return its status."""
         try:
-            self.resume()
+            resume(self)
             self.write_record("running")
             self.log.log({"event": "started", "iteration": self.iteration}, always=True)
-            with self.feed() as feed, self.log:
+            with contextlib.closing(self.feed()) as feed, self.log:
                 while not self.ended():
                     if self.evaluator.due(self.tokens):
                         self.evaluate()
                     self.one_step(feed)
-                    if self.iteration == self.decay_start:
+                    if self.wsd and self.iteration == self.stepper.decay_start(self.plan.iterations):
                         self.save("stable", keep=1)
                     ranks.together(self.stop.check)
                     if any(ranks.agree(self.checkpoint_due())):
@@ -180,13 +144,13 @@ class TrainingRun:
     def ended(self) -> bool:
         return self.truncated or self.iteration >= self.plan.iterations
 
-    def one_step(self, feed: BatchPrefetcher) -> None:
+    def one_step(self, feed: Iterator[Tensor]) -> None:
         """Wait for the batch, make the step and log it.
 
         The first steps of a process and steps that are compiled count as warm-up, on the clock "compile".
         """
         with self.clocks.on("data", synchronise=False):
-            ids_ET = feed.get()
+            ids_ET = next(feed)
         warming = self.steps_made < WARM_UP_STEPS or self.stepper.compiles(self.iteration)
         self.clocks.switch("compile" if warming else "train", synchronise=False)
         measured = self.meter if self.steps_made == WARM_UP_STEPS else None
@@ -214,7 +178,9 @@ class TrainingRun:
                 f"CONFIG_GPT2_HARD_LIMIT ({limit:g} s); it did not finish its decay and is not judged"
             )
         if measured and ranks.first():
-            write_sealed(self.plan.directory / "memory.json", self.memory())
+            write_sealed(
+                self.plan.directory / "memory.json", memory_entry(self.meter, self.plan.predicted_bytes)
+            )
         self.log_step(result, self.clocks.read("train") - began)
 
     def observe_kernels(self) -> contextlib.AbstractContextManager[None]:
@@ -223,62 +189,19 @@ class TrainingRun:
             return contextlib.nullcontext()
         return attention_kernels.record_kernels(self.log.record["target"], self.note)
 
-    def resume(self) -> None:
-        """Load the newest complete checkpoint, if there is one, with its clocks."""
-        plan = self.plan
-        plan.directory.mkdir(parents=True, exist_ok=True)
-        loaded = checkpoint.load_latest(plan.directory / "checkpoint", self.check_fits)
-        loaded = loaded or checkpoint.load_latest(plan.directory / "stable", self.check_fits)
-        identity = self.identity()
-        if plan.continues and not loaded:
-            loaded = self.load_shorter(plan.continues)
-            identity |= {"iterations": plan.continues.iterations, "schedule": plan.continues.schedule}
-        if loaded:
-            meta = refuse_another_run(loaded, identity, plan.run, plan.directory)
-            self.stepper.load_state(loaded.state)
-            self.iteration, self.truncated, self.timed_steps = meta.iteration, meta.cut, meta.timed_steps
-            restore_step(self.stepper.model, self.iteration)
-            self.evaluator.restore(to_plain(meta))
-            self.log.notes = [*meta.notes, *loaded.skipped]
-            self.spikes = SpikeDetector(meta.watch, to_plain(meta.spikes))
-            self.clocks.add(clocks_before(meta, self.log.last_record()))
-        previous = self.log.last_record()
-        if self.ended() and previous and previous.target:  # this process observes no step
-            self.log.record["target"]["attention_backend"] = previous.target.attention_backend
-        self.faults = FaultLog(previous.faults if previous else ())
-        before = previous.environment.threads if loaded and previous and previous.environment else None
-        now = self.log.record["environment"]["threads"]
-        if self.device == "cpu" and before not in (None, now):
-            self.log.notes.append(
-                f"resumed at iteration {self.iteration} with {now} threads, before with {before}: later numbers "
-                "differ by rounding"
-            )
-        evaluated = [int(row[0]) for row in self.evaluator.losses]
-        same = self.identity() | {"resumed iteration": self.iteration, "device": self.resolved.device_name}
-        fix = "use one shared results folder, the same data and the same cards on every host"
-        ranks.require_equal(same, fix)
-        if ranks.first():
-            truncate_metrics(plan.directory / "metrics.jsonl", self.iteration, evaluated)
-        stepper = self.stepper
-        stepper.observer = start_monitor(
-            self.config.monitor, stepper.model, stepper.optimizer, plan.directory, self.iteration, self.note
-        )
-        ranks.together(self.stop.check)
-
-    def load_shorter(self, start: Start) -> checkpoint.LoadedCheckpoint:
-        """Load the state in which the decay of the shorter run began, and copy the losses before it."""
-        loaded = checkpoint.load_latest(start.directory / "stable", self.check_fits)
-        if loaded is None:
-            raise checkpoint.CheckpointError(
-                f"{start.directory / 'stable'} has no checkpoint to continue; fix: restore that folder from a copy"
-            )
-        if ranks.first():
-            shutil.copyfile(start.directory / "metrics.jsonl", self.plan.directory / "metrics.jsonl")
-        return loaded
-
     def check_fits(self, loaded: checkpoint.LoadedCheckpoint) -> None:
         stepper = self.stepper
         check_fits(loaded, self.plan.iterations, stepper.model, stepper.optimizer)
+
+    @property
+    def wsd(self) -> bool:
+        """Whether the learning rate has a stable part, at whose end a checkpoint is kept."""
+        return self.config.optimizer.schedule == "wsd"
+
+    @property
+    def warmup(self) -> dict[str, int]:
+        """The warm-up iterations where their number is a part of the plan."""
+        return {"warmup_iterations": self.stepper.warmup_iterations(self.plan.iterations)} if self.wsd else {}
 
     def identity(self) -> dict[str, Any]:
         """Return the values that must agree between two processes of one run."""
@@ -289,13 +212,14 @@ class TrainingRun:
         size, batch = len(self.corpus.train), self.plan.batch
         return dataset.window_numbers(size, batch.block_size, batch.effective, self.plan.seed, iteration)
 
-    def feed(self) -> BatchPrefetcher:
-        """Return the prefetcher of the batches that remain, of this rank's sequences."""
+    def feed(self) -> Generator[Tensor]:
+        """Yield the batches that remain, of this rank's sequences."""
         windows, size = self.corpus.train.windows, self.plan.batch.block_size
-        return BatchPrefetcher(
+        return prefetched(
             lambda k: windows(ranks.share(self.window_numbers(k)), size),
-            self.iteration, self.plan.iterations, self.device,
-        )  # fmt: skip
+            range(self.iteration, self.plan.iterations),
+            self.device,
+        )
 
     def checkpoint_due(self) -> bool:
         """Whether enough time has passed; at most SAVE_SHARE of the time goes into saving, on a slow disk too."""
@@ -445,7 +369,7 @@ class TrainingRun:
         entries = {
             "progress": {"iterations": self.iteration, "tokens": self.tokens, "train_seconds": clocks["train"]},
             "clock": clocks,
-            "memory": self.memory(),
+            "memory": memory_entry(self.meter, self.plan.predicted_bytes),
             "throughput": {
                 "tokens_per_second": speed,
                 "mfu": speed * self.stepper.model.flops_per_token() / peak if speed and peak else None,
@@ -455,3 +379,23 @@ class TrainingRun:
             "spikes": self.spikes.spikes,
         }  # fmt: skip
         self.log.write(status, error, entries | self.evaluator.entries())
+
+
+def prefetched(
+    make: Callable[[int], np.ndarray], iterations: Sequence[int], device: str
+) -> Generator[Tensor]:
+    """Yield the batches of the iterations, int64 (E, T+1) on the device. A thread makes AHEAD of them in advance.
+
+    make(iteration) -> uint16 (E, T+1).
+    """
+
+    def load(iteration: int) -> Tensor:
+        ids_ET = torch.from_numpy(make(iteration).astype(np.int64))
+        return ids_ET if device == "cpu" else ids_ET.pin_memory()
+
+    with ThreadPoolExecutor(1, "prefetch") as pool:
+        left = iter(iterations)
+        ahead = deque(pool.submit(load, iteration) for iteration in itertools.islice(left, AHEAD))
+        while ahead:
+            yield ahead.popleft().result().to(device, non_blocking=True)
+            ahead.extend(pool.submit(load, iteration) for iteration in itertools.islice(left, 1))

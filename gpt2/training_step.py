@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from gpt2 import gradients
 from gpt2.initial_weights import derive_seed, initialise, keyed_parts
 from gpt2.loss import chunk_loss, linear_cross_entropy
 from gpt2.optimizer import (
+    AdamW,
     Progress,
     decay_start,
     learning_rate,
@@ -37,17 +39,16 @@ from runtime.settings import ModelConfig, OptimizerConfig
 class StepObserver:
     """Called at fixed points of each step. An observer changes no number of it. This one does nothing."""
 
-    @property
-    def watches_forward(self) -> bool:
-        """Whether the running step is watched in forward and backward."""
-        return False
-
     def step(self, number: int) -> AbstractContextManager[None]:
         """Enter around a step; number: its `iteration` in metrics.jsonl, from 1."""
         return contextlib.nullcontext()
 
-    def forward(self, repeated: bool = False) -> AbstractContextManager[None]:
-        """Enter around forward and backward of all micro-batches. repeated: their gradients are discarded."""
+    def forward(self, repeat: Callable[[], None] | None) -> AbstractContextManager[None]:
+        """Enter around forward and backward of all micro-batches.
+
+        repeat: runs them without torch.compile and discards the gradients; None where the step is not compiled. Hooks
+        of modules have no effect in a compiled step.
+        """
         return contextlib.nullcontext()
 
     def unreduced(self) -> None:
@@ -81,6 +82,11 @@ class Phases(Protocol):
     """Measures a step by phase: gpt2.measured_memory.PeakMeter, or PhaseMarks of the allocation tracker."""
 
     def phase(self, name: str) -> AbstractContextManager[None]: ...
+
+
+def no_phase(name: str) -> AbstractContextManager[None]:
+    """Measure nothing."""
+    return contextlib.nullcontext()
 
 
 class NotFiniteError(UserError, ArithmeticError):
@@ -160,7 +166,7 @@ class Stepper:
         initialise(self.model, seed)
         if torch.device(device).type != "cpu":  # built on the CPU
             self.model.to(device)
-        self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(
+        self.optimizer: torch.optim.Optimizer = AdamW(
             parameter_groups(self.model, optimizer_config.weight_decay),
             lr=optimizer_config.learning_rate,
             betas=(optimizer_config.beta1, optimizer_config.beta2),
@@ -197,66 +203,71 @@ class Stepper:
 
         Of several ranks, each has its share of the sequences. Raises NotFiniteError before the optimizer is applied.
         """
+        self.begin(iteration, iterations)
+        phase = meter.phase if meter else no_phase
+        micro_batches = ids_ET.split(self.batch.micro)
+        count = len(micro_batches)
+
+        def backward(number: int, eager: bool = False) -> Tensor:
+            self.seed_dropout(iteration, ranks.rank() * count + number)
+            with phase("forward"):
+                loss = self.loss_of(micro_batches[number], eager)
+            with phase("backward"):
+                (loss / self.batch.micro_batches).backward()
+            return loss.detach().to(torch.float64 if self.device == "cpu" else torch.float32)
+
+        with self.observer.forward(self._repeat(backward, count) if self.compile else None):
+            total = ranks.together(
+                lambda: gradients.accumulate(backward, count, self.parameters, self.simulated_ranks)
+            )
+        with phase("optimizer"):
+            self.observer.unreduced()
+            gradients.sum_over_ranks(self.parameters, total)
+            norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+            values = torch.stack([total / self.batch.micro_batches, norm.to(total.dtype)])
+            loss, gradient_norm = values.tolist()  # waits for the device
+            self.observer.reduced(loss, gradient_norm)
+            if not (math.isfinite(loss) and math.isfinite(gradient_norm)):
+                raise NotFiniteError(
+                    f"iteration {iteration}: loss {loss}, gradient norm {gradient_norm}; fix: a smaller "
+                    "CONFIG_LEARNING_RATE or a longer CONFIG_WARMUP_FRACTION"
+                )
+            limit = self.settings.grad_clip
+            if gradient_norm + 1e-6 > 0.99 * limit > 0:  # below this norm torch's factor is 1
+                torch.nn.utils.clip_grads_with_norm_(self.parameters, limit, norm)
+            self.observer.clipped()
+            rate = self.rate(iteration, iterations)
+            set_learning_rate(self.optimizer, rate)
+            with self.observer.update():
+                self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+        return StepResult(loss, gradient_norm, rate)
+
+    def begin(self, iteration: int, iterations: int) -> None:
+        """Prepare the modules for step `iteration` of `iterations`."""
         self.model.train()
-        phase = meter.phase if meter else lambda name: contextlib.nullcontext()
         self._finished_kinds.add(self._kind(iteration))
         for module in self._begin_step_modules:
             module.begin_step(iteration)
         for name, module in self._noisy_modules:
             module.draw_noise(name, self.seed, iteration, iterations)
-        micro_batches = ids_ET.split(self.batch.micro)
-        first = ranks.rank() * len(micro_batches)
 
-        def backward(number: int, compiled: bool = True) -> Tensor:
-            micro_ids = micro_batches[number]
-            self.seed_dropout(iteration, first + number)
-            with phase("forward"), self.autocast():
-                hidden_of = self._hidden if compiled else self.model.hidden
-                hidden = hidden_of(micro_ids[:, :-1].contiguous())
-                loss_of = self.loss if compiled else linear_cross_entropy
-                loss = loss_of(hidden, self.model.head, micro_ids[:, 1:], self.model.vocabulary)
-            del hidden
-            with phase("backward"):
-                (loss / self.batch.micro_batches).backward()
-            return loss.detach().to(torch.float64 if self.device == "cpu" else torch.float32)
+    def loss_of(self, micro_ids: Tensor, eager: bool = False) -> Tensor:
+        """Compute the mean loss of the sequences micro_ids (micro, T+1). eager: without torch.compile and fixes."""
+        hidden_of, loss = (self.model.hidden, linear_cross_entropy) if eager else (self._hidden, self.loss)
+        with self.autocast():
+            hidden = hidden_of(micro_ids[:, :-1].contiguous())
+            return loss(hidden, self.model.head, micro_ids[:, 1:], self.model.vocabulary)
 
-        def accumulate() -> Tensor:
-            count = len(micro_batches)
-            if self.simulated_ranks > 1:
-                return gradients.accumulate_as_ranks(backward, count, self.parameters, self.simulated_ranks)
-            return gradients.accumulate(backward, count)
+    def _repeat(self, backward: Callable[[int, bool], Tensor], count: int) -> Callable[[], None]:
+        def repeat() -> None:
+            try:
+                for number in range(count):
+                    backward(number, True)
+            finally:
+                self.optimizer.zero_grad(set_to_none=True)
 
-        if self.compile and self.observer.watches_forward:  # hooks have no effect on compiled modules
-            with self.observer.forward(repeated=True):
-                for number in range(len(micro_batches)):
-                    backward(number, compiled=False)
-            self.optimizer.zero_grad(set_to_none=True)
-        with contextlib.nullcontext() if self.compile else self.observer.forward():
-            total = ranks.together(accumulate)
-        with phase("optimizer"):
-            self.observer.unreduced()
-            gradients.sum_over_ranks(self.parameters, total)
-            norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
-            return self._apply(total, norm, iteration, iterations)
-
-    def _apply(self, total: Tensor, norm: Tensor, iteration: int, iterations: int) -> StepResult:
-        loss, gradient_norm = torch.stack([total / self.batch.micro_batches, norm.to(total.dtype)]).tolist()
-        self.observer.reduced(loss, gradient_norm)
-        if not (abs(loss) < float("inf") and gradient_norm < float("inf")):  # False for NaN, too
-            raise NotFiniteError(
-                f"iteration {iteration}: loss {loss}, gradient norm {gradient_norm}; fix: a smaller "
-                "CONFIG_LEARNING_RATE or a longer CONFIG_WARMUP_FRACTION"
-            )
-        if gradient_norm + 1e-6 > 0.99 * self.settings.grad_clip > 0:  # below this norm torch's factor is 1
-            updated = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-            torch.nn.utils.clip_grads_with_norm_(updated, self.settings.grad_clip, norm)
-        self.observer.clipped()
-        rate = self.rate(iteration, iterations)
-        set_learning_rate(self.optimizer, rate)
-        with self.observer.update():
-            self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return StepResult(loss, gradient_norm, rate)
+        return repeat
 
     def rate(self, iteration: int, iterations: int) -> float:
         """Return the learning rate of step `iteration` of `iterations`; exact for "wsd" (see learning_rate)."""

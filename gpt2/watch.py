@@ -19,17 +19,19 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpt2 import cpu_linear
+from gpt2.cpu_linear import standard_kernels
 from gpt2.loss import IGNORED
 from gpt2.training_step import StepObserver
 from referee.errors import NumericsError
-from referee.numerics.diagnose.spikes import RECENT, WINDOW
+from referee.numerics.diagnose.spikes import LOSS as LOSS_SPIKE
+from referee.numerics.diagnose.spikes import RECENT, WINDOW, Outlier
 from referee.numerics.monitor.monitor import Monitor
 from referee.numerics.monitor.monitor_settings import TRIGGERED, Fired, MonitorConfig, Triggers, read_triggers
 from referee.numerics.monitor.tables import TableWriter
@@ -45,6 +47,35 @@ from runtime.settings import MonitorSettings
 FOLDER, CAUGHT = "monitor", "caught"
 MOST_KEPT = 2  # checkpoints of anomalies
 MOST_NOTES = 3  # of triggers in run.json
+
+
+class SpikeDetector:
+    """Detector of spikes over the last losses, in nats. The checkpoint must save `losses` and `spikes`.
+
+    spikes: [iteration, loss, expected loss].
+    """
+
+    def __init__(self, losses: Sequence[float] = (), spikes: Sequence[list[float]] = ()) -> None:
+        self._outlier = Outlier(LOSS_SPIKE, values=losses)
+        self.spikes = list(spikes)
+
+    @property
+    def losses(self) -> list[float]:
+        return list(self._outlier.values)
+
+    def observe(self, loss: float) -> float | None:
+        """Append `loss`; return the expected loss, the median of the last few, if `loss` is a spike, else None."""
+        recent = self.losses[-RECENT:]
+        return None if self._outlier.observe(loss) is None else median(recent)
+
+    def summary(self, warmup: int) -> str | None:
+        """Return a note on the spikes after the warm-up iterations, where a loss often rises; None without any."""
+        spikes = [spike for spike in self.spikes if spike[0] > warmup]
+        if not spikes:
+            return None
+        iteration, loss, expected = max(spikes, key=lambda spike: spike[1] - spike[2])
+        largest = f"{iteration}: {loss:.2f}, expected {expected:.2f}"
+        return f"loss spikes: {len(spikes)}; the largest at iteration {largest}"
 
 
 class RunMonitor(StepObserver):
@@ -123,22 +154,19 @@ class RunMonitor(StepObserver):
             with self._harmless():
                 self._finish(number)
 
-    @property
-    def watches_forward(self) -> bool:
-        return not self.broken and self.monitor.wants_forward
-
     @contextlib.contextmanager
-    def forward(self, repeated: bool = False) -> Iterator[None]:
-        if self.broken:
+    def forward(self, repeat: Callable[[], None] | None) -> Iterator[None]:
+        watched = not self.broken and self.monitor.wants_forward
+        if watched and repeat:
+            try:
+                with self.monitor.forward():
+                    repeat()
+            except Exception as error:
+                if not out_of_memory(error):
+                    raise
+                self._stop("activations need a second pass without torch.compile, which ran out of memory")
+        with self.monitor.forward() if watched and not repeat else contextlib.nullcontext():
             yield
-            return
-        try:
-            with self.monitor.forward():
-                yield
-        except Exception as error:
-            if not (repeated and out_of_memory(error)):
-                raise
-            self._stop("activations need a second pass without torch.compile, which ran out of memory")
 
     def unreduced(self) -> None:
         if ranks.world() > 1:
@@ -339,14 +367,3 @@ def check_fixes(model: nn.Module, words: str, device_type: str = "") -> None:
     for word in given:
         if device_type == "cpu" and word.startswith("cpu:"):
             raise UserError(f"{SYMBOL}: {word} has no effect: the runs compute on the CPU; fix: remove it")
-
-
-@contextlib.contextmanager
-def standard_kernels() -> Iterator[None]:
-    """Within the block, the model calls torch's functions instead of its kernels for the CPU."""
-    before = set(cpu_linear.CPU_KERNEL_DEVICES)
-    cpu_linear.CPU_KERNEL_DEVICES.clear()
-    try:
-        yield
-    finally:
-        cpu_linear.CPU_KERNEL_DEVICES.update(before)

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from gpt2 import cpu_linear
+from gpt2.cpu_linear import standard_kernels
 from gpt2.training_step import build_model
 from gpt2.transformer import ModelParts
 from runtime.settings import ModelConfig
@@ -43,19 +43,18 @@ def count(model: ModelConfig, parts: ModelParts) -> Counts:
 
     FLOPs and calls are those of one pass over a block. A causal call counts half of T x T. Nothing is allocated.
     """
-    T, calls, kernels = model.block_size, _FusedCalls(), cpu_linear.CPU_KERNEL_DEVICES
-    cpu_linear.CPU_KERNEL_DEVICES = set()  # the counter does not know oneDNN's product
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            built = build_model(model, parts)
-            parameters = sum(p.numel() for p in built.parameters())
-            try:
-                with FlopCounterMode(display=False) as counter, calls:
-                    built.train().hidden(torch.zeros(1, T, dtype=torch.int64))
-            except (Exception, SystemExit):  # the user's code may raise anything
-                return Counts(parameters, None, None)
-    finally:
-        cpu_linear.CPU_KERNEL_DEVICES = kernels
+    T, calls = model.block_size, _FusedCalls()
+    with (
+        standard_kernels(),
+        FakeTensorMode(allow_non_fake_inputs=True),
+    ):  # the counter does not know oneDNN's product
+        built = build_model(model, parts)
+        parameters = sum(p.numel() for p in built.parameters())
+        try:
+            with FlopCounterMode(display=False) as counter, calls:
+                built.train().hidden(torch.zeros(1, T, dtype=torch.int64))
+        except (Exception, SystemExit):  # the user's code may raise anything
+            return Counts(parameters, None, None)
     forward = (counter.get_total_flops() + calls.flops) / T + 2 * model.vocabulary * model.width
     return Counts(parameters, 3 * forward, calls.count / model.layers)
 

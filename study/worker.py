@@ -173,7 +173,7 @@ def _work(arguments: argparse.Namespace, stop: Stop) -> int:
             (finished,) = ranks.agree(record is not None and record.status == "finished")
             status = "finished"
             if not finished:  # of a job that waited while another process finished the run
-                training = TrainingRun(run, own, resolved, chosen.parts, stop, None, config, **holder)
+                training = TrainingRun(run, own, resolved, chosen.parts, stop, config, **holder)
                 with training.stepper.autocast(), torch.no_grad():  # as in the examination at the end
                     before = GlobalState(generators=False)
                 training.examine = functools.partial(examine_trained, before=before)

@@ -64,7 +64,8 @@ def start(spec: dict[str, Any], simulated: int = 1) -> TrainingRun:
         own = dataclasses.replace(
             own, monitor=MonitorSettings(True, 1, ("all",), ("nan", "spike", "grad_norm"))
         )
-    started = TrainingRun(plan, own, run.resolved, chosen.parts, run.stop, examine_trained, shared=config)
+    started = TrainingRun(plan, own, run.resolved, chosen.parts, run.stop, shared=config)
+    started.examine = examine_trained
     started.stepper.simulated_ranks = simulated
     return started
 

@@ -6,7 +6,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt2.trainer import SpikeDetector
+from gpt2.watch import SpikeDetector
 from referee.numerics.diagnose.spikes import LEAST, WINDOW
 
 

@@ -11,7 +11,7 @@ import torch
 
 from gpt2.trainer import TrainingRun
 from gpt2.training_step import NotFiniteError, Stepper
-from gpt2.watch import RunMonitor, keep_checkpoint
+from gpt2.watch import keep_checkpoint
 from referee.numerics.monitor.monitor_settings import read_triggers
 from referee.numerics.monitor.tables import KINDS, STATISTICS, read_table, table_files
 from referee.numerics.monitor.targets import change_control
@@ -258,20 +258,13 @@ def test_a_second_pass_without_memory_ends_the_monitor_and_not_the_run(
     run = start(
         tmp_path, dataclasses.replace(config, target=dataclasses.replace(config.target, compile=True))
     )
-    forward = RunMonitor.forward
-
-    def fail(self: RunMonitor, repeated: bool = False) -> Any:
-        if repeated:
-            monkeypatch.setattr(run.stepper.model, "hidden", exhausted)
-        return forward(self, repeated)
-
-    hidden = run.stepper.model.hidden
+    hidden = run.stepper.model.hidden  # the compiled step has it already
 
     def exhausted(*arguments: Any) -> Any:
         monkeypatch.setattr(run.stepper.model, "hidden", hidden)
         raise torch.OutOfMemoryError("injected")
 
-    monkeypatch.setattr(RunMonitor, "forward", fail)
+    monkeypatch.setattr(run.stepper.model, "hidden", exhausted)
     assert run.train() == "finished"
     (note,) = [note for note in run_record.load(tmp_path).notes if note.startswith("monitor")]
     assert "ran out of memory" in note

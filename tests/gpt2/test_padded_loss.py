@@ -36,10 +36,10 @@ PRODUCTS = (ATEN.mm, ATEN.addmm, ATEN.addmm_, ATEN.bmm)
 
 @pytest.fixture(autouse=True)
 def everywhere_else(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(cpu_linear, "CPU_KERNEL_DEVICES", set())
     monkeypatch.setattr(loss_module, "CHUNK_ROWS", {"cpu": CHUNK})
     monkeypatch.setattr(loss_module, "FLOAT32_ROWS", dict.fromkeys((2, 4, 8), 3))
-    yield
+    with cpu_linear.standard_kernels():
+        yield
     torch.compiler.reset()
 
 
@@ -100,7 +100,7 @@ def test_every_row_of_a_matrix_in_a_head_product_is_aligned(dtype: str, rows: in
 
 
 def test_the_alignment_check_detects_an_unpadded_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_linear, "CPU_KERNEL_DEVICES", {"cpu"})
+    monkeypatch.setattr(cpu_linear, "_standard", False)
     with Products() as products:
         outcome(linear_cross_entropy, *sample(CHUNK))
     assert [leading for leading in products.leading if leading % ALIGNED]
@@ -120,7 +120,7 @@ def test_loss_and_gradients_in_float32_are_as_exact_as_with_an_unpadded_head(
     drawn = sample(29)
     exact = outcome(plain, *(t.double() if t.is_floating_point() else t for t in drawn))
     padded = outcome(linear_cross_entropy, *drawn)
-    monkeypatch.setattr(cpu_linear, "CPU_KERNEL_DEVICES", {"cpu"})
+    monkeypatch.setattr(cpu_linear, "_standard", False)
     cut = outcome(linear_cross_entropy, *drawn)
     for ours, others, right in zip(padded, cut, exact, strict=True):
         error, allowed = (ours - right).abs().max(), (others - right).abs().max()
@@ -215,9 +215,8 @@ def test_an_eager_bfloat16_chunk_converts_few_rows_to_float32_at_once(
 def test_the_number_of_rows_copied_at_once_changes_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     observed = []
     for chunk, wide in itertools.product((CHUNK, 64), (1, 3, 128)):
-        monkeypatch.setattr(loss_module, "CHUNK_ROWS", {"cpu": chunk})
         monkeypatch.setattr(loss_module, "FLOAT32_ROWS", {8: wide})
-        observed.append(outcome(linear_cross_entropy, *sample(29, torch.float64)))
+        observed.append(outcome(linear_cross_entropy, *sample(29, torch.float64), rows=chunk))
     for other in observed[1:]:
         for one, two in zip(observed[0], other, strict=True):
             torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-14)

@@ -1,11 +1,14 @@
 """Whole runs of a very small model in this process: resuming, clocks, records."""
 
+import contextlib
 import dataclasses
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -312,6 +315,20 @@ def test_a_run_is_not_resumed_with_another_warm_up(tmp_path: Path, texts: Path) 
     with pytest.raises(RunError, match=r"warmup_iterations \(2 -> 3\)"):
         with_warmup(start(tmp_path, config), 3).train()
     assert with_warmup(start(tmp_path, config), 2).train() == "finished"
+
+
+def test_batches_come_in_order_until_one_cannot_be_read() -> None:
+    def make(iteration: int) -> np.ndarray:
+        if iteration == 9:
+            raise OSError("shard gone")
+        return np.full((2, 3), iteration, dtype=np.uint16)
+
+    threads = threading.active_count()
+    with contextlib.closing(trainer.prefetched(make, range(4, 99), "cpu")) as batches:
+        assert [int(next(batches)[0, 0]) for _ in range(5)] == [4, 5, 6, 7, 8]
+        with pytest.raises(OSError, match="shard gone"):
+            next(batches)
+    assert threading.active_count() == threads
 
 
 @pytest.mark.parametrize("slow", [False, True])

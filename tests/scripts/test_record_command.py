@@ -137,16 +137,14 @@ def test_a_step_whose_loss_is_not_finite_is_recorded(
 ) -> None:
     from gpt2 import training_step as training
 
-    apply = training.Stepper._apply
+    rate = training.Stepper.rate
 
-    def overflow(
-        self: training.Stepper, total: torch.Tensor, norm: torch.Tensor, iteration: int, iterations: int
-    ) -> Any:
+    def overflow(self: training.Stepper, iteration: int, iterations: int) -> float:
         if iteration == 2:
             raise NotFiniteError("iteration 2: loss nan, gradient norm inf; fix: another rate")
-        return apply(self, total, norm, iteration, iterations)
+        return rate(self, iteration, iterations)
 
-    monkeypatch.setattr(training.Stepper, "_apply", overflow)
+    monkeypatch.setattr(training.Stepper, "rate", overflow)
     assert record(monkeypatch, run=finished, step=3, out=tmp_path) == 0
     assert "iteration 2: loss nan, gradient norm inf\n" in capsys.readouterr().out
     assert "Module.blocks.0.Block.backward.0" in dump(tmp_path / "step3")["data"]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpt2.trainer import SpikeDetector
+from gpt2.watch import SpikeDetector
 from referee.numerics import fix
 from referee.numerics.search.bisect_replays import smallest_set
 from referee.numerics.search.fix_words import units

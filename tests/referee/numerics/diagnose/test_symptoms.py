@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from gpt2.trainer import SpikeDetector
+from gpt2.watch import SpikeDetector
 from referee.numerics.diagnose.pair import LOSS, NORM, pair_curves
 from referee.numerics.diagnose.spikes import find_spikes
 from referee.numerics.diagnose.symptoms import (
