@@ -44,20 +44,6 @@ from runtime.files import open_append, quarantine, remove_files
 from runtime.output import LiveLine, Report, duration
 from runtime.settings import DataConfig
 
-__all__ = [
-    "Corpus",
-    "DataError",
-    "TokenStream",
-    "check_corpus",
-    "check_length",
-    "global_batch",
-    "open_corpus",
-    "prepare",
-    "validation_windows",
-    "verify",
-    "window_numbers",
-]
-
 SPLITS = ("train", "validation")
 PLAIN_SECONDS = 5.0  # between plain lines of progress
 

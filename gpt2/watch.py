@@ -20,7 +20,6 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +27,7 @@ from torch import Tensor, nn
 
 from gpt2.cpu_linear import standard_kernels
 from gpt2.loss import IGNORED
-from gpt2.training_step import StepObserver
+from gpt2.training_step import Loss, StepObserver, Stepper
 from referee.errors import NumericsError
 from referee.numerics.diagnose.spikes import LOSS as LOSS_SPIKE
 from referee.numerics.diagnose.spikes import RECENT, WINDOW, Outlier
@@ -286,17 +285,6 @@ SMALL_LOSS = (f"small:{LOSS}", "small:cross_entropy")
 SYMBOL = "CONFIG_NUMERICS_FIX"
 
 
-Loss = Callable[[Tensor, Tensor, Tensor, int], Tensor]
-
-
-class Fixable(Protocol):
-    """gpt2.training_step.Stepper."""
-
-    model: Any
-    optimizer: torch.optim.Optimizer
-    loss: Loss
-
-
 class StepLoss(nn.Module):
     """The loss of a step as a module, so that a pattern can name it."""
 
@@ -318,7 +306,7 @@ def small_loss(hidden_BTC: Tensor, head_VC: Tensor, targets_BT: Tensor, vocabula
 class RunFixes:
     """The fixes of a run's model, loss and optimizer. UserError names a wrong word."""
 
-    def __init__(self, stepper: Fixable, words: str) -> None:
+    def __init__(self, stepper: Stepper, words: str) -> None:
         self.stepper, self.loss = stepper, stepper.loss
         given = words.split()
         small = [word for word in given if word in SMALL_LOSS]

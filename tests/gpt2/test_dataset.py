@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt2 import dataset
-from gpt2.dataset import DataError, TokenStream, global_batch, validation_windows
+from gpt2.dataset import TokenStream, global_batch, validation_windows
+from gpt2.text_sources import DataError
 
 
 def stream(tokens: int, shard: int = 50) -> TokenStream:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from gpt2 import dataset, shards, tokenizer
-from gpt2.dataset import DataError, open_corpus, prepare
+from gpt2.dataset import open_corpus, prepare
+from gpt2.text_sources import DataError
 from tests.gpt2.corpora import ignore, prepared, source, write_documents
 
 

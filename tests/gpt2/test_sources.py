@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from gpt2 import shards
 from gpt2 import text_sources as sources
-from gpt2.dataset import DataError, prepare
+from gpt2.dataset import prepare
+from gpt2.text_sources import DataError
 from runtime.errors import UserError
 from tests.gpt2.corpora import ignore, prepared, source
 

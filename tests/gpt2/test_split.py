@@ -7,7 +7,8 @@ import pytest
 
 from gpt2 import dataset, shards, tokenizer
 from gpt2 import text_sources as sources
-from gpt2.dataset import DataError, prepare
+from gpt2.dataset import prepare
+from gpt2.text_sources import DataError
 from tests.gpt2.corpora import ignore, prepared, source, write_documents
 
 

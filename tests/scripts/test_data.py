@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.dataset import DataError
 from gpt2.hellaswag import HellaSwagError
+from gpt2.text_sources import DataError
 from scripts import data
 from tests.hellaswag_items import FIXTURE
 from tests.kconfig_commands import defconfig
