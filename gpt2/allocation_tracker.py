@@ -1,4 +1,4 @@
-"""Track every allocation of a piece of work: when, in which phase, by which module, and until when.
+"""Track every allocation of a piece of work: when, in which phase, of which kind, and until when.
 
 Real and fake tensors use one mechanism: a dispatch mode sees the results of each operation, and a weak reference to
 each storage reports its release. Memory that a kernel allocates and frees inside itself never passes the dispatcher;
@@ -7,12 +7,9 @@ each storage reports its release. Memory that a kernel allocates and frees insid
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import itertools
-import re
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,8 +23,6 @@ from torch.utils._pytree import tree_leaves
 KINDS = ("parameters", "optimizer state", "gradients", "activations", "temporaries", "other")
 SCALAR, NONZERO = torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default
 ADD = torch.ops.aten.add.Tensor
-# labels of work outside every module of the model: before its last norm, and after
-OUTSIDE = {"": "embeddings", "norm": "head and loss"}
 
 Workspace = Callable[[Any, tuple[Any, ...]], int]
 
@@ -42,7 +37,6 @@ class Allocation:
     nbytes: int
     allocated_at: int
     phase: str
-    module: str
     freed_at: int | None = None
     kind: str = ""
     survived_phase: bool = False
@@ -113,13 +107,6 @@ class Timeline:
             kind: self._bytes_alive(block for block in self.blocks if block.label() == kind) for kind in KINDS
         }
 
-    def by_module(self, event: int) -> list[tuple[str, str, int]]:
-        """Return (module, kind, bytes) alive at an event, largest first. `*` means all layers."""
-        sums: Counter[tuple[str, str]] = Counter()
-        for block in self.alive(event):
-            sums[re.sub(r"\.\d+\b", ".*", block.module), block.label()] += block.nbytes
-        return [(module, kind, nbytes) for (module, kind), nbytes in sums.most_common()]
-
     def phase_at(self, event: int) -> str:
         """Return the phase of an event, "" outside every phase."""
         return next((name for name, a, b in self.phases if a <= event <= b), "")
@@ -144,10 +131,6 @@ class AllocationTracker(TorchDispatchMode):
         self._live: dict[int, tuple[Allocation, int, weakref.ref[torch.UntypedStorage]]] = {}  # by storage
         self._clock = 0
         self._phase = ""
-        self._modules: list[str] = []
-        self._outside = self._differentiated = OUTSIDE[""]
-        # (autograd sequence number, module that creates the nodes from that number on)
-        self._spans: list[tuple[int, str]] = []
         self._node: tuple[int | None, int] = (None, 0)  # (current autograd node, event at which it began)
         self._sum: tuple[int, Allocation, int] | None = None  # (event, first gradient, storage of the sum)
 
@@ -186,7 +169,7 @@ class AllocationTracker(TorchDispatchMode):
     def _add(self, nbytes: int) -> Allocation:
         self._clock += 1
         rounded = -(-nbytes // self.granularity) * self.granularity
-        block = Allocation(rounded, self._clock, self._phase, self.module())
+        block = Allocation(rounded, self._clock, self._phase)
         self.blocks.append(block)
         return block
 
@@ -223,15 +206,12 @@ class AllocationTracker(TorchDispatchMode):
         self._sum = None
         self._live[key] = (block, *self._live[key][1:])
 
-    # -- phases and modules -------------------------------------------------------------------------------------
+    # -- phases and kinds ---------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Assign the events of the block to the phase. Same interface as gpt2.measured_memory.PeakMeter."""
         self._phase, first = name, self._clock
-        if name != "backward":
-            self._outside = OUTSIDE[""]
-            self._span()
         try:
             yield
         finally:
@@ -241,54 +221,11 @@ class AllocationTracker(TorchDispatchMode):
             self._clock = max(self._clock, first + 1)
             self._phase = ""
 
-    def module(self) -> str:
-        """Return the current module. In backward: the module whose forward created the current autograd node."""
-        if self._modules:
-            return self._modules[-1]
-        if self._phase == "optimizer":
-            return "optimizer"
-        node = torch._C._current_autograd_node()
-        if node is None:
-            return self._outside
-        if not node.name().endswith("AccumulateGrad"):  # belongs to a parameter and runs last
-            at = bisect.bisect_right(self._spans, (node._sequence_nr(), "\U0010ffff"))
-            self._differentiated = self._spans[at - 1][1] if at else self._outside
-        return self._differentiated
-
-    @contextlib.contextmanager
-    def track_modules(self, model: nn.Module) -> Iterator[None]:
-        """Assign allocations in the block to the modules of `model`, by name."""
-        handles = []
-        for name, module in model.named_modules():
-            handles.append(module.register_forward_pre_hook(lambda m, x, name=name: self._enter(name)))
-            handles.append(
-                module.register_forward_hook(lambda m, x, y, name=name: self._leave(name), always_call=True)
-            )
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def _enter(self, name: str) -> None:
-        self._modules.append(name)
-        self._span()
-
-    def _leave(self, name: str) -> None:
-        self._modules.pop()
-        self._outside = OUTSIDE.get(name, self._outside)
-        self._span()
-
-    def _span(self) -> None:
-        name = self._modules[-1] if self._modules else self._outside
-        self._spans.append((torch._C._autograd._get_sequence_nr(), name))
-
-    def mark(self, kind: str, tensors: Iterable[tuple[str, Tensor | None]]) -> None:
-        """Set the kind and module of tensors; a new tensor counts from this event on."""
-        for module, tensor in tensors:
+    def mark(self, kind: str, tensors: Iterable[Tensor | None]) -> None:
+        """Set the kind of tensors; a new tensor counts from this event on."""
+        for tensor in tensors:
             if tensor is not None:
-                block = self._record(tensor)
-                block.kind, block.module = kind, module
+                self._record(tensor).kind = kind
 
     def timeline(self) -> Timeline:
         """Return the events recorded so far."""
@@ -323,8 +260,7 @@ class PhaseMarks:
         self, tracker: AllocationTracker, model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> None:
         self.tracker, self.model, self.optimizer = tracker, model, optimizer
-        self.names: dict[Tensor, str] = {p: name.rpartition(".")[0] for name, p in model.named_parameters()}
-        tracker.mark("parameters", ((name, p) for p, name in self.names.items()))
+        tracker.mark("parameters", model.parameters())
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -332,8 +268,7 @@ class PhaseMarks:
         with self.tracker.phase(name):
             yield
             if name == "backward":
-                self.tracker.mark("gradients", ((module, p.grad) for p, module in self.names.items()))
+                self.tracker.mark("gradients", (p.grad for p in self.model.parameters()))
             if name == "optimizer":
-                for p, state in self.optimizer.state.items():
-                    tensors = [value for value in state.values() if isinstance(value, Tensor)]
-                    self.tracker.mark("optimizer state", ((self.names[p], tensor) for tensor in tensors))
+                states = [value for state in self.optimizer.state.values() for value in state.values()]
+                self.tracker.mark("optimizer state", (x for x in states if isinstance(x, Tensor)))

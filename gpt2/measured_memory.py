@@ -7,7 +7,6 @@ for a training run; gpt2.measured_memory measures runs.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import re
 import resource
 import sys
@@ -170,34 +169,21 @@ def allocated_bytes(stepper: Stepper) -> int:
 
 @dataclass
 class Measured:
-    """Peak bytes by phase. allocated: bytes that the allocator handed out.
-
-    resident: on a CPU, growth of the resident set; on a GPU, bytes that the allocator reserved, over all phases.
-    """
+    """Peak bytes that the allocator handed out, by phase, and that a GPU's allocator reserved, over all phases."""
 
     allocated: dict[str, int]
-    resident: dict[str, int]
-
-
-def load_libraries(work: StepWorkload) -> None:
-    """Run a step of a minimal model, so that memory of torch's lazily loaded libraries is not counted as the work's."""
-    small = dataclasses.replace(work.model, layers=1, heads=1, width=8, block_size=2)
-    tiny = dataclasses.replace(work, model=small, parts=None, micro=1, accumulation=1)
-    tiny.run(tiny.prepare("cpu"), PeakMeter("cpu"))
+    reserved: dict[str, int]
 
 
 def measure(work: StepWorkload, device: str, snapshot_path: Path | None = None) -> Measured:
-    """Run the work and measure it. Use a new process: on a CPU the resident set includes earlier memory."""
-    gpu = torch.device(device).type != "cpu"
-    if not gpu:
-        load_libraries(work)
-    meter = PeakMeter(device)
+    """Run the work and measure it. On a GPU use a new process: the allocator keeps memory that it reserved earlier."""
     stepper = work.prepare(device, work.compile)
+    if torch.device(device).type == "cpu":
+        with AllocatorListener(allocated_bytes(stepper)) as listener:
+            work.run(stepper, listener)
+        return Measured(listener.by_phase, {})
+    meter = PeakMeter(device)
     meter.restart()
-    with snapshot(snapshot_path, device) if gpu and snapshot_path else contextlib.nullcontext():
+    with snapshot(snapshot_path, device) if snapshot_path else contextlib.nullcontext():
         work.run(stepper, meter)
-    if gpu:
-        return Measured(meter.by_phase, {"all": meter.peaks()["reserved"]})
-    with AllocatorListener(allocated_bytes(stepper)) as listener:
-        work.run(stepper, listener)
-    return Measured(listener.by_phase, meter.by_phase)
+    return Measured(meter.by_phase, {"all": meter.peaks()["reserved"]})

@@ -180,7 +180,7 @@ def predict(work: StepWorkload) -> Prediction:
             stack.enter_context(_DropoutInKernel())
         timeline = track(work, tracker, "cpu", hold=work.compile)
     if gpu:
-        timeline.blocks.append(Allocation(WORKSPACE.get(work.kind, 0), 0, "", "matrix library"))
+        timeline.blocks.append(Allocation(WORKSPACE.get(work.kind, 0), 0, ""))
     return Prediction(timeline.peak_bytes(), timeline)
 
 
@@ -215,6 +215,5 @@ def track(work: StepWorkload, tracker: AllocationTracker, device: str, hold: boo
         stepper = work.prepare(device)
         if hold:
             hold_gradients(stepper)
-        with tracker.track_modules(stepper.model):
-            work.run(stepper, PhaseMarks(tracker, stepper.model, stepper.optimizer))
+        work.run(stepper, PhaseMarks(tracker, stepper.model, stepper.optimizer))
     return tracker.timeline()

@@ -1,4 +1,4 @@
-"""Tables and page of `make memory`: predicted and measured peaks by phase, kind and module."""
+"""Tables and page of `make memory`: predicted and measured peaks by phase and kind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from runtime.resolve import ResolvedTarget
 from runtime.run_plan import BatchPlan
 
 PHASES = ("forward", "backward", "optimizer", "evaluation")
-MODULES = 12  # rows of the module table
 COLUMNS = 900  # points of a curve
 COLORS = {
     "parameters": "#4c6a92",
@@ -34,7 +33,7 @@ class MemoryRow:
     """One variant at one micro-batch on one target.
 
     largest: the largest micro-batch that fits. same_as: the variant with the same kernels whose prediction this is.
-    measured: bytes by method ("allocated", "resident") and phase.
+    measured: bytes by method ("allocated", "reserved") and phase.
     """
 
     name: str
@@ -87,12 +86,6 @@ def kinds_table(timeline: Timeline) -> Table:
     return Table([f"at the peak, in {timeline.phase_at(peak)}, by kind", "bytes"], rows)
 
 
-def modules_table(timeline: Timeline) -> Table:
-    """The modules that hold most memory at the peak. In a name, `*` means all layers."""
-    rows = [[module, kind, format_bytes(nbytes)] for module, kind, nbytes in largest_modules(timeline)]
-    return Table(["at the peak, by module", "kind", "bytes"], rows, (0, 1))
-
-
 def measured_table(rows: Iterable[MemoryRow]) -> Table:
     """Predicted beside measured peaks by phase. The error is the prediction's."""
     cells = []
@@ -100,7 +93,7 @@ def measured_table(rows: Iterable[MemoryRow]) -> Table:
         predicted = row.prediction.timeline.by_phase() | {"all": row.prediction.peak_bytes}
         measured = row.measured if row.measured and not row.same_as else {}
         for phase in (*PHASES, "all"):
-            found = [measured.get(method, {}).get(phase) for method in ("allocated", "resident")]
+            found = [measured.get(method, {}).get(phase) for method in ("allocated", "reserved")]
             if any(found):
                 cells.append([row.name, phase, format_bytes(predicted[phase])])
                 for nbytes in found:
@@ -109,13 +102,8 @@ def measured_table(rows: Iterable[MemoryRow]) -> Table:
                         if nbytes
                         else ["", ""]
                     )
-    headings = ["variant", "phase", "predicted", "allocated", "error", "resident", "error"]
+    headings = ["variant", "phase", "predicted", "allocated", "error", "reserved", "error"]
     return Table(headings, cells, (1,))
-
-
-def largest_modules(timeline: Timeline) -> list[tuple[str, str, int]]:
-    """(module, kind, bytes) of the largest holders at the peak."""
-    return timeline.by_module(timeline.peak_event())[:MODULES]
 
 
 # ---- document
@@ -135,7 +123,7 @@ def memory_document(rows: Sequence[MemoryRow], title: str, notes: Sequence[str])
                 "horizontal axis counts allocations and frees; it is not time."
             )
             drawn = Figure(f"timeline{number}", timeline_figure(timeline), about)
-            blocks.append(Section(row.name, [drawn, kinds_table(timeline), modules_table(timeline)]))
+            blocks.append(Section(row.name, [drawn, kinds_table(timeline)]))
     blocks.append(Section("Assumptions", [BulletList(notes)]))
     return Document("Memory", blocks, subtitle=title)
 
@@ -216,7 +204,6 @@ def as_json(rows: Iterable[MemoryRow], title: str) -> dict[str, Any]:
             "predicted_bytes": row.prediction.peak_bytes,
             "by_phase": timeline.by_phase(),
             "by_kind": timeline.by_kind(timeline.peak_event()),
-            "by_module": largest_modules(timeline),
             "largest_micro": row.largest,
             "fits": row.fits,
             "same_as": row.same_as or None,

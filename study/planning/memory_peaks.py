@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gpt2.measured_memory import EXACT_HEAP, measure
+from gpt2.measured_memory import measure
 from ra.alternation import AlternationSettings
 from ra.variants import Variant, variant
 from referee.pages.document import Document, render_terminal
@@ -99,8 +98,7 @@ def _measure_in_process(name: str, micro: int) -> dict[str, dict[str, int]] | No
     """Bytes by method and phase, measured in a new process; None if it fails, and the reason is printed."""
     print(f"measuring {name} ...", flush=True)
     command = [sys.executable, "-m", "scripts.memory", "--measure", name, "--micro", str(micro)]
-    environment = os.environ | {"GLIBC_TUNABLES": EXACT_HEAP}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         print(f"measuring {name} failed: {(done.stderr.strip().splitlines() or ['no reason given'])[-1]}")
         return None

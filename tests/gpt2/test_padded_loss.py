@@ -205,7 +205,7 @@ def test_an_eager_bfloat16_chunk_converts_few_rows_to_float32_at_once(
     arguments = logits_of(rows, columns, torch.bfloat16)
     tracker = AllocationTracker()
     with tracker:
-        tracker.mark("other", [("", arguments[0])])
+        tracker.mark("other", [arguments[0]])
         with tracker.phase("chunk"):
             chunk_loss_sliced(*arguments)
     extra = tracker.timeline().peak_bytes() - rows * columns * 2

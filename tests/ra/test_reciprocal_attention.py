@@ -245,7 +245,7 @@ def kept_bytes(attention: nn.Module) -> int:
     tracker = AllocationTracker()
     with tracker:
         x = torch.randn(B, 128, WIDTH, requires_grad=True)
-        tracker.mark("other", [("", x), *(("", parameter) for parameter in attention.parameters())])
+        tracker.mark("other", [x, *attention.parameters()])
         with tracker.phase("forward"):
             y = attention(x)
         timeline = tracker.timeline()

@@ -157,7 +157,6 @@ def test_every_variant_has_a_row_and_fixed_patterns_need_equal_memory(planned: d
     assert row(shown, "B")[-2:] == ["8", "yes"]  # the largest micro-batch is the whole step
     *_, last, charts = filter(None, shown.splitlines())
     assert (last.split()[0], charts.split()[0]) == ("RALEARN", "charts:")
-    assert "by module" not in shown
 
 
 def test_memory_json_has_the_printed_numbers(planned: dict[str, Any]) -> None:
@@ -190,16 +189,14 @@ def test_on_this_machine_every_phase_has_a_predicted_and_a_measured_peak(empty: 
 # ---- tables and page of synthetic timelines
 
 
-def a_row(name: str = "B", module: str = "blocks.0.mlp.fc", measured: Any = None) -> MemoryRow:
+def a_row(name: str = "B", measured: Any = None) -> MemoryRow:
     phases = [(phase, 10 * at + 1, 10 * at + 10) for at, phase in enumerate(PHASES)]
-    timeline = Timeline(
-        [Allocation(1000, 0, "", module), Allocation(500, 12, "backward", module, 20)], phases, 40
-    )
+    timeline = Timeline([Allocation(1000, 0, ""), Allocation(500, 12, "backward", 20)], phases, 40)
     return MemoryRow(name, 4, Prediction(timeline.peak_bytes(), timeline), 8, True, measured=measured)
 
 
 def test_the_error_is_that_of_the_prediction_relative_to_the_measurement() -> None:
-    measured = {"allocated": {"backward": 1250, "forward": 0}, "resident": {"backward": 1500, "all": 3000}}
+    measured = {"allocated": {"backward": 1250, "forward": 0}, "reserved": {"backward": 1500, "all": 3000}}
     cells = measured_table([a_row(measured=measured)]).rows
     assert [line[:2] + line[4::2] for line in cells] == [
         ["B", "backward", "+20.0%", "+0.0%"],

@@ -26,24 +26,23 @@ def timelines(draw) -> Timeline:
     ends = sorted(draw(st.sets(st.integers(2, 3000), min_size=4, max_size=4)))
     spans = list(zip([0, *ends], ends, strict=False))
     phases = [(name, a + 1, b) for name, (a, b) in zip(PHASES, spans, strict=True)]
-    blocks = [Allocation(draw(st.integers(1, 2**36)), 0, "", "token", kind="parameters")]
+    blocks = [Allocation(draw(st.integers(1, 2**36)), 0, "", kind="parameters")]
     for _ in range(draw(st.integers(0, 25))):
         start = draw(st.integers(1, ends[-1]))
         end = draw(st.none() | st.integers(start, ends[-1]))
         phase = next(name for name, a, b in phases if a <= start <= b)
         kind = draw(st.sampled_from(["", *KINDS]))
-        blocks.append(
-            Allocation(draw(st.integers(1, 2**36)), start, phase, "norm", end, kind, draw(st.booleans()))
-        )
+        nbytes, survived = draw(st.integers(1, 2**36)), draw(st.booleans())
+        blocks.append(Allocation(nbytes, start, phase, end, kind, survived))
     return Timeline(blocks, phases, ends[-1])
 
 
 def peak_at_the_end() -> Timeline:
     """An activation and weights, and at the very last event more than before."""
     blocks = [
-        Allocation(4 * MIB, 0, "", "token", kind="parameters"),
-        Allocation(3 * MIB, 10, "forward", "blocks.0.mlp.fc", 100),
-        Allocation(40 * MIB, 99, "evaluation", "head and loss", None),
+        Allocation(4 * MIB, 0, "", kind="parameters"),
+        Allocation(3 * MIB, 10, "forward", 100),
+        Allocation(40 * MIB, 99, "evaluation"),
     ]
     return Timeline(blocks, [("forward", 1, 50), ("evaluation", 51, 100)], 100)
 
@@ -77,7 +76,6 @@ def test_the_stacked_areas_sum_to_the_allocated_bytes_and_reach_the_peak(timelin
 def test_a_hostile_name_is_text_on_the_page_and_in_the_figure() -> None:
     hostile = '"></script><script>alert(1)</script><img src=//x><b>x</b>'
     timeline = peak_at_the_end()
-    timeline.blocks.append(Allocation(50 * MIB, 0, "", hostile, kind="parameters"))
     timeline.phases.append((hostile, 100, 100))
     document = memory_document([a_row(timeline, hostile)], hostile, [hostile])
     page = render_html(document)
