@@ -97,20 +97,18 @@ def test_every_row_of_a_matrix_in_a_head_product_is_aligned(dtype: str, rows: in
     assert not [leading for leading in products.leading if leading % ALIGNED]
 
 
-def test_the_alignment_check_detects_an_unpadded_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_linear, "_standard", False)
+def test_the_alignment_check_detects_an_unpadded_head() -> None:
+    cpu_linear._standard = False  # the fixture restores it
     with Products() as products:
         outcome(linear_cross_entropy, *sample(CHUNK))
     assert [leading for leading in products.leading if leading % ALIGNED]
 
 
-def test_loss_and_gradients_in_float32_are_as_exact_as_with_an_unpadded_head(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_loss_and_gradients_in_float32_are_as_exact_as_with_an_unpadded_head() -> None:
     drawn = sample(29)
     exact = outcome(plain, *(t.double() if t.is_floating_point() else t for t in drawn))
     padded = outcome(linear_cross_entropy, *drawn)
-    monkeypatch.setattr(cpu_linear, "_standard", False)
+    cpu_linear._standard = False  # the fixture restores it
     cut = outcome(linear_cross_entropy, *drawn)
     for ours, others, right in zip(padded, cut, exact, strict=True):
         error, allowed = (ours - right).abs().max(), (others - right).abs().max()
