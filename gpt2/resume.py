@@ -10,24 +10,27 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from gpt2.clocks import Clocks
+from gpt2.evaluator import Evaluator
 from gpt2.nan_debug import FaultLog
+from gpt2.training_step import Stepper
 from gpt2.transformer import restore_step
 from gpt2.watch import SpikeDetector, start_monitor
 from runtime import checkpoint, ranks
 from runtime.checkpoint import CheckpointError, LoadedCheckpoint
 from runtime.errors import UserError
-from runtime.metrics_log import truncate_metrics
-from runtime.run_plan import Start
+from runtime.metrics_log import MetricsLog, truncate_metrics
+from runtime.resolve import ResolvedTarget
+from runtime.run_plan import RunPlan, Start
 from runtime.run_record import Clock, Evaluation, LearnedPoint, RunRecord, ScalarPoint, Spike
+from runtime.settings import Config
+from runtime.signals import Stop
 from runtime.typed_json import Count, InvalidJsonError, JsonObject, parse, to_plain
-
-if TYPE_CHECKING:
-    from gpt2.trainer import TrainingRun
 
 # Settings of torch's optimizer, which differ between versions of torch. `load_state_dict` completes them.
 GROUP_SETTING = re.compile(r"optimizer\.param_groups\.[0-9]+\.(?!params|lr_multiplier)")
@@ -54,7 +57,31 @@ class Meta(JsonObject):
     scalars: tuple[ScalarPoint, ...]
 
 
-def resume(run: TrainingRun) -> None:
+class Resumable(Protocol):
+    """What a gpt2.trainer.TrainingRun restores."""
+
+    plan: RunPlan
+    config: Config
+    resolved: ResolvedTarget
+    device: str
+    stop: Stop
+    clocks: Clocks
+    stepper: Stepper
+    evaluator: Evaluator
+    log: MetricsLog
+    spikes: SpikeDetector
+    faults: FaultLog
+    iteration: int
+    timed_steps: int
+    truncated: bool
+
+    def check_fits(self, loaded: LoadedCheckpoint) -> None: ...
+    def identity(self) -> dict[str, Any]: ...
+    def ended(self) -> bool: ...
+    def note(self, message: str) -> None: ...
+
+
+def resume(run: Resumable) -> None:
     """Load the newest complete checkpoint of the run, if there is one, and start its monitor."""
     plan, directory = run.plan, run.plan.directory
     directory.mkdir(parents=True, exist_ok=True)
@@ -82,7 +109,7 @@ def resume(run: TrainingRun) -> None:
     ranks.together(run.stop.check)
 
 
-def load_shorter(run: TrainingRun, start: Start) -> LoadedCheckpoint:
+def load_shorter(run: Resumable, start: Start) -> LoadedCheckpoint:
     """Load the state in which the decay of the shorter run began, and copy the losses before it."""
     loaded = checkpoint.load_latest(start.directory / "stable", run.check_fits)
     if loaded is None:
@@ -94,7 +121,7 @@ def load_shorter(run: TrainingRun, start: Start) -> LoadedCheckpoint:
     return loaded
 
 
-def restore(run: TrainingRun, loaded: LoadedCheckpoint, meta: Meta, before: RunRecord | None) -> None:
+def restore(run: Resumable, loaded: LoadedCheckpoint, meta: Meta, before: RunRecord | None) -> None:
     """Set the run to the state of a checkpoint. before: the last record of an earlier process."""
     run.stepper.load_state(loaded.state)
     run.iteration, run.truncated, run.timed_steps = meta.iteration, meta.cut, meta.timed_steps
