@@ -38,7 +38,7 @@ from gpt2.shards import (
 )
 from gpt2.text_sources import DataError, documents, report_empty_files, source_identity, validation_permille
 from referee.pages.markup import counted
-from runtime import seal
+from runtime import records
 from runtime.cpu import allowed_cpus
 from runtime.files import open_append, quarantine, remove_files
 from runtime.output import LiveLine, Report, duration
@@ -145,7 +145,7 @@ def verify(directory: Path, full: bool = False) -> Manifest:
         if size != 2 * shard.tokens:
             found = "is missing" if size < 0 else f"has {size} bytes"
             raise DataError(f"data shard {path} {found}; the manifest says {2 * shard.tokens}; {REBUILD}")
-        if full and seal.digest(path) != shard.sha256:
+        if full and records.digest(path) != shard.sha256:
             raise DataError(f"data shard {path} was altered: its SHA-256 is not the manifest's; {REBUILD}")
     return manifest
 

@@ -39,8 +39,7 @@ def initial_record(
     """
     code, model = revision(), config.model
     record = run_record.blank(plan.run, plan.variant, plan.seed)
-    return dataclasses.replace(
-        record,
+    return record.replace(
         commit=code.commit,
         dirty=code.dirty,
         config_sha256=config.sha256,

@@ -7,7 +7,6 @@ iteration). So the step is repeatable, and a fault that does not recur was trans
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -170,7 +169,7 @@ class FaultLog:
             )
         for number, fault in enumerate(self.faults):
             if fault.iteration == iteration and fault.repeated is not False:
-                self.faults[number] = dataclasses.replace(fault, repeated=True)
+                self.faults[number] = fault.replace(repeated=True)
                 message += (
                     "; the iteration failed before from the same checkpoint, so the fault is repeatable"
                 )
@@ -186,7 +185,7 @@ class FaultLog:
     def passed(self, iterations: int) -> None:
         """Mark faults before `iterations` that were not retried yet: the retry was finite."""
         self.faults = [
-            dataclasses.replace(fault, repeated=False)
+            fault.replace(repeated=False)
             if fault.repeated is None and fault.iteration < iterations
             else fault
             for fault in self.faults

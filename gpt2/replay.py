@@ -71,7 +71,7 @@ class RunReplay:
         if self.resolved.device == "cpu" and record.environment and record.environment.threads:
             torch.set_num_threads(record.environment.threads)
         warmup = record.schedule.warmup_iterations if record.schedule else None
-        batch = BatchPlan(**dataclasses.asdict(record.batch))
+        batch = BatchPlan(**record.batch.to_json())
         plan = RunPlan(
             run_dir, record.run, record.variant, record.seed, planned, batch, warmup_iterations=warmup
         )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,12 +24,12 @@ from runtime import checkpoint, ranks
 from runtime.checkpoint import CheckpointError, LoadedCheckpoint
 from runtime.errors import UserError
 from runtime.metrics_log import MetricsLog, truncate_metrics
+from runtime.records import Count, InvalidJsonError, Record, parse, to_plain
 from runtime.resolve import ResolvedTarget
 from runtime.run_plan import RunPlan, Start
 from runtime.run_record import Clock, Evaluation, LearnedPoint, RunRecord, ScalarPoint, Spike
 from runtime.settings import Config
 from runtime.signals import Stop
-from runtime.typed_json import Count, InvalidJsonError, JsonObject, parse, to_plain
 
 # Settings of torch's optimizer, which differ between versions of torch. `load_state_dict` completes them.
 GROUP_SETTING = re.compile(r"optimizer\.param_groups\.[0-9]+\.(?!params|lr_multiplier)")
@@ -40,8 +39,7 @@ class RunError(UserError, RuntimeError):
     """The run cannot resume from its checkpoint."""
 
 
-@dataclass(frozen=True)
-class Meta(JsonObject):
+class Meta(Record, frozen=True):
     """meta.json of a checkpoint. of: identity of the run. watch: the last losses, for the spike detector."""
 
     iteration: Count

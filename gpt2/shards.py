@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import multiprocessing
 import os
 import re
@@ -21,9 +20,10 @@ import numpy as np
 from gpt2 import tokenizer
 from gpt2.text_sources import DataError
 from referee.numerics.text_files import whole_characters
+from runtime import records
 from runtime.files import DamagedFileError
+from runtime.records import Count, Text
 from runtime.signals import end_with_parent
-from runtime.typed_json import Count, Text, read_file
 
 FILE = re.compile(r"(train|validation)-\d+\.bin|manifest\.json")
 REBUILD = "fix: make data (it checks the corpus and rebuilds it)"
@@ -78,10 +78,7 @@ class Manifest:
 
     def write(self, directory: Path) -> None:
         """Write manifest.json and flush it to the disk."""
-        with (directory / "manifest.json").open("w") as file:
-            json.dump(dataclasses.asdict(self), file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
+        records.write(directory / "manifest.json", dataclasses.asdict(self))
 
 
 def written_files(directory: Path) -> list[str]:
@@ -93,7 +90,7 @@ def read_manifest(directory: Path) -> Manifest:
     """Read manifest.json. DataError where it is missing or damaged."""
     path = directory / "manifest.json"
     try:
-        return read_file(Manifest, path)
+        return records.read(Manifest, path)
     except FileNotFoundError as error:
         raise DataError(f"{path} is missing; {REBUILD}") from error
     except DamagedFileError as error:

@@ -8,7 +8,6 @@ checkpoint/ into its folder, and one JSON object per event to standard output.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import time
 from collections import deque
@@ -31,13 +30,12 @@ from gpt2.resume import check_fits, resume
 from gpt2.training_step import NotFiniteError, Stepper, StepResult
 from gpt2.transformer import GPT2, ModelParts
 from gpt2.watch import RunFixes, SpikeDetector
-from runtime import attention_kernels, checkpoint, ranks, resolve
+from runtime import attention_kernels, checkpoint, ranks, records, resolve
 from runtime import eval_set_records as eval_sets
 from runtime.metrics_log import MetricsLog
 from runtime.ranks import describe_failure
 from runtime.run_plan import WARM_UP_STEPS, RunPlan
 from runtime.run_record import Admission
-from runtime.seal import write_sealed
 from runtime.settings import Config
 from runtime.signals import Interrupted, Stop
 
@@ -88,9 +86,7 @@ class TrainingRun:
         )
         record = initial_record(plan, shared or config, resolved, stepper, self.corpus.fingerprint, windows)
         self.fixes = RunFixes(stepper, config.numerics_fix)
-        self.log = MetricsLog(
-            plan.directory, dataclasses.replace(record, fixes=self.fixes.changes), plan.iterations
-        )
+        self.log = MetricsLog(plan.directory, record.replace(fixes=self.fixes.changes), plan.iterations)
         self.log.notes += filter(None, [resolved.note])
         self.evaluator = Evaluator(
             stepper.model,
@@ -178,9 +174,9 @@ class TrainingRun:
                 f"CONFIG_GPT2_HARD_LIMIT ({limit:g} s); it did not finish its decay and is not judged"
             )
         if measured and ranks.first():
-            write_sealed(
-                self.plan.directory / "memory.json", memory_entry(self.meter, self.plan.predicted_bytes)
-            )
+            folder = self.plan.directory
+            entry = memory_entry(self.meter, self.plan.predicted_bytes)
+            records.write(folder / "memory.json", entry, records.owner(folder))
         self.log_step(result, self.clocks.read("train") - began)
 
     def observe_kernels(self) -> contextlib.AbstractContextManager[None]:

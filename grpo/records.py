@@ -1,4 +1,4 @@
-"""The record of a run: run.json with its seal, metrics.jsonl, and every response with its reward. Needs no torch.
+"""The record of a run: run.json, metrics.jsonl, and every response with its reward. SHA256SUMS of one that ended.
 
 runs/qerl0/config            .config
 runs/qerl0/run.json          GrpoRecord
@@ -14,14 +14,15 @@ import gzip
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from grpo.gsm8k import reward
+from msgspec import Meta, field
+
+from runtime import records as checked
 from runtime.files import DamagedFileError, write_bytes
-from runtime.seal import Seal, digest, read_sealed, write_sealed
-from runtime.typed_json import Amount, Count, InvalidJsonError, JsonObject, Range, Share, Text, parse
+from runtime.records import Amount, Count, Record, Share, Text
 
 RECORD, METRICS, RESPONSES, CONFIG, PLAN = "run.json", "metrics.jsonl", "responses", "config", "plan.json"
 FINISHED, DIVERGED, RUNNING, INTERRUPTED, FAILED = "finished", "diverged", "running", "interrupted", "failed"
@@ -29,30 +30,20 @@ EXIT_INTERRUPTED = 3  # of `python -m grpo.train`
 ENDED = (FINISHED, DIVERGED)  # runs that are not repeated
 
 
-@dataclass(frozen=True)
-class AccuracyEvaluation(JsonObject):
+class AccuracyEvaluation(Record, frozen=True):
     """Accuracy on the test problems after a step, greedy decoding. stderr: over problems."""
 
     step: Count
     accuracy: Share
     stderr: Amount
-    problems: Annotated[int, Range(1)]
+    problems: Annotated[int, Meta(ge=1)]
 
 
-@dataclass(frozen=True)
-class RewardCheck(JsonObject):
-    """Rewards recomputed from the recorded responses. differing: not equal to the recorded ones."""
-
-    responses: Count
-    differing: Count
-
-
-@dataclass(frozen=True)
-class GrpoRecord(JsonObject):
+class GrpoRecord(Record, frozen=True):
     """A run. error: why it diverged or failed. identity: digest of what the runs of a study share.
 
     step: the last one. initial_weights: digest of the model before training. noisy_norms: their number.
-    digests: SHA-256 of the files of responses. arguments: of TRL.
+    responses: scored, at the end. arguments: of TRL.
     """
 
     run: Text
@@ -70,9 +61,7 @@ class GrpoRecord(JsonObject):
     environment: Mapping[str, str]
     arguments: Mapping[str, Any] = field(default_factory=dict)
     evaluations: tuple[AccuracyEvaluation, ...] = ()
-    reward_check: RewardCheck | None = None
-    digests: Mapping[str, str] = field(default_factory=dict)
-    seal: Seal | None = None
+    responses: Count = 0
 
     @property
     def final(self) -> AccuracyEvaluation | None:
@@ -82,20 +71,19 @@ class GrpoRecord(JsonObject):
 
 
 def read(run_dir: Path) -> GrpoRecord | None:
-    """Return the record; None where there is none. DamagedFileError if it does not agree with its seal."""
-    path = run_dir / RECORD
+    """Return the record; None where there is none. DamagedFileError if it is damaged."""
     try:
-        return parse(GrpoRecord, read_sealed(path), "record")
+        return checked.read(GrpoRecord, run_dir / RECORD, checked.owner(run_dir))
     except FileNotFoundError:
         return None
-    except InvalidJsonError as error:
-        raise DamagedFileError(f"{path} is not a GRPO record: {error}") from None
 
 
 def write(run_dir: Path, record: GrpoRecord) -> None:
-    """Write run.json. The seal of a run that ended covers config and metrics.jsonl."""
-    content = {name: value for name, value in record.to_json().items() if name != "seal"}
-    write_sealed(run_dir / RECORD, content, (CONFIG, METRICS) if record.status in ENDED else ())
+    """Write run.json and, of a run that ended, SHA256SUMS over it, config, metrics.jsonl and the responses."""
+    checked.write(run_dir / RECORD, record, checked.owner(run_dir))
+    if record.status in ENDED:
+        responses = [f"{RESPONSES}/{name}" for name in response_files(run_dir)]
+        checked.write_sums(run_dir, checked.owner(run_dir), (RECORD, CONFIG, METRICS, *responses))
 
 
 @dataclass(frozen=True)
@@ -124,28 +112,24 @@ def train_steps(run_dir: Path) -> list[TrainStep]:
     return found
 
 
-@dataclass(frozen=True)
-class GrpoPlan(JsonObject):
+class GrpoPlan(Record, frozen=True):
     """plan.json of a study. looks: planned numbers of seeds, each a look at the results. margin: in points."""
 
-    looks: tuple[Annotated[int, Range(1)], ...]
+    looks: tuple[Annotated[int, Meta(ge=1)], ...]
     margin: float
-    seal: Seal | None = None
 
 
 def plan(folder: Path, seeds: int, margin: float) -> GrpoPlan:
     """Return the plan of a study and write what is new: its first call fixes the margin, more seeds are a look."""
     path = folder / PLAN
     try:
-        found = parse(GrpoPlan, read_sealed(path), "plan")
+        found = checked.read(GrpoPlan, path)
     except FileNotFoundError:
         found = GrpoPlan((), margin)
-    except InvalidJsonError as error:
-        raise DamagedFileError(f"{path} is not a plan: {error}") from None
     if not found.looks or seeds > found.looks[-1]:
-        found = dataclasses.replace(found, looks=(*found.looks, seeds), seal=None)
+        found = found.replace(looks=(*found.looks, seeds))
         folder.mkdir(parents=True, exist_ok=True)
-        write_sealed(path, {"looks": list(found.looks), "margin": found.margin})
+        checked.write(path, found, folder.name)
     return found
 
 
@@ -180,36 +164,6 @@ def response_files(run_dir: Path) -> dict[str, Path]:
     return {path.name: path for path in sorted((run_dir / RESPONSES).glob("*.jsonl.gz"))}
 
 
-def check_rewards(run_dir: Path) -> RewardCheck:
-    """Recompute the reward of every recorded response. DamagedFileError for a file that cannot be read."""
-    count = differing = 0
-    for path in response_files(run_dir).values():
-        for row in read_responses(path):
-            count += 1
-            differing += reward(row.response, row.answer) != row.reward
-    return RewardCheck(count, differing)
-
-
-def problems_of(run_dir: Path, record: GrpoRecord) -> list[str]:
-    """Return what does not agree with the record of a run that ended: side files, responses, rewards, accuracies."""
-    found = []
-    for name, expected in (record.seal.files if record.seal else {}).items():
-        path = run_dir / name
-        if not path.is_file() or digest(path) != expected:
-            found.append(f"{name} does not agree with its seal")
-    present = {name: digest(path) for name, path in response_files(run_dir).items()}
-    found += [
-        f"{RESPONSES}/{name} does not agree with the record"
-        for name in sorted({*present, *record.digests})
-        if present.get(name) != record.digests.get(name)
-    ]
-    if found:
-        return found
-    checked = check_rewards(run_dir)
-    if checked.differing or checked != record.reward_check:
-        found.append(f"{checked.differing} of {checked.responses} rewards differ when they are recomputed")
-    for one in record.evaluations:
-        rows = read_responses(run_dir / RESPONSES / f"test-{one.step:05}.jsonl.gz")
-        if sum(row.reward for row in rows) / len(rows) != one.accuracy:
-            found.append(f"the accuracy at step {one.step} differs from its responses")
-    return found
+def problems_of(run_dir: Path) -> list[str]:
+    """Return a message for every file of a run that ended that is not as SHA256SUMS says."""
+    return checked.check_sums(run_dir, checked.owner(run_dir))

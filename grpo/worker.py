@@ -6,7 +6,6 @@ TRL stores checkpoints in RUN/checkpoints. A checkpoint with the file `complete`
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import importlib.metadata
@@ -35,7 +34,6 @@ from runtime.cpu import cpu_threads
 from runtime.errors import UserError, one_line
 from runtime.files import DamagedFileError
 from runtime.metrics_log import append_metrics, truncate_metrics
-from runtime.seal import digest as file_digest
 from runtime.signals import Stop
 
 
@@ -195,7 +193,7 @@ class GrpoRun:
         self.record = self._opening(model, previous, checkpoint)
         self.bf16 = self.device_type != "cpu" and self.device_module.is_bf16_supported()
         self.trainer = self._trainer(model)
-        self.record = dataclasses.replace(self.record, arguments=plain_arguments(self.trainer.args))
+        self.record = self.record.replace(arguments=plain_arguments(self.trainer.args))
         self._write(records.RUNNING)
         with files.open_append(self.run_dir / records.METRICS) as self.metrics:
             try:
@@ -213,13 +211,9 @@ class GrpoRun:
         if status == records.FINISHED:
             self.trainer.save_model(str(self.run_dir / MODEL))
         if status in records.ENDED:
-            self.record = dataclasses.replace(
-                self.record,
-                reward_check=records.check_rewards(self.run_dir),
-                digests={
-                    name: file_digest(path) for name, path in records.response_files(self.run_dir).items()
-                },
-            )
+            paths = records.response_files(self.run_dir).values()
+            count = sum(len(records.read_responses(path)) for path in paths)
+            self.record = self.record.replace(responses=count)
         self._write(status, error)
         if status in records.ENDED:
             for state in (self.run_dir / CHECKPOINTS).glob("checkpoint-*/trainer_state.json"):
@@ -247,7 +241,7 @@ class GrpoRun:
             for one in records.train_steps(self.run_dir):
                 self.divergence.observe(one.loss, one.grad_norm, one.reward)
             self.started -= previous.seconds
-            return dataclasses.replace(previous, step=step, evaluations=kept, seal=None)
+            return previous.replace(step=step, evaluations=kept)
         device = platform.machine() if self.device_type == "cpu" else self.device_module.get_device_name()
         versions = {name: importlib.metadata.version(name) for name in PACKAGES}
         return GrpoRecord(
@@ -329,7 +323,7 @@ class GrpoRun:
             )
             self.say(f"  note: logp_diff is {line['logp_diff']:+.3g} at step {step}, over 0.01; {cause}")
         self.divergence.observe(line["loss"], line["grad_norm"], line["reward"])
-        self.record = dataclasses.replace(self.record, step=step)
+        self.record = self.record.replace(step=step)
         self.say(
             f"  step {step}/{self.steps}: reward {line['reward']:.3f}, loss {line['loss']:+.4f}, "
             f"noise {line['sigma']:.3g}, logp_diff {line['logp_diff']:+.2g}"
@@ -350,7 +344,7 @@ class GrpoRun:
             if self.bf16
             else contextlib.nullcontext,
         )
-        self.record = dataclasses.replace(self.record, evaluations=(*self.record.evaluations, found))
+        self.record = self.record.replace(evaluations=(*self.record.evaluations, found))
         line = {"event": "test", "iteration": step, "accuracy": found.accuracy, "stderr": found.stderr}
         append_metrics(self.metrics, line)
         self.say(
@@ -360,5 +354,5 @@ class GrpoRun:
 
     def _write(self, status: Any, error: str | None = None) -> None:
         seconds = time.monotonic() - self.started
-        self.record = dataclasses.replace(self.record, status=status, error=error, seconds=seconds)
+        self.record = self.record.replace(status=status, error=error, seconds=seconds)
         records.write(self.run_dir, self.record)

@@ -1,22 +1,17 @@
-"""eval_sets.json of a run: its held-out texts window by window, sealed.
-
-Standard library only.
-"""
+"""eval_sets.json of a run: its held-out texts window by window."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
-from runtime.seal import write_sealed
-from runtime.typed_json import Count, JsonObject, Positive, Text
+from runtime import records
+from runtime.records import Count, Positive, Record, Text
 
 FILE = "eval_sets.json"
 
 
-@dataclass(frozen=True)
-class EvalSetEntry(JsonObject):
+class EvalSetEntry(Record, frozen=True):
     """The perplexity of a held-out text (gpt2.evaluator). loss: mean nats per token; null where it is not finite.
 
     text_sha256, tokens_sha256: of the documents, and of their tokens.
@@ -35,8 +30,7 @@ class EvalSetEntry(JsonObject):
     tokens_sha256: Text
 
 
-@dataclass(frozen=True)
-class EvaluatedText(JsonObject):
+class EvaluatedText(Record, frozen=True):
     """A text on a trained model. window_nats: of each window in the order of the text, with its scored tokens."""
 
     entry: EvalSetEntry
@@ -50,8 +44,7 @@ class EvaluatedText(JsonObject):
             raise ValueError(f"its windows have {sum(self.window_tokens)} tokens, not {self.entry.tokens}")
 
 
-@dataclass(frozen=True)
-class EvalSetsFile(JsonObject):
+class EvalSetsFile(Record, frozen=True):
     """The texts that a run was evaluated on, by name, after these iterations."""
 
     run: Text
@@ -61,4 +54,4 @@ class EvalSetsFile(JsonObject):
 
 def write(run_dir: Path, run: str, iterations: int, found: Mapping[str, EvaluatedText]) -> None:
     """Write the texts of a run after these iterations."""
-    write_sealed(run_dir / FILE, EvalSetsFile(run, iterations, found).to_json(), indent=None)
+    records.write(run_dir / FILE, EvalSetsFile(run, iterations, found), records.owner(run_dir), indent=None)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
-from runtime import files, ranks, run_record
+from runtime import files, ranks, records, run_record
 from runtime.files import DamagedFileError, parse_json, read_bytes
-from runtime.typed_json import Amount, Count, InvalidJsonError, Positive, Text, parse, to_plain
+from runtime.records import Amount, Count, InvalidJsonError, Positive, Text, parse, to_plain
 
 NOT_METRICS = ("started", "phase")  # events without numbers, not written to metrics.jsonl
 T = TypeVar("T")
@@ -103,7 +103,7 @@ class MetricsLog:
     def write_side_file(self, name: str, value: Any) -> None:
         """Write a JSON file beside run.json."""
         if ranks.first():
-            files.write_json(self.directory / name, value)
+            records.write(self.directory / name, value, records.owner(self.directory))
 
     def speeds(self) -> list[float]:
         """Return the tokens per second of every logged step, over all processes of the run."""

@@ -1,29 +1,28 @@
-"""The record of a run: run.json as frozen dataclasses. Standard library only.
+"""The record of a run: run.json as msgspec structs.
 
-run.json is written atomically and follows run.schema.json (schema 1), the published form of these classes. A number
-that is unknown or not finite is null.
+run.json is written atomically. A number that is unknown or not finite is null.
+msgspec.json.schema(RunRecord) is its JSON schema.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from msgspec import structs
+
+from runtime import records
 from runtime.errors import UserError
 from runtime.eval_set_records import EvalSetEntry
 from runtime.files import DamagedFileError
-from runtime.seal import Seal, read_sealed, write_sealed
-from runtime.typed_json import (
+from runtime.records import (
     Amount,
     Count,
     InvalidJsonError,
-    JsonObject,
-    Missing,
     Positive,
+    Record,
     Share,
     Text,
     parse,
@@ -40,8 +39,7 @@ class RecordError(UserError, RuntimeError):
     """A record is missing, unreadable, or does not follow the schema."""
 
 
-@dataclass(frozen=True)
-class Fingerprint(JsonObject):
+class Fingerprint(Record, frozen=True):
     """Digests that comparable runs share; `initial_weights` per seed.
 
     numbers: NUMBERS of gpt2.fingerprint. numerics_fix: CONFIG_NUMERICS_FIX, if set.
@@ -55,11 +53,10 @@ class Fingerprint(JsonObject):
     initial_weights: str
     validation: str
     numbers: Positive
-    numerics_fix: Missing[str] = None
+    numerics_fix: str | None = None
 
 
-@dataclass(frozen=True)
-class RecordedTarget(JsonObject):
+class RecordedTarget(Record, frozen=True):
     """The device that ran the training, and the precision."""
 
     name: str
@@ -71,8 +68,7 @@ class RecordedTarget(JsonObject):
     driver: str | None
 
 
-@dataclass(frozen=True)
-class Environment(JsonObject):
+class Environment(Record, frozen=True):
     """Versions, environment variables and code that numbers may depend on.
 
     code: module -> digest, of the loaded modules of ra.custom.
@@ -92,8 +88,7 @@ class Environment(JsonObject):
     deterministic: bool  # torch's deterministic algorithms
 
 
-@dataclass(frozen=True)
-class Batch(JsonObject):
+class Batch(Record, frozen=True):
     """Sequences per optimizer step and their split."""
 
     effective: Positive
@@ -103,8 +98,7 @@ class Batch(JsonObject):
     block_size: Positive
 
 
-@dataclass(frozen=True)
-class Progress(JsonObject):
+class Progress(Record, frozen=True):
     """Training so far."""
 
     iterations: Count
@@ -112,8 +106,7 @@ class Progress(JsonObject):
     train_seconds: Amount
 
 
-@dataclass(frozen=True)
-class Clock(JsonObject):
+class Clock(Record, frozen=True):
     """Seconds by activity."""
 
     train: Amount
@@ -136,8 +129,7 @@ class Evaluation(NamedTuple):
     loss: float | None
 
 
-@dataclass(frozen=True)
-class RecordedValidation(JsonObject):
+class RecordedValidation(Record, frozen=True):
     """The last validation and the history. tokens: scored at each validation.
 
     bytes: of UTF-8 that these tokens decode to; an end of text has none.
@@ -152,21 +144,19 @@ class RecordedValidation(JsonObject):
     bits_per_byte: float | None
 
 
-@dataclass(frozen=True)
-class HellaSwagEntry(JsonObject):
+class HellaSwagEntry(Record, frozen=True):
     """Accuracies on HellaSwag or on items of its form, or `absent`: the reason for no score."""
 
-    absent: Missing[str] = None
-    acc: Missing[Share] = None
-    acc_stderr: Missing[Amount] = None
-    acc_norm: Missing[Share] = None
-    acc_norm_stderr: Missing[Amount] = None
-    items: Missing[Count] = None
-    items_sha256: Missing[Text] = None
+    absent: str | None = None
+    acc: Share | None = None
+    acc_stderr: Amount | None = None
+    acc_norm: Share | None = None
+    acc_norm_stderr: Amount | None = None
+    items: Count | None = None
+    items_sha256: Text | None = None
 
 
-@dataclass(frozen=True)
-class PhasePeaks(JsonObject):
+class PhasePeaks(Record, frozen=True):
     """Peak bytes of each phase of a step."""
 
     forward: Count | None
@@ -174,8 +164,7 @@ class PhasePeaks(JsonObject):
     optimizer: Count | None
 
 
-@dataclass(frozen=True)
-class Memory(JsonObject):
+class Memory(Record, frozen=True):
     """Peak memory of the run."""
 
     peak_allocated_bytes: Count | None
@@ -184,8 +173,7 @@ class Memory(JsonObject):
     by_phase: PhasePeaks | None
 
 
-@dataclass(frozen=True)
-class Throughput(JsonObject):
+class Throughput(Record, frozen=True):
     """Training speed. mfu: model FLOPs utilisation."""
 
     tokens_per_second: float | None
@@ -199,8 +187,7 @@ class LearnedPoint(NamedTuple):
     probability: tuple[Share, ...]
 
 
-@dataclass(frozen=True)
-class Learned(JsonObject):
+class Learned(Record, frozen=True):
     """Scalars that the attentions learned, one per layer."""
 
     alternation_probability: tuple[Share, ...]
@@ -215,17 +202,15 @@ class ScalarPoint(NamedTuple):
     values: tuple[float | None, ...]
 
 
-@dataclass(frozen=True)
-class Schedule(JsonObject):
+class Schedule(Record, frozen=True):
     """Planned iterations. cut: whether the run ended before them. warmup_iterations: of "wsd" only."""
 
     iterations: Count
     cut: bool
-    warmup_iterations: Missing[Count] = None
+    warmup_iterations: Count | None = None
 
 
-@dataclass(frozen=True)
-class Fault(JsonObject):
+class Fault(Record, frozen=True):
     """A step whose loss or gradient was not finite. repeated: None before the retry."""
 
     iteration: Count
@@ -236,17 +221,15 @@ class Fault(JsonObject):
     repeated: bool | None
 
 
-@dataclass(frozen=True)
-class ModelFault(JsonObject):
+class ModelFault(Record, frozen=True):
     """A violation of the trained model. size: relative to the largest output."""
 
     check: Text
     message: str
-    size: Missing[float] = None
+    size: float | None = None
 
 
-@dataclass(frozen=True)
-class Admission(JsonObject):
+class Admission(Record, frozen=True):
     """The examination of the trained model on validation windows. seconds: of this examination."""
 
     faults: tuple[ModelFault, ...]
@@ -261,9 +244,8 @@ class Spike(NamedTuple):
     expected: float
 
 
-@dataclass(frozen=True)
-class RunRecord(JsonObject):
-    """The content of run.json. A part is None until it is known. seal: None before it is written.
+class RunRecord(Record, frozen=True):
+    """The content of run.json. A part is None until it is known. study: the name of its folder, given by `write`.
 
     fixes: the computations that CONFIG_NUMERICS_FIX replaced, in words. eval_sets: by name, those of the run's end.
     choice: as hellaswag, of items made from the held-out text; scored where CONFIG_HELLASWAG is off.
@@ -294,12 +276,12 @@ class RunRecord(JsonObject):
     notes: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
     spikes: tuple[Spike, ...] = ()
-    admission: Missing[Admission] = None
-    scalars: Missing[tuple[ScalarPoint, ...]] = None
-    fixes: Missing[tuple[Text, ...]] = None
-    choice: Missing[HellaSwagEntry] = None
-    eval_sets: Missing[Mapping[str, EvalSetEntry]] = None
-    seal: Missing[Seal] = None
+    admission: Admission | None = None
+    scalars: tuple[ScalarPoint, ...] | None = None
+    fixes: tuple[Text, ...] | None = None
+    choice: HellaSwagEntry | None = None
+    eval_sets: Mapping[str, EvalSetEntry] | None = None
+    study: str = ""
 
     @property
     def truncated(self) -> bool:
@@ -323,30 +305,46 @@ def run_name(variant: str, seed: int) -> str:
 
 def blank(run: str, variant: str, seed: int) -> RunRecord:
     """Return the record of a run of which nothing else is known."""
-    required = [one.name for one in dataclasses.fields(RunRecord) if one.default is dataclasses.MISSING]
+    required = [field.name for field in structs.fields(RunRecord) if field.required]
     values: dict[str, Any] = dict.fromkeys(required)
     values |= {"schema": SCHEMA, "run": run, "variant": variant, "seed": seed, "status": "running"}
     return RunRecord(**values)
 
 
 def write(run_dir: Path, record: RunRecord) -> None:
-    """Write run.json with a seal over itself and, of a finished run, over its side files."""
-    plain = dataclasses.replace(record, seal=None).to_json()
-    write_sealed(run_dir / "run.json", plain, SIDE_FILES if record.status == "finished" else ())
+    """Write run.json and, of a finished run, SHA256SUMS."""
+    record = record.replace(study=record.study or records.owner(run_dir).partition("/")[0])
+    records.write(run_dir / "run.json", record, owner(record))
+    if record.status == "finished":
+        records.write_sums(run_dir, owner(record), ("run.json", *SIDE_FILES))
+
+
+def owner(record: RunRecord) -> str:
+    """Return what the files of a run say that they belong to: the study and the run."""
+    return f"{record.study}/{record.run}"
+
+
+def owner_at(run_dir: Path) -> str:
+    """Return the owner of the files in a run's folder. RecordError where its record cannot be read."""
+    return owner(load(run_dir))
+
+
+def altered(record: RunRecord, run_dir: Path) -> list[str]:
+    """Return a message for every file of a finished run that is not as SHA256SUMS says."""
+    return records.check_sums(run_dir, owner(record)) if record.status == "finished" else []
 
 
 def load(run_dir: Path) -> RunRecord:
-    """Read the record in `run_dir`. RecordError where it is missing or unreadable, or breaks its schema or its seal."""
+    """Read the record in `run_dir`. RecordError where it is missing or unreadable, or breaks its schema."""
     path = run_dir / "run.json"
     try:
-        value = read_sealed(path)
+        value = records.read_plain(path)
     except FileNotFoundError as error:
         raise RecordError(f"{path} does not exist") from error
     except DamagedFileError as error:
         raise RecordError(f"{error}") from error
-    if not isinstance(value, dict) or value.get("schema") != SCHEMA:
-        found = value.get("schema") if isinstance(value, dict) else type(value).__name__
-        raise RecordError(f"{path} is of schema {found!r}; this version reads schema {SCHEMA}")
+    if value.get("schema") != SCHEMA:
+        raise RecordError(f"{path} is of schema {value.get('schema')!r}; this version reads schema {SCHEMA}")
     try:
         return from_json(value)
     except InvalidJsonError as error:

@@ -14,7 +14,7 @@ from typing import Any
 
 from runtime.detect import is_integrated
 from runtime.gpu_specs import DEVICE_TYPES, TargetError
-from runtime.typed_json import parse, to_plain
+from runtime.records import parse, to_plain
 
 BFLOAT16_CAPABILITY = (8, 0)  # the first NVIDIA compute capability with bfloat16 in hardware (Ampere)
 

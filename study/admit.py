@@ -30,11 +30,10 @@ from referee.pages.document import (
     Table,
 )
 from referee.pages.markup import Code, Strong, Text
-from runtime import files
+from runtime import records
 from runtime.errors import UserError, gib
 from runtime.files import DamagedFileError
 from runtime.settings import Config
-from runtime.typed_json import InvalidJsonError, read_file
 
 ROOT = Path(__file__).parents[1]
 
@@ -50,8 +49,8 @@ def examine_cached(
     paths = {model: _saved(model, config, alternation, autocast) for model in models.values()}
     found: dict[str, Examination] = {}
     for model, path in paths.items():
-        with contextlib.suppress(FileNotFoundError, DamagedFileError, InvalidJsonError):
-            found[model] = read_file(Examination, path)
+        with contextlib.suppress(FileNotFoundError, DamagedFileError):
+            found[model] = records.read(Examination, path)
     new = [model for model in paths if model not in found]
     if new:
         began = time.monotonic()
@@ -61,14 +60,14 @@ def examine_cached(
         for model, result in examined.items():
             paths[model].parent.mkdir(parents=True, exist_ok=True)
             if result.complete:  # a crash or a time limit may have another cause than the source
-                files.write_json(paths[model], result.to_json())
+                records.write(paths[model], result)
         found |= examined
     return {name: _renamed(found[model], name) for name, model in models.items()}
 
 
 def _renamed(examination: Examination, name: str) -> Examination:
-    violations = tuple(dataclasses.replace(one, variant=name) for one in examination.violations)
-    return dataclasses.replace(examination, variant=name, violations=violations)
+    violations = tuple(one.replace(variant=name) for one in examination.violations)
+    return examination.replace(variant=name, violations=violations)
 
 
 def _saved(name: str, config: Config, alternation: AlternationSettings, autocast: bool) -> Path:

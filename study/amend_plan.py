@@ -5,7 +5,6 @@ Counts of existing runs never change, even if the speed of the device changed.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -44,7 +43,7 @@ def restore_counts(plan: Plan, schedules: Mapping[str, Schedule], arms: Mapping[
             )
         tokens = row.tokens // row.iterations
         restored = planned_row(row.cost_class, count, tokens, arms[name].optimizer, row.predicted_bytes)
-        rows[name] = dataclasses.replace(restored, warmup_iterations=schedule.warmup_iterations)
+        rows[name] = restored.replace(warmup_iterations=schedule.warmup_iterations)
     recorded = next((rows[name] for name in rows if name in schedules), None)
     if recorded and not plan.budget.equal_time:
         rows |= {
@@ -52,7 +51,7 @@ def restore_counts(plan: Plan, schedules: Mapping[str, Schedule], arms: Mapping[
             for name, row in rows.items()
             if name not in schedules
         }
-    return dataclasses.replace(plan, variants=rows, notes=tuple(notes))
+    return plan.replace(variants=rows, notes=tuple(notes))
 
 
 def with_variants(
@@ -75,8 +74,7 @@ def with_variants(
     fresh = replan(plan.batch) if unknown else plan
     if fresh.batch != plan.batch:
         plan = _step_down(plan, fresh, unknown)
-    plan = dataclasses.replace(
-        plan,
+    plan = plan.replace(
         classes={**fresh.classes, **plan.classes},
         step_time_ratios={**fresh.step_time_ratios, **plan.step_time_ratios},
         notes=tuple(dict.fromkeys((*plan.notes, *fresh.notes))),
@@ -90,9 +88,9 @@ def with_variants(
         if existing and not plan.budget.equal_time:
             row = _share_count(row, existing)
         rows[name] = _own_warmup(row, arm.optimizer)
-    plan = dataclasses.replace(plan, variants=rows)
+    plan = plan.replace(variants=rows)
     notes = (*plan.notes, *filter(None, (_longer_than_the_limit(plan, name) for name in unknown)))
-    return plan_file.write(study_dir, dataclasses.replace(plan, notes=notes))
+    return plan_file.write(study_dir, plan.replace(notes=notes))
 
 
 def with_design(study_dir: Path, plan: Plan, settings: StudySettings) -> Plan:
@@ -109,20 +107,20 @@ def with_design(study_dir: Path, plan: Plan, settings: StudySettings) -> Plan:
             looks = rows[name].looks or tuple(seeds)
         if not looks or settings.seeds > looks[-1]:
             looks = (*looks, settings.seeds)
-        rows[name] = dataclasses.replace(rows[name], looks=looks)
+        rows[name] = rows[name].replace(looks=looks)
     primary = Primary.planned(settings.primary, settings.seeds, settings.equivalence_margin)
     if recorded:
         first = min((one for found in recorded.values() for one in found), key=planned_seeds)
         restored = Primary.planned(primary_arm(first) or "", planned_seeds(first), plan.equivalence_margin)
         primary = plan.primary or restored
-    return dataclasses.replace(plan, variants=rows, primary=primary)
+    return plan.replace(variants=rows, primary=primary)
 
 
 def _step_down(plan: Plan, fresh: Plan, added: list[str]) -> Plan:
     """Give the plan the smaller micro-batch of `fresh`, which the added variants need."""
     rows = {
-        name: dataclasses.replace(
-            row, predicted_bytes=fresh.variants[name].predicted_bytes if name in fresh.variants else None
+        name: row.replace(
+            predicted_bytes=fresh.variants[name].predicted_bytes if name in fresh.variants else None
         )
         for name, row in plan.variants.items()
     }
@@ -130,12 +128,12 @@ def _step_down(plan: Plan, fresh: Plan, added: list[str]) -> Plan:
         f"added: {', '.join(added)}; does not fit in memory at micro-batch {plan.batch.micro}; later steps of all "
         f"runs use {fresh.batch.micro}. The effective batch of {fresh.batch.effective} does not change"
     )
-    return dataclasses.replace(plan, batch=fresh.batch, variants=rows, notes=(*plan.notes, note))
+    return plan.replace(batch=fresh.batch, variants=rows, notes=(*plan.notes, note))
 
 
 def _share_count(row: PlanRow, existing: PlanRow) -> PlanRow:
     """Return the row with the count and warm-up of an existing one."""
-    return dataclasses.replace(existing, cost_class=row.cost_class, predicted_bytes=row.predicted_bytes)
+    return existing.replace(cost_class=row.cost_class, predicted_bytes=row.predicted_bytes)
 
 
 def _own_warmup(row: PlanRow, optimizer: OptimizerConfig) -> PlanRow:
@@ -143,7 +141,7 @@ def _own_warmup(row: PlanRow, optimizer: OptimizerConfig) -> PlanRow:
     if row.warmup_iterations is None:
         return row
     warmup = warmup_iterations(row.iterations, optimizer.warmup_fraction)
-    return dataclasses.replace(row, warmup_iterations=warmup)
+    return row.replace(warmup_iterations=warmup)
 
 
 def _longer_than_the_limit(plan: Plan, name: str) -> str:

@@ -7,7 +7,6 @@ and never changed.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from study.plan_file import Continued, Plan
 from study.preconditions import differing_symbols, symbol_values
 from study.report.report_data import build_report
 from study.report.report_summary import findings
-from study.runs import disagreements
 from study.study_settings import ONLY_WSD
 
 # Symbols in which the longer study may differ: its length, and what changes no number of a run.
@@ -69,7 +67,7 @@ def _problem(folder: Path) -> str:
             return f"{source} differs from {copy}, the source of that run"
     if record.status != "finished" or record.truncated:
         return f"{folder} is {'cut by a time limit' if record.truncated else record.status}"
-    if damage := disagreements(record, folder):
+    if damage := run_record.altered(record, folder):
         return f"{folder} is damaged: {'; '.join(damage)}"
     return "" if states else f"{folder / 'stable'} has no checkpoint of the start of its decay"
 
@@ -88,14 +86,14 @@ def continued(plan: Plan, shorter: Path) -> Plan:
                 f"{before[name].iterations}: a run can only continue a shorter one; fix: raise the limit "
                 "CONFIG_GPT2_MAX_ITERS, CONFIG_GPT2_MAX_TOKENS or CONFIG_GPT2_MAX_TIME"
             )
-        rows[name] = dataclasses.replace(rows[name], warmup_iterations=before[name].warmup_iterations)
+        rows[name] = rows[name].replace(warmup_iterations=before[name].warmup_iterations)
     if known is None:
         record = run_record.load(shorter / "runs" / run_record.run_name(added[0], 0))
         assert record.fingerprint  # of a finished run
         verdicts = tuple(to_plain(finding.sentence) for finding in findings(build_report(shorter)))
         known = Continued(str(shorter), record.fingerprint.schedule, verdicts)
     counts = {**known.iterations, **{name: before[name].iterations for name in added}}
-    return dataclasses.replace(plan, variants=rows, continues=dataclasses.replace(known, iterations=counts))
+    return plan.replace(variants=rows, continues=known.replace(iterations=counts))
 
 
 def _shorter_plan(shorter: Path) -> Plan:

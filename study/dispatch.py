@@ -219,7 +219,7 @@ class Dispatcher:
         folder = self.runs.folder(*run)
         record = read_record(folder) or run_record.blank(run_record.run_name(*run), *run)
         if record.status not in ("failed", "finished") or record_text(folder) == before:
-            run_record.write(folder, dataclasses.replace(record, status="failed", error=reason))
+            run_record.write(folder, record.replace(status="failed", error=reason))
 
     def _report(self) -> None:
         """Write the report. While other runs train, reports take at most REPORT_SHARE of the time."""

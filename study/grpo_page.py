@@ -186,10 +186,10 @@ def _logp_note() -> str:
 
 
 def _checks(report: GrpoReport) -> list[str]:
-    if not report.checked_rewards:
+    if not report.responses:
         return []
     return [
-        f"{report.checked_rewards:,} recorded responses: every reward is equal when it is recomputed.",
+        f"{report.responses:,} responses are recorded with their rewards; SHA256SUMS of each run covers them.",
         "After each rollout every weight was compared with its bits before.",
     ]
 

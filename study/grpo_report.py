@@ -86,7 +86,7 @@ class GrpoReport:
     test_problems: int
     margin: float
     arms: list[ArmResult]
-    checked_rewards: int
+    responses: int
     problems: list[str] = field(default_factory=list)
     mixed: list[str] = field(default_factory=list)
 
@@ -109,7 +109,7 @@ def build_report(settings: GrpoSettings, identity: str) -> GrpoReport:
         test_problems=final[0].problems if final else 0,
         margin=plan.margin,
         arms=_judged(arms, plan),
-        checked_rewards=sum(one.reward_check.responses for one in found if one.reward_check),
+        responses=sum(one.responses for one in found),
         problems=problems,
         mixed=_mixed(found),
     )
@@ -139,7 +139,7 @@ def _ended_runs(settings: GrpoSettings, identity: str) -> tuple[list[records.Grp
             record = records.read(run_dir)
             if record is None or record.status not in records.ENDED:
                 continue
-            wrong = records.problems_of(run_dir, record)
+            wrong = records.problems_of(run_dir)
         except DamagedFileError as error:
             record, wrong = None, [str(error)]
         if record and record.identity != identity:

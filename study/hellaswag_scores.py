@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
+from msgspec import Meta
+
+from runtime.records import Record, Text
 from runtime.run_record import HellaSwagEntry, RunRecord
-from runtime.typed_json import JsonObject, Missing, Range, Text
 
 CHANCE = 0.25  # four endings
-Choice = Annotated[int, Range(0, 3)]
+Choice = Annotated[int, Meta(ge=0, le=3)]
 OTHER_ITEMS = "its runs were scored on other items than most"
 
 
@@ -45,17 +47,15 @@ class Items(NamedTuple):
         return f"{self.number:,} items (SHA-256 {self.sha256[:12]})"
 
 
-@dataclass(frozen=True)
-class ItemsFile(JsonObject):
+class ItemsFile(Record, frozen=True):
     """hellaswag.json of a study: the file of the items, or the reason why there is none."""
 
-    path: Missing[Text] = None
-    items_sha256: Missing[Text] = None
-    absent: Missing[Text] = None
+    path: Text | None = None
+    items_sha256: Text | None = None
+    absent: Text | None = None
 
 
-@dataclass(frozen=True)
-class ItemScores(JsonObject):
+class ItemScores(Record, frozen=True):
     """hellaswag.json or choice.json of a run: for each item the chosen ending, and whether it is the right one."""
 
     choices: tuple[Choice, ...] = ()

@@ -6,42 +6,41 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from msgspec import Meta, field, structs
+
 from ra.arms import split_rate
+from runtime import records
 from runtime.errors import UserError
 from runtime.files import DamagedFileError
-from runtime.run_plan import BatchPlan
-from runtime.run_record import RecordedTarget
-from runtime.seal import read_sealed, write_sealed
-from runtime.settings import Config
-from runtime.typed_json import (
+from runtime.records import (
     Amount,
     Count,
     InvalidJsonError,
-    JsonObject,
-    Missing,
     Positive,
-    Range,
+    Record,
     Text,
     parse,
 )
+from runtime.run_plan import BatchPlan
+from runtime.run_record import RecordedTarget
+from runtime.settings import Config
 
 FILE = "plan.json"
 REBUILD = "fix: run `make`, which rebuilds it from the records of the runs"
 
-Seconds = Annotated[float, Range(1e-9, 1e9)]  # of one step
-Ratio = Annotated[float, Range(1e-6, 1e6)]
+Seconds = Annotated[float, Meta(ge=1e-9, le=1e9)]  # of one step
+Ratio = Annotated[float, Meta(ge=1e-6, le=1e6)]
 
 
 class PlanFileError(UserError, RuntimeError):
     """plan.json is not a plan."""
 
 
-@dataclass(frozen=True)
-class PlanBudget(JsonObject):
+class PlanBudget(Record, frozen=True):
     """Limits of one run; 0 means no limit. equal_time: counts follow the ratio of step times."""
 
     max_time_seconds: Amount
@@ -51,8 +50,7 @@ class PlanBudget(JsonObject):
     equal_time: bool = False
 
 
-@dataclass(frozen=True)
-class CostClass(JsonObject):
+class CostClass(Record, frozen=True):
     """Variants whose steps cost the same. samples: seconds of each timed step. peak_bytes: None where not measured."""
 
     seconds_per_iteration: Seconds
@@ -60,8 +58,7 @@ class CostClass(JsonObject):
     peak_bytes: Count | None = None
 
 
-@dataclass(frozen=True)
-class StepTimeRatio(JsonObject):
+class StepTimeRatio(Record, frozen=True):
     """Step time of a cost class over that of class `to`, with its 95 % interval (None where it is unknown)."""
 
     to: str
@@ -70,28 +67,26 @@ class StepTimeRatio(JsonObject):
     high: Ratio | None = None
 
 
-@dataclass(frozen=True)
-class PlanRow(JsonObject):
+class PlanRow(Record, frozen=True):
     """The runs of one variant. warmup_iterations: of "wsd" alone.
 
     looks: the planned numbers of seeds, ascending; a verdict is given at the last one. None before
     they are planned.
     """
 
-    cost_class: str = field(metadata={"key": "class"})
+    cost_class: str = field(name="class")
     iterations: Positive
     tokens: Positive
     predicted_bytes: Count | None = None
-    warmup_iterations: Missing[Count] = None
-    looks: Missing[tuple[Positive, ...]] = None
+    warmup_iterations: Count | None = None
+    looks: tuple[Positive, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.looks is not None and (not self.looks or list(self.looks) != sorted(set(self.looks))):
             raise InvalidJsonError(f"looks are {list(self.looks)}; ascending numbers of seeds expected")
 
 
-@dataclass(frozen=True)
-class Primary(JsonObject):
+class Primary(Record, frozen=True):
     """The comparison that a study is planned for, written before its first run.
 
     seeds: planned. margin: of equivalence, in nats. sha256: of the other entries.
@@ -108,18 +103,17 @@ class Primary(JsonObject):
     @property
     def digest(self) -> str:
         """SHA-256 of the other entries."""
-        content = {key: value for key, value in self.to_json().items() if key != "sha256"}
+        content = {key: value for key, value in structs.asdict(self).items() if key != "sha256"}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     @classmethod
     def planned(cls, arm: str, seeds: int, margin: float) -> Primary | None:
         """Return the comparison with its SHA-256; None without an arm."""
         new = cls(arm, seeds, margin)
-        return replace(new, sha256=new.digest) if arm else None
+        return new.replace(sha256=new.digest) if arm else None
 
 
-@dataclass(frozen=True)
-class LearningRates(JsonObject):
+class LearningRates(Record, frozen=True):
     """The learning rates that a study tunes. rates: as typed, ascending. tuning_seeds: their number.
 
     chosen: arm -> its rate, from the time when its tuning runs are finished. A chosen rate never changes.
@@ -135,8 +129,7 @@ class LearningRates(JsonObject):
             raise InvalidJsonError(f"the chosen rate {unknown[0]} is none of {', '.join(self.rates)}")
 
 
-@dataclass(frozen=True)
-class Continued(JsonObject):
+class Continued(Record, frozen=True):
     """The shorter study that the runs continue, as it was when this study was planned."""
 
     study: Text  # its folder
@@ -145,8 +138,7 @@ class Continued(JsonObject):
     iterations: Mapping[str, Positive] = field(default_factory=dict)  # arm -> of its runs
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan(JsonObject):
+class Plan(Record, kw_only=True, frozen=True):
     """The content of plan.json.
 
     primary: None in a study of control arms alone. learning_rates: None in a study at one rate.
@@ -166,11 +158,11 @@ class Plan(JsonObject):
     variants: Mapping[str, PlanRow]
     notes: tuple[str, ...] = ()
     equivalence_margin: Amount = field(default=math.log(1.01))  # nats
-    primary: Missing[Primary] = None
-    learning_rates: Missing[LearningRates] = None
-    continues: Missing[Continued] = None
-    threads: Missing[Positive] = None
-    slots: Missing[Positive] = None
+    primary: Primary | None = None
+    learning_rates: LearningRates | None = None
+    continues: Continued | None = None
+    threads: Positive | None = None
+    slots: Positive | None = None
 
     def __post_init__(self) -> None:
         for name, row in self.variants.items():
@@ -204,7 +196,7 @@ def read(study_dir: Path) -> Plan | None:
     """Read the study's plan. None where there is none; PlanFileError where the file is not a plan."""
     path = study_dir / FILE
     try:
-        return from_json(read_sealed(path))
+        return from_json(records.read_plain(path))
     except FileNotFoundError:
         return None
     except DamagedFileError as error:
@@ -231,12 +223,10 @@ def with_threads(config: Config, study_dir: Path) -> Config:
 
 def write(study_dir: Path, plan: Plan) -> Plan:
     """Write plan.json atomically."""
-    write_sealed(study_dir / FILE, plan.to_json())
+    records.write(study_dir / FILE, plan, plan.study)
     return plan
 
 
 def from_json(content: Any) -> Plan:
     """Return the plan in the content of plan.json. InvalidJsonError names the first part that is not a plan's."""
-    if isinstance(content, dict):
-        content = {key: value for key, value in content.items() if key != "seal"}
     return parse(Plan, content, "plan")

@@ -299,5 +299,5 @@ def smaller_batch(plan: Plan, run: str, dropout: float = 0.0) -> Plan | None:
             "from those at the larger micro-batch"
         )
     # predictions were of the larger micro-batch
-    variants = {name: dataclasses.replace(row, predicted_bytes=None) for name, row in plan.variants.items()}
-    return dataclasses.replace(plan, batch=batch, variants=variants, notes=(*plan.notes, note))
+    variants = {name: row.replace(predicted_bytes=None) for name, row in plan.variants.items()}
+    return plan.replace(batch=batch, variants=variants, notes=(*plan.notes, note))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ra.arms import split_rate
 from ra.names import is_control_arm
-from runtime import files, run_record
+from runtime import records, run_record
 from runtime.errors import UserError
 from study import plan_file
 from study.plan_file import LearningRates, Plan
@@ -148,7 +148,7 @@ def choose_rates(study_dir: Path, plan: Plan, variants: Sequence[str]) -> Plan:
     rates = choose(losses_of(tuning), found.rates)
     if not found.rates.chosen:
         _refuse_other_rates(runs, rates)
-    return replace(plan, learning_rates=rates)
+    return plan.replace(learning_rates=rates)
 
 
 def _refuse_other_rates(runs: Sequence[Run], rates: LearningRates) -> None:
@@ -250,4 +250,4 @@ class RunList:
         runs = tuple(ExpectedRun(*run) for run in self.all()) if self.rates else None
         expected = Expected(self.variants, self.seeds, runs)
         if read_expected(self.directory) != expected:
-            files.write_json(self.directory / EXPECTED, expected.to_json())
+            records.write(self.directory / EXPECTED, expected, self.directory.name)

@@ -11,9 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, cast
 
+from msgspec import Meta
+
 from ra.names import PATTERNS
-from runtime import run_record, seal
+from runtime import records, run_record
 from runtime.files import DamagedFileError
+from runtime.records import Count, Record, Text
 from runtime.run_record import (
     Batch,
     Environment,
@@ -24,7 +27,6 @@ from runtime.run_record import (
     RunRecord,
     Schedule,
 )
-from runtime.typed_json import Count, JsonObject, Missing, Range, Text, read_file
 from study.hellaswag_scores import TASKS, scored_items
 
 
@@ -45,15 +47,13 @@ def read_records(study_dir: Path) -> dict[Path, RunRecord]:
 REMEDY = "fix: restore the files from a copy, or delete the run's folder and run `make`"
 
 
-@dataclass(frozen=True)
-class FinishedValidation(RecordedValidation):
+class FinishedValidation(RecordedValidation, frozen=True):
     """A validation with a finite loss."""
 
     loss: float
 
 
-@dataclass(frozen=True)
-class FinishedRecord(RunRecord):
+class FinishedRecord(RunRecord, frozen=True):
     """A record whose results count: these parts are known. A type for readers; `load` returns RunRecord."""
 
     fingerprint: Fingerprint
@@ -63,19 +63,6 @@ class FinishedRecord(RunRecord):
     validation: FinishedValidation
     environment: Environment
     schedule: Schedule
-
-
-def disagreements(run: RunRecord, folder: Path) -> list[str]:
-    """Return a message for every side file of a finished run whose SHA-256 is not that of the record's seal."""
-    if run.status != "finished" or run.seal is None:
-        return []
-    found = []
-    for name, recorded in run.seal.files.items():
-        path = folder / name
-        actual = seal.digest(path) if path.is_file() else "missing"
-        if actual != recorded:
-            found.append(f"{path.name}: SHA-256 is {actual[:12]}; the record has {recorded[:12]}")
-    return found
 
 
 BASELINE = "B"
@@ -92,21 +79,19 @@ SHARED = ("model", "data", "tokenizer", "batch", "schedule", "validation", "numb
 UNREAD = cast("FinishedRecord", run_record.blank("?", "?", 0))
 
 
-@dataclass(frozen=True)
-class ExpectedRun(JsonObject):
+class ExpectedRun(Record, frozen=True):
     """A run that the study is configured for."""
 
     variant: Text
     seed: Count
 
 
-@dataclass(frozen=True)
-class Expected(JsonObject):
+class Expected(Record, frozen=True):
     """The content of expected.json: the runs that the study is configured for. runs: None: every variant and seed."""
 
     variants: tuple[Text, ...]
-    seeds: Annotated[int, Range(0, 1000)]
-    runs: Missing[tuple[ExpectedRun, ...]] = None
+    seeds: Annotated[int, Meta(ge=0, le=1000)]
+    runs: tuple[ExpectedRun, ...] | None = None
 
     @property
     def all_runs(self) -> list[tuple[str, int]]:
@@ -164,7 +149,7 @@ def _read(folder: Path) -> Run:
     complete = cast("FinishedRecord", record)
     run = Run(folder.name, record.variant, record.seed, record.status, not reason, reason, complete, cause)
     if run.used:
-        found = disagreements(complete, folder)
+        found = run_record.altered(complete, folder)
         if found:
             run.used, run.cause, run.why_not = False, DAMAGED, f"{'; '.join(found)}; {REMEDY}"
     return run
@@ -227,7 +212,7 @@ def final_losses(runs: Sequence[Run]) -> dict[str, dict[int, float]]:
 def read_expected(study_dir: Path) -> Expected:
     """Return what the study is configured for; no seed and no variant where it is not recorded."""
     try:
-        return read_file(Expected, study_dir / EXPECTED)
+        return records.read(Expected, study_dir / EXPECTED)
     except (FileNotFoundError, DamagedFileError):  # missing_files names a damaged one
         return Expected((), 0)
 
@@ -244,7 +229,7 @@ def missing_files(study_dir: Path, used: list[Run]) -> list[str]:
     """Return notes on files without which a part of the report is missing."""
     notes = []
     try:
-        read_file(Expected, study_dir / EXPECTED)
+        records.read(Expected, study_dir / EXPECTED)
     except FileNotFoundError:
         pass
     except DamagedFileError as error:

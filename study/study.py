@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import shutil
@@ -18,15 +17,15 @@ from typing import Any
 from gpt2 import dataset, hellaswag
 from gpt2.eval_texts import check_texts
 from ra.alternation import AlternationSettings
-from runtime import files, resolve, run_record
+from runtime import files, records, resolve, run_record
 from runtime.cpu import cpu_threads
 from runtime.detect import detected_target_name
 from runtime.dotconfig import Symbols
 from runtime.errors import UserError, disk_full
 from runtime.output import LiveLine, duration
+from runtime.records import parse, to_plain
 from runtime.run_plan import BatchPlan
 from runtime.settings import Config
-from runtime.typed_json import parse, to_plain
 from study import admit, amend_plan, plan_file, planner
 from study.continuation import check_starts, continued
 from study.dispatch import Dispatcher, full_disk_error
@@ -219,7 +218,7 @@ class Study:
             threads = target.cpu_threads or max(1, cpu_threads(0) // slots)
         note = beside_note(min(slots, len(self.runs.pending())))
         notes = dict.fromkeys((*plan.notes, note) if note else plan.notes)
-        plan = dataclasses.replace(plan, notes=tuple(notes), slots=slots, threads=threads or plan.threads)
+        plan = plan.replace(notes=tuple(notes), slots=slots, threads=threads or plan.threads)
         return plan_file.write(self.directory, plan)
 
     def executor(self) -> Executor:
@@ -258,7 +257,7 @@ class Study:
                 digest = hellaswag.digest(items)
                 refuse_other_items(self.directory, source, len(items), digest)
                 found = ItemsFile(path=str(source), items_sha256=digest)
-        files.write_json(self.directory / "hellaswag.json", found.to_json())
+        records.write(self.directory / "hellaswag.json", found, self.directory.name)
 
     def admit(self) -> None:
         """Examine the variants of the pending runs. UserError for one that fails a check."""
@@ -318,7 +317,7 @@ class Study:
             self.resolved.device_type == "cpu",
             self.copies(),
         )
-        return dataclasses.replace(plan, notes=(*plan.notes, *filter(None, [note])))
+        return plan.replace(notes=(*plan.notes, *filter(None, [note])))
 
     def copies(self) -> int:
         """Return how many processes time steps at once: on a CPU, runs at once share caches and memory."""

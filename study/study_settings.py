@@ -6,7 +6,7 @@ import math
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from ra.arms import refuse_equal_arms, split_rate, with_rate
@@ -91,7 +91,7 @@ def most_runs(
     start, *further = rates.rates
     most = {name: further[place % len(further)] for place, name in enumerate(others)}
     guessed = {name: start if one_rate else most.get(name, start) for name in variants}
-    assumed = replace(rates, chosen=guessed | dict(rates.chosen))
+    assumed = rates.replace(chosen=guessed | dict(rates.chosen))
     return tuning_runs(variants, rates) + judged_runs(variants, seeds, assumed)
 
 
@@ -125,9 +125,9 @@ def choose(table: Table, rates: LearningRates) -> LearningRates:
     chosen = dict(rates.chosen)
     for name in (name for name in table if name not in chosen):
         group = {other: table[other] for other in function_class(name, table)}
-        shared = control_rate(replace(rates, chosen=chosen)) if is_control_arm(name) else ""
+        shared = control_rate(rates.replace(chosen=chosen)) if is_control_arm(name) else ""
         chosen[name] = shared or _lowest(name, mean_losses(group, rates))
-    return replace(rates, chosen=chosen)
+    return rates.replace(chosen=chosen)
 
 
 def _lowest(name: str, means: Mapping[str, float | None]) -> str:

@@ -7,12 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime import checkpoint, run_record
+from runtime import checkpoint, records, run_record
 from runtime import eval_set_records as eval_sets
 from runtime.errors import UserError
-from runtime.seal import read_sealed
 from study import plan_file
-from study.runs import disagreements, run_folders
+from study.runs import run_folders
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,9 @@ def verify_study(study_dir: Path) -> list[Verified]:
     if (study_dir / "attention.json").exists():
         rows.append(
             Verified(
-                "attention.json", [], _errors(functools.partial(read_sealed, study_dir / "attention.json"))
+                "attention.json",
+                [],
+                _errors(functools.partial(records.read_plain, study_dir / "attention.json")),
             )
         )
     runs, others = run_folders(study_dir)
@@ -61,12 +62,14 @@ def _verify_run(folder: Path) -> Verified:
         problems.append(str(error))
     else:
         sides = [name for name in run_record.SIDE_FILES if (folder / name).exists()]
-        checked += [f"run.json ({record.status}, {'sealed' if record.seal else 'unsealed'})", *sides]
-        problems += disagreements(record, folder)
-    for name in ("memory.json", "attention.json", "lm_eval.json", eval_sets.FILE):
-        if (folder / name).exists():
-            checked.append(name)
-            problems += _errors(functools.partial(read_sealed, folder / name))
+        checked += [f"run.json ({record.status})", *sides]
+        problems += run_record.altered(record, folder)
+        for name in ("memory.json", "attention.json", "lm_eval.json", eval_sets.FILE):
+            if (folder / name).exists():
+                checked.append(name)
+                problems += _errors(
+                    functools.partial(records.read_plain, folder / name, run_record.owner(record))
+                )
     found = [path for kind in run_record.CHECKPOINTS for path in checkpoint.complete(folder / kind)]
     for path in found:
         problems += _errors(functools.partial(checkpoint.verify, path))

@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from ra.alternation import AlternationSettings
-from runtime import attention_kernels, ranks, run_record
+from runtime import attention_kernels, ranks, records, run_record
 from runtime.dotconfig import read_symbols
 from runtime.errors import UserError, disk_full, explain_full_disk, explain_missing_compiler, out_of_memory
 from runtime.metrics_log import print_event
 from runtime.ranks import end_like, launch
+from runtime.records import parse, to_plain
 from runtime.resolve import ResolvedTarget, resolve
 from runtime.run_plan import RunPlan, Start, plan_batch, plan_for
 from runtime.settings import Config, TargetConfig
 from runtime.signals import Interrupted, Stop
-from runtime.typed_json import parse, read_file, to_plain
 from study import plan_file
 from study.executors import claims
 from study.executors.child_process import (
@@ -227,7 +227,7 @@ def _start(plan: Plan, variant: str, run: str) -> Start | None:
 
 def hellaswag_source(study_dir: Path) -> Path | str:
     """Return the file of HellaSwag's items, or the reason why the study has none."""
-    found = read_file(ItemsFile, study_dir / "hellaswag.json")
+    found = records.read(ItemsFile, study_dir / "hellaswag.json")
     return Path(found.path) if found.path else found.absent or "not prepared"
 
 

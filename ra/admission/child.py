@@ -5,7 +5,6 @@ User code may print, hang or crash; `ra.admission.process` starts this process a
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -27,8 +26,8 @@ from ra.alternation import AlternationSettings
 from ra.arms import BASELINE, parse_arm
 from ra.counts import count, matched_width
 from ra.variants import Variant, variant
+from runtime.records import parse
 from runtime.settings import ModelConfig
-from runtime.typed_json import parse
 
 LOADING = "load"
 
@@ -63,7 +62,7 @@ def _answer(request: Request, name: str, out: TextIO) -> bool:
         if request.count_costs:
             tell(check="cost")
             found = costs(name, request.model, request.alternation)
-            examination = dataclasses.replace(examination, costs=found)
+            examination = examination.replace(costs=found)
         tell(examination=examination.to_json(), digests=built)
         return all(one.check != OUTSIDE for one in examination.violations)
     tell(digests=built)

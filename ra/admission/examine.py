@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 from ra.admission import batches, causality, gradients, interface, repeatability
 from ra.admission.probe import Probe, difference, inputs, restored_generators, run
@@ -65,7 +64,7 @@ def _found(name: str, check: Check, probe: Probe) -> list[Violation]:
     except (Exception, SystemExit) as error:  # the user's code may raise anything
         fix = "correct that line"
         found.append(violation(f"{describe(error)} during this check", fix, None, error))
-    return [replace(one, variant=probe.name, check=name) for one in found]
+    return [one.replace(variant=probe.name, check=name) for one in found]
 
 
 def _obstacle(name: str, found: list[Violation], probe: Probe) -> str:

@@ -15,15 +15,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ra import names
 from ra.admission.results import FAILED, PASSED, PROCESS, Examination, Outcome, Violation
 from ra.alternation import AlternationSettings
+from runtime.records import Record, parse
 from runtime.settings import ModelConfig
-from runtime.typed_json import JsonObject, parse
 
 LIMIT_SECONDS = 300.0  # of one variant; an examination takes seconds on an idle machine
 NO_RESULT = "it gave no result within the time limit"
@@ -31,8 +30,7 @@ ROOT = Path(__file__).parents[2]
 OUTPUT_ROUNDING = 1e-5  # relative; a float32 output may depend on the alignment of its memory
 
 
-@dataclass(frozen=True)
-class Request(JsonObject):
+class Request(Record, frozen=True):
     """The task of a child process. examine: run the checks; else build and digest alone. autocast: bfloat16."""
 
     names: tuple[str, ...]
@@ -157,7 +155,7 @@ def _with_process(
     differing = next((key for key in ours if theirs and not _equal(ours[key], theirs.get(key))), None)
     outcome = Outcome(PROCESS, FAILED if differing else PASSED, 0.0)
     if not ours or not theirs:
-        outcome = dataclasses.replace(outcome, result="not examined: the attention does not run")
+        outcome = outcome.replace(result="not examined: the attention does not run")
     violations = examination.violations
     if differing:
         layer, _, part = differing.partition(": ")
@@ -170,7 +168,7 @@ def _with_process(
                 layer=int(layer.removeprefix("layer ")),
             ),
         )
-    return dataclasses.replace(examination, outcomes=(*examination.outcomes, outcome), violations=violations)
+    return examination.replace(outcomes=(*examination.outcomes, outcome), violations=violations)
 
 
 def _equal(ours: Any, theirs: Any) -> bool:

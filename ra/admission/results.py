@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import traceback
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ra import names
+from runtime.records import Record
 from runtime.source_lines import short_path, source_line
-from runtime.typed_json import JsonObject, Missing
 
 OURS = ("ra.reciprocal_attention", "ra.published.", "ra.admission.")
 
 
-@dataclass(frozen=True)
-class Violation(JsonObject):
+class Violation(Record, frozen=True):
     """One fault of a variant. layer, position: None where the fault has none.
 
     size: of the effect, relative to the largest output. message: the fact. fix: one action.
@@ -25,11 +23,11 @@ class Violation(JsonObject):
     check: str
     message: str
     fix: str
-    layer: Missing[int] = None
-    position: Missing[int] = None
-    size: Missing[float] = None
-    file: Missing[str] = None
-    line: Missing[int] = None
+    layer: int | None = None
+    position: int | None = None
+    size: float | None = None
+    file: str | None = None
+    line: int | None = None
 
     @property
     def where(self) -> str:
@@ -99,8 +97,7 @@ OUTSIDE, PROCESS = "outside", "process"
 PASSED, FAILED = "passed", "failed"
 
 
-@dataclass(frozen=True)
-class Outcome(JsonObject):
+class Outcome(Record, frozen=True):
     """The result of one check: PASSED, FAILED, or why it was not made."""
 
     check: str
@@ -108,8 +105,7 @@ class Outcome(JsonObject):
     seconds: float
 
 
-@dataclass(frozen=True)
-class Cost(JsonObject):
+class Cost(Record, frozen=True):
     """Cost of a model. flops_per_token: matrix FLOPs of a training token. attention_calls: fused, of a layer.
 
     memory_bytes: predicted peak of a training step on one sequence in float32 on a CPU. None: it cannot be counted.
@@ -121,8 +117,7 @@ class Cost(JsonObject):
     memory_bytes: int | None
 
 
-@dataclass(frozen=True)
-class Costs(JsonObject):
+class Costs(Record, frozen=True):
     """The variant beside the baseline. width_...: of the variant, where it costs what the baseline costs."""
 
     variant: Cost
@@ -131,14 +126,13 @@ class Costs(JsonObject):
     width_equal_flops: int | None
 
 
-@dataclass(frozen=True)
-class Examination(JsonObject):
+class Examination(Record, frozen=True):
     """All results of a variant."""
 
     variant: str
     outcomes: tuple[Outcome, ...]
     violations: tuple[Violation, ...]
-    costs: Missing[Costs] = None
+    costs: Costs | None = None
 
     @property
     def complete(self) -> bool:

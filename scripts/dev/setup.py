@@ -1,6 +1,6 @@
 """Create the virtual environment and install the packages that the next command needs.
 
-    python3 -m scripts.dev.setup base            .venv with kconfiglib, to configure
+    python3 -m scripts.dev.setup base            .venv with kconfiglib and msgspec, to configure
     python3 -m scripts.dev.setup core            what reads results, predicts and measures needs: torch
     python3 -m scripts.dev.setup main            the same with the extras of .config, to train
     python3 -m scripts.dev.setup exchange        what reads and writes models of transformers needs
@@ -55,7 +55,8 @@ def requirements_of(kind: str) -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras: dict[str, list[str]] = project["optional-dependencies"]
     if kind == "base":
-        return [line for line in extras["trainer"] if package(line) == "kconfiglib"]
+        lines = [*extras["trainer"], *project["dependencies"]]
+        return [line for line in lines if package(line) in ("kconfiglib", "msgspec")]
     chosen = ["trainer"] + ([] if kind == "core" else configured_extras())
     chosen += [kind] if kind in ("exchange", "lm-eval", "dev") else []
     chosen_lines = (line for name in chosen for line in extras[name])
@@ -200,7 +201,7 @@ def install(kind: str) -> None:
         say_scale()
     make_venv()
     others = [line for line in lines if package(line) != "torch"]
-    if kind != "base":  # kconfiglib alone takes seconds
+    if kind != "base":  # kconfiglib and msgspec take seconds
         with contextlib.suppress(ConnectionError):  # pip may find the packages in a folder
             pip("uv", quiet_failure=True)
         (torch,) = [line for line in lines if package(line) == "torch"]

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from referee.verdict.statistics import holm, sign_test
+from runtime import records, run_record
 from runtime.files import DamagedFileError
-from runtime.typed_json import read_file
 from study.hellaswag_scores import EndingsTask, ItemScores, common_items, entry, scored_items
 from study.runs import BASELINE, Run
 
@@ -67,7 +67,8 @@ def item_tests(study_dir: Path, used: Sequence[Run], task: EndingsTask) -> list[
 def _answers(study_dir: Path, run: Run, task: EndingsTask) -> dict[str, Answers]:
     """Measure -> 1 for each right item and 0 for each wrong one, if the file agrees with the run's score."""
     try:
-        content = read_file(ItemScores, run.file(study_dir, f"{task.key}.json"))
+        path = run.file(study_dir, f"{task.key}.json")
+        content = records.read(ItemScores, path, run_record.owner(run.record))
     except (FileNotFoundError, DamagedFileError):
         return {}
     score, found = entry(run.record, task), {}

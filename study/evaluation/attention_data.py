@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
+from msgspec import Meta, field
+
+from runtime import records, run_record
 from runtime.errors import UserError
-from runtime.seal import read_sealed, write_sealed
-from runtime.typed_json import InvalidJsonError, JsonObject, Range, parse
+from runtime.records import InvalidJsonError, Record, parse
 from study import plan_file
 from study.rate_tuning import judged_at_best
 from study.runs import Run, read_runs
@@ -30,8 +31,7 @@ Numbers = tuple[float, ...]  # a value for each head
 Masses = tuple[tuple[float, ...], ...]  # row i: attention mass from query block i to key blocks 0 .. i
 
 
-@dataclass(frozen=True)
-class InputText(JsonObject):
+class InputText(Record, frozen=True):
     """The inspected text. tokens: their number. pieces: the tokens as strings, for a short text only."""
 
     source: str
@@ -39,8 +39,7 @@ class InputText(JsonObject):
     pieces: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class LayerAttention(JsonObject):
+class LayerAttention(Record, frozen=True):
     """Statistics of one layer. reciprocal_share: weight of the reciprocal path; None for custom attention."""
 
     layer: int
@@ -57,8 +56,7 @@ class LayerAttention(JsonObject):
     first_reciprocal: Numbers
 
 
-@dataclass(frozen=True)
-class AttentionMap(JsonObject):
+class AttentionMap(Record, frozen=True):
     """Both paths of one head."""
 
     layer: int
@@ -67,19 +65,18 @@ class AttentionMap(JsonObject):
     reciprocal: Masses
 
 
-@dataclass(frozen=True)
-class RunAttention(JsonObject):
+class RunAttention(Record, frozen=True):
     """Attention of one run on one text. depth: layers of the model. block: tokens for each cell of a map.
 
     A layer without query and key is absent from `layers`.
     """
 
-    name: str = field(metadata={"key": "run"})
+    name: str = field(name="run")
     variant: str
     seed: int
     iteration: int
     depth: int
-    block: Annotated[int, Range(1)]
+    block: Annotated[int, Meta(ge=1)]
     layers: tuple[LayerAttention, ...]
     pictures: tuple[AttentionMap, ...] = ()
     notes: tuple[str, ...] = ()
@@ -136,13 +133,14 @@ def used_path(share: float | None) -> str:
 def write(folder: Path, runs: Sequence[RunAttention], text: InputText) -> None:
     """Write attention.json of a study or of a run."""
     value = {"schema": SCHEMA, "text": text.to_json(), "runs": [run.to_json() for run in runs]}
-    write_sealed(folder / FILE, value, indent=None)  # on one line: it is large
+    of = run_record.owner_at(folder) if (folder / "run.json").exists() else folder.name
+    records.write(folder / FILE, value, of, indent=None)  # on one line: it is large
 
 
 def read_study(study_dir: Path) -> tuple[list[RunAttention], InputText] | None:
     """Read attention.json of a study; None if it does not exist or is not valid."""
     try:
-        content = read_sealed(study_dir / FILE)
+        content = records.read_plain(study_dir / FILE)
         known = content["schema"] == SCHEMA
         text = parse(InputText, content["text"], "text")
         runs = [parse(RunAttention, run, "run") for run in content["runs"]]

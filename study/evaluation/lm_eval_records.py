@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 from referee.verdict.statistics import mean
+from runtime import records, run_record
 from runtime.files import DamagedFileError
+from runtime.records import Count, Record, Share, Text
 from runtime.run_record import RunRecord
-from runtime.seal import read_sealed
-from runtime.typed_json import Count, InvalidJsonError, JsonObject, Missing, Share, Text, parse
 
 FILE = "lm_eval.json"
 ACCURACY, PERPLEXITY = "mean", "perplexity"  # how a value follows from its items
 
 
-@dataclass(frozen=True)
-class Metric(JsonObject):
+class Metric(Record, frozen=True):
     """A metric of a task."""
 
     name: Text  # as the harness names it; a filter of the answers stands after a comma
     value: float
-    stderr: Missing[float] = None  # as the harness computes it
+    stderr: float | None = None  # as the harness computes it
     items: tuple[float, ...] = ()  # the value of each item; () where one is not a number
 
     @property
@@ -41,8 +39,7 @@ class Metric(JsonObject):
         return ""
 
 
-@dataclass(frozen=True)
-class TaskResult(JsonObject):
+class TaskResult(Record, frozen=True):
     """The results of a task."""
 
     task: Text
@@ -54,7 +51,7 @@ class TaskResult(JsonObject):
     truncated: Count  # rows that were longer than the block size
     number_format: Text  # of the forward passes
     metrics: tuple[Metric, ...]
-    chance: Missing[Share] = None  # accuracy of guessing, of a multiple choice
+    chance: Share | None = None  # accuracy of guessing, of a multiple choice
 
     @property
     def same_questions(self) -> tuple[str, ...]:
@@ -62,8 +59,7 @@ class TaskResult(JsonObject):
         return (self.task, self.version, self.harness, self.questions)
 
 
-@dataclass(frozen=True)
-class LmEvalRecord(JsonObject):
+class LmEvalRecord(Record, frozen=True):
     """The results of a run. weights: SHA-256 of the evaluated weights, of the checkpoint of `iterations`."""
 
     run: Text
@@ -77,9 +73,8 @@ class LmEvalRecord(JsonObject):
 def read(run_dir: Path) -> LmEvalRecord | None:
     """Return the record; None where there is none. A damaged one is evaluated again, and `make verify` names it."""
     try:
-        content = read_sealed(run_dir / FILE)
-        return parse(LmEvalRecord, {k: v for k, v in content.items() if k != "seal"}, "record")
-    except (FileNotFoundError, DamagedFileError, InvalidJsonError, AttributeError):
+        return records.read(LmEvalRecord, run_dir / FILE, run_record.owner_at(run_dir))
+    except (FileNotFoundError, DamagedFileError, run_record.RecordError):
         return None
 
 

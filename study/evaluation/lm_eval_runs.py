@@ -7,14 +7,14 @@ import io
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from gpt2.initial_weights import state_digest
+from runtime import records, run_record
 from runtime.errors import UserError, first_sentences
-from runtime.seal import write_sealed
 from study.evaluation.lm_eval_model import RunModel
 from study.evaluation.lm_eval_records import FILE, LmEvalRecord, Metric, TaskResult, read
 from study.evaluation.lm_eval_tasks import questions_digest
@@ -64,8 +64,8 @@ def evaluate_run(run_dir: Path, tasks: Mapping[str, Any]) -> EvaluatedTasks:
             continue
         others = [one for one in found.tasks if one.task != name]
         result = _evaluate(model, task, result)
-        found = replace(found, tasks=tuple(sorted([*others, result], key=lambda one: one.task)))
-        write_sealed(run_dir / FILE, found.to_json())
+        found = found.replace(tasks=tuple(sorted([*others, result], key=lambda one: one.task)))
+        records.write(run_dir / FILE, found, run_record.owner_at(run_dir))
         computed.append(name)
     return EvaluatedTasks(found, computed, list(model.run.notes))
 
@@ -94,8 +94,7 @@ def _evaluate(model: RunModel, task: Any, empty: TaskResult) -> TaskResult:
     if task.OUTPUT_TYPE == "multiple_choice":
         chances = [1 / len(task.doc_to_choice(one["doc"])) for one in samples]
         chance = sum(chances) / len(chances)
-    return replace(
-        empty,
+    return empty.replace(
         requests=len(task.instances),
         truncated=model.truncated,
         metrics=tuple(metrics),

@@ -47,7 +47,7 @@ from study.evaluation.attention_data import (
     write,
 )
 from study.evaluation.attention_page import attention_document
-from study.runs import REMEDY, FinishedRecord, disagreements
+from study.runs import REMEDY, FinishedRecord
 
 # The text if the data of the run are not on this machine.
 SENTENCE = (
@@ -81,7 +81,7 @@ def load_run(run_dir: Path) -> TrainedRun:
     Raises UserError without a checkpoint; RecordError or ConfigError for missing and unreadable files.
     """
     record = run_record.load_given(run_dir)
-    damage = disagreements(record, run_dir)
+    damage = run_record.altered(record, run_dir)
     if damage:
         raise UserError(f"{run_dir} is damaged: {'; '.join(damage)}; {REMEDY}")
     symbols = read_symbols(run_dir / "config")

@@ -7,19 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from msgspec import Meta
+
 from referee.verdict.statistics import Interval, mean, paired_t, standard_deviation
+from runtime import records, run_record
 from runtime.files import DamagedFileError
+from runtime.records import Amount, Count, Record, Share, Text
 from runtime.run_record import RunRecord
-from runtime.seal import read_sealed, write_sealed
-from runtime.typed_json import Amount, Count, InvalidJsonError, JsonObject, Missing, Range, Share, Text, parse
 
 FOLDER = "platforms"
 HOMES = {"float32": "fp32", "bfloat16": "bf16"}  # format of training -> its platform
-Loss = Annotated[float, Range(0.0, 1e9)]
+Loss = Annotated[float, Meta(ge=0.0, le=1e9)]
 
 
-@dataclass(frozen=True)
-class ItemResults(JsonObject):
+class ItemResults(Record, frozen=True):
     """HellaSwag on a platform, by the log-likelihood of a character."""
 
     acc_norm: Share
@@ -28,8 +29,7 @@ class ItemResults(JsonObject):
     correct: Text  # whether it is right, 0 or 1
 
 
-@dataclass(frozen=True)
-class PlatformRecord(JsonObject):
+class PlatformRecord(Record, frozen=True):
     """The validation loss of a run on a platform. weights: SHA-256 of the evaluated weights, by name and bytes.
 
     platform: with @machine where that is not the machine of training. torchao: of quantised weights. loss: nats per
@@ -46,8 +46,8 @@ class PlatformRecord(JsonObject):
     tokens: Count
     window_losses: tuple[Loss, ...]
     seconds: Amount
-    torchao: Missing[Text] = None
-    hellaswag: Missing[ItemResults] = None
+    torchao: Text | None = None
+    hellaswag: ItemResults | None = None
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,8 @@ def read(run_dir: Path, platform: str) -> PlatformRecord | None:
 
 def _read(path: Path) -> PlatformRecord | None:
     try:
-        content = read_sealed(path)
-        return parse(PlatformRecord, {k: v for k, v in content.items() if k != "seal"}, "record")
-    except (FileNotFoundError, DamagedFileError, InvalidJsonError):
+        return records.read(PlatformRecord, path, run_record.owner_at(path.parents[1]))
+    except (FileNotFoundError, DamagedFileError, run_record.RecordError):
         return None
 
 
@@ -97,10 +96,10 @@ def elsewhere(run_dir: Path) -> list[str]:
 
 
 def write(run_dir: Path, record: PlatformRecord) -> None:
-    """Write the record with its seal."""
+    """Write the record."""
     path = path_of(run_dir, record.platform)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_sealed(path, record.to_json())
+    records.write(path, record, run_record.owner_at(run_dir))
 
 
 def gap(home: PlatformRecord, other: PlatformRecord) -> Interval:

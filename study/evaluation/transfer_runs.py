@@ -21,7 +21,7 @@ from gpt2.hellaswag import load_items
 from gpt2.initial_weights import state_digest
 from gpt2.platform_arithmetic import on_platform
 from gpt2.platforms import Platform, name_of_device, parse_platform
-from runtime import attention_kernels
+from runtime import attention_kernels, records
 from runtime.errors import UserError
 from runtime.files import DamagedFileError, write_bytes
 from runtime.gpu_specs import TargetError
@@ -29,7 +29,6 @@ from runtime.resolve import ResolvedTarget
 from runtime.run_record import RunRecord
 from runtime.settings import Config
 from runtime.signals import Stop
-from runtime.typed_json import read_file
 from study.evaluation.loaded_runs import TrainedRun, finished_record, load_run, require_last_weights
 from study.evaluation.transfer_records import (
     FOLDER,
@@ -83,7 +82,7 @@ def find_items(run_dir: Path, record: RunRecord, config: Config) -> ItemSource:
 def _of_study(run_dir: Path) -> Path | None:
     """Return the file of items that the run's study names, if this machine has it."""
     with contextlib.suppress(FileNotFoundError, DamagedFileError):
-        named = read_file(ItemsFile, run_dir.resolve().parents[1] / "hellaswag.json").path
+        named = records.read(ItemsFile, run_dir.resolve().parents[1] / "hellaswag.json").path
         if named and Path(named).is_file():
             return Path(named)
     return None

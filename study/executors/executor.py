@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from runtime import files
-from runtime.typed_json import to_plain
+from runtime.records import to_plain
 from study.executors.child_process import PATIENCE_SECONDS, Child, Event, Session, Slot
 from study.trackers import ExperimentLoggers
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from msgspec import structs
 
 from referee.pages.document import Section, Table
 from referee.pages.markup import Code, Text
@@ -128,7 +129,7 @@ def facts_section(report: Report) -> Section:
     facts += [
         ("batch", _counted([_listed(record.batch.to_json()) for record in records])),
         ("parameters", _counted([record.parameters and f"{record.parameters:,}" for record in records])),
-        ("budget", [_listed(dataclasses.asdict(report.budget) if report.budget else {})]),
+        ("budget", [_listed(structs.asdict(report.budget) if report.budget else {})]),
         ("validation tokens", [f"{records[0].validation.tokens:,}"]),
         (
             "commit",

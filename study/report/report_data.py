@@ -16,9 +16,10 @@ from gpt2 import tokenizer
 from gpt2.clocks import UNEVEN_TIMES
 from ra.names import is_control_arm
 from referee.verdict.statistics import Interval, NoiseFloor, mean, mean_interval, noise_floor
+from runtime import records
 from runtime.files import DamagedFileError
+from runtime.records import to_plain
 from runtime.run_record import bits_per_byte
-from runtime.seal import read_sealed
 from study import plan_file
 from study.analysis.designs import Sensitivity, seed_hours, sensitivities
 from study.analysis.eval_set_results import EvalSets, eval_set_tables
@@ -290,7 +291,7 @@ def _damaged_runs(runs: list[Run]) -> list[str]:
 
 def _damaged_attention(study_dir: Path) -> list[str]:
     try:
-        read_sealed(study_dir / data.FILE)
+        records.read_plain(study_dir / data.FILE)
     except FileNotFoundError:
         pass
     except DamagedFileError as error:
@@ -308,11 +309,6 @@ def _notes(planned: list[str], used: list[Run]) -> list[str]:
             f"{UNEVEN_TIMES}, as on a busy machine; losses are unaffected; ignore the speed of {uneven}"
         )
     others = [note for task in TASKS for note in left_out([run.record for run in used], task)]
-    unsealed = sum(run.record.seal is None for run in used)
-    if unsealed:
-        others.append(
-            f"{unsealed} of {len(used)} counted records have no checksum, so no damage to them is found"
-        )
     return list(dict.fromkeys([*provenance(used), *others, *planned, *own]))
 
 
@@ -322,7 +318,7 @@ def as_json(report: Report) -> dict[str, Any]:
     Of the record of a run it has the validation losses in nats: [tokens, loss] of each evaluation.
     """
     bare = [dataclasses.replace(run, record=UNREAD) for run in report.runs]
-    value = dataclasses.asdict(dataclasses.replace(report, runs=bare))
+    value: dict[str, Any] = to_plain(dataclasses.replace(report, runs=bare))
     for run, source in zip(value["runs"], report.runs, strict=True):
         del run["record"]
         history = source.record.validation.history if source.record.validation else ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -67,7 +66,7 @@ def report_document(report: Report, study_dir: Path) -> Document:
         differences = Figure("differences", figures_final.differences(report), sections.ABOUT_DIFFERENCES)
         runs, text = read_study(study_dir) or ([], InputText("", 0))
         names = {run.record.variant: run.variant for run in report.used}
-        attention = [replace(run, variant=names[run.variant]) for run in runs if run.variant in names]
+        attention = [run.replace(variant=names[run.variant]) for run in runs if run.variant in names]
         blocks += [
             sections.results_section(report),
             legend(report.variants),

@@ -11,8 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from runtime import files
 from tests.busy_machine import other_work
+from tests.checked_files import write_checked
 from tests.faults.harness import Bench, CannotDoError, fault, outcome
 from tests.faults.workplace import ROOT, STUDY, Workplace, injected, wait_for
 
@@ -162,7 +162,7 @@ def broken_records(place: Workplace) -> dict[str, str]:
     """Runs that must not count, by folder."""
     good = (place.run_dir("B0") / "run.json").read_text()
     other = json.loads(good)
-    del other["seal"]
+    del other["sha256"]
     return {
         "B1": good[: len(good) // 2],
         "B2": json.dumps(other | {"schema": 99, "run": "B2", "seed": 2}),
@@ -202,8 +202,7 @@ def html_in_a_record(bench: Bench) -> str:
     attack = "<script>alert(1)</script><img src=x onerror=alert(1)> [a](javascript:alert(1)) | b"
     record["target"]["device"] = attack
     record["notes"] = [attack]
-    del record["seal"]
-    files.write_json(place.run_dir() / "run.json", record)
+    write_checked(place.run_dir() / "run.json", record)
     done = place.here("scripts.report")
     signs = {
         ".md": ("<script>alert(1)", "<img src=x", "[a](javascript:"),
@@ -225,8 +224,7 @@ def control_characters(bench: Bench) -> str:
     record = place.record()
     record["target"]["device"] = "\x1b]0;owned\x07 \x9b31m \u202e"
     record["notes"] = [record["target"]["device"]]
-    del record["seal"]
-    files.write_json(place.run_dir() / "run.json", record)
+    write_checked(place.run_dir() / "run.json", record)
     outputs = [place.command(f"scripts.{name}").stdout for name in ("report", "verify", "study")]
     pages = [path.read_text() for path in place.study.glob("report.*")]
     live = [sign for sign in "\x1b\x07\x9b\u202e" if any(sign in text for text in (*outputs, *pages))]

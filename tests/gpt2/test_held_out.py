@@ -7,9 +7,8 @@ import pytest
 
 from runtime import eval_set_records as eval_sets
 from runtime import run_record
-from runtime.seal import read_sealed
+from runtime.records import parse, read_plain
 from runtime.settings import Config, EvalSet
-from runtime.typed_json import parse
 from tests import small_runs
 from tests.small_runs import StopAfter, outcome, same, start
 
@@ -26,8 +25,7 @@ def config(tmp_path: Path) -> Config:
 
 
 def texts_of(run_dir: Path) -> dict[str, eval_sets.EvaluatedText]:
-    content = read_sealed(run_dir / eval_sets.FILE)
-    content.pop("seal")
+    content = read_plain(run_dir / eval_sets.FILE)
     return dict(parse(eval_sets.EvalSetsFile, content, eval_sets.FILE).sets)
 
 

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from runtime import files, run_record
+from runtime import run_record
 from study.plan_file import LearningRates, Primary
 from study.report.report_data import as_json, build_report
 from study.study_settings import judged_runs, tuning_runs
+from tests.checked_files import write_checked
 from tests.pins import pinned
 from tests.study.sample_records import STEPS, VARIANTS, a_plan, a_record
 
@@ -48,7 +49,7 @@ def report(folder: Path, found: Records, looks: list[int], **plan: Any) -> dict[
     for (name, seed), record in found.items():
         run_dir = folder / "runs" / run_record.run_name(name, seed)
         run_dir.mkdir(parents=True)
-        files.write_json(run_dir / "run.json", record)
+        write_checked(run_dir / "run.json", record)
     arms = {name.partition("+")[0] for name, _ in found}
     rows = {name: row | {"looks": looks} for name, row in a_plan()["variants"].items() if name in arms}
     classes = {"standard": {"seconds_per_iteration": 0.1}, "learned": {"seconds_per_iteration": 0.12}}
@@ -56,7 +57,7 @@ def report(folder: Path, found: Records, looks: list[int], **plan: Any) -> dict[
     primary = Primary.planned("RALEARN", looks[0], 0.005)
     assert primary
     design = {"classes": classes, "step_time_ratios": ratio, "primary": primary.to_json()}
-    files.write_json(folder / "plan.json", a_plan(variants=rows, **design, **plan))
+    write_checked(folder / "plan.json", a_plan(variants=rows, **design, **plan))
     content = as_json(build_report(folder))
     return content | {"runs": [{key: run[key] for key in RUN} for run in content["runs"]]}
 

@@ -1,24 +1,19 @@
 import hashlib
-import json
 import sys
 import types
 from pathlib import Path
 
-import jsonschema
 import numpy as np
 import pytest
 import torch
 
 from runtime import provenance, run_record
 
-SCHEMA = json.loads(Path(run_record.__file__).with_name("run.schema.json").read_text())
-
 
 def test_the_environment_has_every_key_of_the_schema() -> None:
     found = provenance.environment_record({})
     value = run_record.blank("B0", "B", 0).to_json() | {"environment": found.to_json()}
-    assert set(value["environment"]) == set(SCHEMA["properties"]["environment"]["properties"])
-    jsonschema.Draft202012Validator(SCHEMA).validate(value)
+    assert run_record.from_json(value).environment == found
     assert (found.numpy, found.threads) == (np.__version__, torch.get_num_threads())
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime import checkpoint, run_record
+from runtime import checkpoint, records, run_record
 from study.evaluation.loaded_runs import load_run
 from study.evaluation.transfer_records import gap, read
+from tests.checked_files import write_checked
 from tests.faults.in_process import train
 from tests.faults.workplace import Workplace, write_stories
 
@@ -31,7 +32,7 @@ def faulty_copies(run: Path, folder: Path) -> None:
     """Copies of a run that cannot be evaluated."""
     for name in ("unfinished", "bare", "wider", "torn"):
         shutil.copytree(run, folder / name)
-    run_record.write(folder / "unfinished", replace(run_record.load(run), status="interrupted"))
+    run_record.write(folder / "unfinished", run_record.load(run).replace(status="interrupted"))
     shutil.rmtree(folder / "bare/checkpoint")
     (folder / "empty").mkdir()
     found = checkpoint.load_latest(run / "checkpoint")
@@ -145,11 +146,12 @@ def test_a_run_on_other_data_is_refused(place: Workplace, tmp_path: Path) -> Non
     before = record_file.read_bytes()
     content = json.loads(before)
     content["fingerprint"]["validation"] = "0" * 64
-    del content["seal"]
-    record_file.write_text(json.dumps(content))
+    sums = record_file.with_name(records.SUMS).read_bytes()
+    write_checked(record_file, content)
     try:
         status, printed = evaluate(place, "int8")
     finally:
         record_file.write_bytes(before)
+        record_file.with_name(records.SUMS).write_bytes(sums)
     assert status
     assert "was validated on other windows" in printed

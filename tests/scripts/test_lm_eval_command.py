@@ -181,7 +181,7 @@ def test_mistakes_are_refused_in_one_line(
 def test_an_unfinished_run_is_refused(place: Workplace, tmp_path: Path) -> None:
     folder = tmp_path / "study/runs/B0"
     shutil.copytree(place.run_dir("B0"), folder)
-    run_record.write(folder, replace(run_record.load(folder), status="interrupted"))
+    run_record.write(folder, run_record.load(folder).replace(status="interrupted"))
     done = place.here("scripts.lm_eval", str(folder), "--tasks", "piqa", "--task_data", "items")
     assert done.returncode != 0
     assert "is interrupted; fix: run `make` until the run is finished" in done.stdout

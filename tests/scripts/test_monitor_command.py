@@ -55,7 +55,7 @@ def test_state_tables_and_triggers_are_printed(
     with pytest.raises(UserError, match="B0 is finished, so ON= changes nothing; fix: leave it out"):
         monitor(monkeypatch, trained, on="grad:blocks.1")
     assert not (trained / "monitor/control.json").exists()
-    run_record.write(trained, dataclasses.replace(run_record.load(trained), status="interrupted"))
+    run_record.write(trained, run_record.load(trained).replace(status="interrupted"))
     assert monitor(monkeypatch, trained, on="grad:blocks.1 actv") == 0
     assert "every step: grad:blocks.1, actv" in capsys.readouterr().out
     assert monitor(monkeypatch, trained, off="actv") == 0

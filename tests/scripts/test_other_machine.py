@@ -147,14 +147,14 @@ def test_home_is_never_taken_from_another_machine(here: Path, transfer: Transfer
     folder = here / "runs/B0"
     right = read(folder, "fp32")
     assert right
-    write(folder, dataclasses.replace(right, device=NPU, loss=1.0))
+    write(folder, right.replace(device=NPU, loss=1.0))
     report = build_transfer([here], ["bf16"])
     assert "B0 on fp32" in report.missing
     assert not [row for row in report.matrix if row.run == "B0"]
     transfer(here, "--platforms", "bf16")
     found = read(folder, "fp32")
     assert found
-    assert found == dataclasses.replace(right, seconds=found.seconds)
+    assert found == right.replace(seconds=found.seconds)
 
 
 def test_records_of_other_weights_or_of_two_machines_are_not_mixed(here: Path, transfer: Transfer) -> None:
@@ -165,10 +165,10 @@ def test_records_of_other_weights_or_of_two_machines_are_not_mixed(here: Path, t
     folder = here / "runs/B1"
     record = read(folder, "bf16@x")
     assert record
-    write(folder, dataclasses.replace(record, weights="0" * 64))
+    write(folder, record.replace(weights="0" * 64))
     missing = ["B1 on bf16@x (its record is of other weights or another text)"]
     assert build_transfer([here], names).missing == missing
-    write(folder, dataclasses.replace(record, device="Ascend 310P"))
+    write(folder, record.replace(device="Ascend 310P"))
     with pytest.raises(UserError, match=r"bf16@x is of Ascend 910B3 .* for B0, and of Ascend 310P .*fix:"):
         build_transfer([here], names)
     shutil.copy(folder / "platforms/bf16.json", folder / "platforms/bf16@x.json")  # a renamed record
@@ -235,8 +235,6 @@ def test_studies_of_another_recipe_are_refused(here: Path, tmp_path: Path) -> No
     folder = other / "runs/B2"
     record = run_record.load(folder)
     assert record.fingerprint
-    run_record.write(
-        folder, dataclasses.replace(record, fingerprint=dataclasses.replace(record.fingerprint, schedule="x"))
-    )
+    run_record.write(folder, record.replace(fingerprint=record.fingerprint.replace(schedule="x")))
     with pytest.raises(UserError, match=r"runs/B2 differs in schedule from B0; fix: "):
         counted_runs([here, other])

@@ -8,9 +8,9 @@ import pytest
 
 from referee.numerics.setup.checklist_rows import EQUAL, FATAL, HARMLESS, NOT_RECORDED
 from referee.numerics.setup.compared_checklists import compare_checklists
-from runtime import files
 from runtime.errors import UserError
 from scripts import pack_run
+from tests.checked_files import write_checked
 from tests.study import compared
 from tests.study.evaluation.test_inspect import a_run, config_file
 
@@ -23,7 +23,7 @@ def recorded(folder: Path, config: Path, variant: str = "B", **changes: dict[str
     value = compared.a_record(variant, 0, 3.0)
     for part, values in changes.items():
         value[part] |= values
-    files.write_json(run / "run.json", value)
+    write_checked(run / "run.json", value)
     return run
 
 

@@ -21,6 +21,7 @@ from scripts import oracle as oracle_command
 from scripts import record as command
 from study.evaluation import run_replay
 from tests import small_runs
+from tests.checked_files import write_checked
 from tests.scripts import faulty_runs
 from tests.scripts.faulty_runs import ROOT, STEPS, workplace
 
@@ -246,8 +247,7 @@ def test_another_configuration_and_other_data_are_refused(
     else:
         content = json.loads((run_dir / "run.json").read_text())
         content["fingerprint"]["data"] = "other"
-        content.pop("seal", None)
-        (run_dir / "run.json").write_text(json.dumps(content))
+        write_checked(run_dir / "run.json", content)
     with pytest.raises(
         UserError, match="is not the configuration of B0" if fault == "config" else "another data"
     ):
@@ -258,8 +258,7 @@ def test_the_process_restarts_with_the_environment_of_the_run(finished: Path, tm
     run_dir = copy_of(finished, tmp_path)
     content = json.loads((run_dir / "run.json").read_text())
     content["environment"]["variables"] = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-    content.pop("seal", None)
-    (run_dir / "run.json").write_text(json.dumps(content))
+    write_checked(run_dir / "run.json", content)
     environment = run_record.load(run_dir)
     found = run_replay.run_environment(environment)
     assert found["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"

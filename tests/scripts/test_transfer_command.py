@@ -1,6 +1,5 @@
 """`make transfer`: every run on every platform, resumable, judged, with its page; and what is refused."""
 
-import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -63,7 +62,7 @@ def test_an_arm_with_a_diverged_run_is_counted_as_that_and_not_judged(
     study = shutil.copytree(place.study, tmp_path / "diverged")
     error = "NotFiniteError: iteration 7: loss nan, gradient norm nan"
     run_dir = study / "runs/B+AQN=strong.1"
-    run_record.write(run_dir, dataclasses.replace(run_record.load(run_dir), status="failed", error=error))
+    run_record.write(run_dir, run_record.load(run_dir).replace(status="failed", error=error))
     status, printed = transfer(place, str(study), "--platforms", "foreign:0.2")
     assert status == 0, printed
     assert "- B+AQN=strong: seed 1 diverged; in no mean, not judged." in printed

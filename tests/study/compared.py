@@ -6,18 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import numpy as np
 
 from referee.pages.document import render_markdown, render_terminal
 from referee.pages.html_page import render_html
-from runtime import files, run_record
+from runtime import run_record
 from study.compare.compare_page import comparison_document
 from study.compare.compared_studies import StudyComparison
+from tests.checked_files import write_checked
 from tests.study.sample_records import with_derived
 
 ROOT = Path(__file__).parents[2]
-SCHEMA = json.loads((ROOT / "runtime" / "run.schema.json").read_text())
 VARIANTS = ("B", "RAEARLY", "RALATE", "RAALL", "RALEARN")
 CONFIG = {
     "STUDY_NAME": '"one"', "VARIANTS": '"B RAEARLY RALATE RAALL RALEARN"', "SEEDS": "2",
@@ -76,8 +75,8 @@ def a_record(name: str, seed: int, loss: float) -> dict[str, Any]:
 def put(folder: Path, value: dict[str, Any], config: Settings | None, curve: dict[int, float] | None) -> None:
     run_dir = folder / "runs" / value["run"]
     run_dir.mkdir(parents=True)
-    jsonschema.Draft202012Validator(SCHEMA).validate(value)
-    files.write_json(run_dir / "run.json", with_derived(value))
+    run_record.from_json(value)
+    write_checked(run_dir / "run.json", with_derived(value))
     if config is not None:
         text = "".join(
             f"CONFIG_{n}={v}\n" if v != "n" else f"# CONFIG_{n} is not set\n" for n, v in config.items()

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from runtime import files, run_record
+from runtime import run_record
 from runtime.metrics_log import append_metrics
+from tests.checked_files import write_checked
 
 VARIANTS = ("B", "RAEARLY", "RALATE", "RAALL", "RALEARN")
 STEPS = 300
@@ -76,7 +77,7 @@ def a_study(
                                       "items": 10042, "items_sha256": "f" * 64}  # fmt: skip
             run_dir = study / "runs" / value["run"]
             run_dir.mkdir(parents=True)
-            files.write_json(run_dir / "run.json", value)
+            write_checked(run_dir / "run.json", value)
             with (run_dir / "metrics.jsonl").open("w") as file:
                 for step in range(1, ends.get(name, STEPS) + 1):
                     line = {"event": "train", "iteration": step, "tokens": step * UPDATE, "train_seconds": step * 10.0,
@@ -91,7 +92,7 @@ def edit(study: Path, run: str, **changes: Any) -> None:
     value = json.loads(path.read_text())
     for key, change in changes.items():
         value[key] = value[key] | change if isinstance(change, dict) and value.get(key) else change
-    files.write_json(path, with_derived(value))
+    write_checked(path, with_derived(value))
 
 
 def with_derived(value: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from pathlib import Path
 from gpt2.trainer import TrainingRun
 from ra.alternation import AlternationSettings
 from ra.variants import variant
-from runtime import files
 from runtime.resolve import resolve
 from runtime.run_plan import RunPlan, plan_batch
 from runtime.settings import Config
@@ -15,6 +14,7 @@ from study import plan_file
 from study.plan_file import Plan, PlanBudget, PlanRow
 from study.study_settings import StudySettings
 from tests import small_runs
+from tests.checked_files import write_checked
 
 TOKENS = 4 * 16  # of an iteration
 TEXT = "CONFIG_SCHEDULE_WSD=y\nCONFIG_GPT2_MAX_ITERS=10\nCONFIG_GPT2_MAX_TIME=0\nCONFIG_SEEDS=1\n"
@@ -34,7 +34,7 @@ class Place:
         self.directory.mkdir(parents=True)
         (self.directory / "config").write_text(TEXT)
         expected = {"variants": list(names), "seeds": 1}
-        files.write_json(self.directory / "expected.json", expected)
+        write_checked(self.directory / "expected.json", expected)
         plan = Plan(
             batch=plan_batch(4, 2, 1, 16),
             budget=PlanBudget(**dataclasses.asdict(config.budget)),

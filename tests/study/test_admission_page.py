@@ -1,7 +1,5 @@
 """An examination that ended early admits nothing."""
 
-import dataclasses
-
 from ra.admission.results import CHECKS, Cost, Costs, Examination, Outcome
 from referee.pages.document import render_terminal
 from study.admit import admission_document
@@ -12,6 +10,6 @@ PASSED = Examination("MINE", tuple(Outcome(check, "passed", 0.1) for check in CH
 
 def test_an_examination_that_ended_early_is_no_admission() -> None:
     assert PASSED.admitted
-    early = dataclasses.replace(PASSED, outcomes=PASSED.outcomes[:2])
+    early = PASSED.replace(outcomes=PASSED.outcomes[:2])
     assert not early.admitted
     assert "did not end" in render_terminal(admission_document(early, ""))

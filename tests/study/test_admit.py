@@ -27,7 +27,7 @@ def examination(*violations: Violation) -> Examination:
 
 
 def test_a_refusal_is_one_line_with_check_layer_source_and_fix() -> None:
-    other = dataclasses.replace(LEAK, check="mode")
+    other = LEAK.replace(check="mode")
     with pytest.raises(UserError) as caught:
         admit.require_admitted({"LEAKY": examination(LEAK, LEAK, other)})
     text = str(caught.value)
@@ -48,7 +48,7 @@ def test_a_changed_file_is_examined_again_in_every_arm_that_uses_it(
 
     def examined(variants: list[str], *arguments: object) -> dict[str, Examination]:
         asked.append(variants)
-        return {name: dataclasses.replace(examination(LEAK), variant=name) for name in variants}
+        return {name: examination(LEAK).replace(variant=name) for name in variants}
 
     monkeypatch.setattr(admit, "examine_variants", examined)
     for text in ("x = 1\n", "x = 1\n", "x = 2\n"):
@@ -72,7 +72,7 @@ def test_a_trained_model_that_leaks_does_not_count(tmp_path: Path) -> None:
     study = a_study(tmp_path / "one", effect=-0.5)
     folder = study / "runs" / "RALEARN1"
     found = Admission((ModelFault("causal", "it sees the future", 0.5),), 0.1)
-    run_record.write(folder, dataclasses.replace(run_record.load(folder), admission=found, seal=None))
+    run_record.write(folder, run_record.load(folder).replace(admission=found))
     run = next(run for run in read_runs(study) if run.name == "RALEARN1")
     assert not run.used
     assert run.cause == "not admitted"

@@ -10,7 +10,7 @@ import pytest
 from gpt2.optimizer import warmup_iterations
 from ra.alternation import AlternationSettings
 from ra.variants import variant
-from runtime import files, run_record
+from runtime import run_record
 from runtime.run_plan import WARM_UP_STEPS, BatchPlan
 from runtime.settings import Config
 from study import amend_plan, plan_file, planner
@@ -19,6 +19,7 @@ from study.planner import CountedArms
 from study.planning.micro_batch import MemoryPlanError, Predictions
 from study.step_timing import DoesNotFitError, Timing
 from study.study_settings import StudySettings
+from tests.checked_files import write_checked
 from tests.study.test_plan import resolved, steady, timing
 
 ALTERNATION = AlternationSettings("output", 0.5, 100.0)
@@ -76,7 +77,7 @@ def on_record(folder: Path, name: str, **schedule: Any) -> None:
     run = folder / "runs" / f"{name}0"
     run.mkdir(parents=True)
     found = run_record.blank(f"{name}0", name, 0).to_json() | {"schedule": {"cut": False} | schedule}
-    files.write_json(run / "run.json", found)
+    write_checked(run / "run.json", found)
 
 
 def test_a_rebuilt_plan_has_the_warm_up_of_existing_runs(config: Config, tmp_path: Path) -> None:
@@ -110,9 +111,7 @@ def test_an_added_variant_gets_the_existing_count_and_a_note_where_it_takes_long
     plan = place.add(before, "B", "RAALL", "RALATE", "RALEARN")
     assert [plan.variants[name] for name in ("B", "RAALL", "RALATE")] == [row] * 3
     added = plan.variants["RALEARN"]
-    assert added == dataclasses.replace(
-        row, cost_class="learned-output", predicted_bytes=added.predicted_bytes
-    )
+    assert added == row.replace(cost_class="learned-output", predicted_bytes=added.predicted_bytes)
     assert plan.step_time_ratios["learned-output"].ratio == pytest.approx(1.5)
     assert plan.notes == (
         f"added: RALEARN, with the same {row.iterations} iterations as the existing variants; it trains for about "

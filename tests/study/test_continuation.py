@@ -80,7 +80,7 @@ def test_a_continued_run_is_the_run_that_was_so_long_from_the_start(
     assert same(numbers(folder), numbers(tmp_path / "whole"))
     continued, whole = (run_record.load(path).fingerprint for path in (folder, tmp_path / "whole"))
     assert continued.schedule != whole.schedule
-    assert dataclasses.replace(continued, schedule="") == dataclasses.replace(whole, schedule="")
+    assert continued.replace(schedule="") == whole.replace(schedule="")
 
 
 def test_a_continued_run_that_is_killed_again_and_again_goes_on_to_the_same_bits(
@@ -167,7 +167,7 @@ def change_source(study: Path) -> None:
     (study / "own").mkdir()
     (study / "own/mine.py").write_text("x = 2\n")
     record = run_record.load(study / "runs/B0")
-    run_record.write(study / "runs/B0", dataclasses.replace(record, variant="B+MLP=mine"))
+    run_record.write(study / "runs/B0", record.replace(variant="B+MLP=mine"))
 
 
 @pytest.mark.parametrize(

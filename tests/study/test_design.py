@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from runtime import files, run_record
+from runtime import run_record
 from study import amend_plan
 from study.analysis.verdict import BETTER, EXPLORATORY, INTERIM, PRIMARY
 from study.experiment import recorded_settings
@@ -14,6 +14,7 @@ from study.plan_file import Plan, Primary, from_json
 from study.report import report_data as build
 from study.report import report_files as write
 from study.study_settings import StudySettings
+from tests.checked_files import write_checked
 from tests.study.report import rendered
 from tests.study.sample_records import VARIANTS, a_plan, a_record, a_study, edit
 
@@ -43,8 +44,8 @@ def planned(
     value = a_plan(primary=primary.to_json()) | content
     for row in value["variants"].values():
         row["looks"] = list(looks)
-    files.write_json(folder / "plan.json", value)
-    files.write_json(folder / "expected.json", {"variants": list(VARIANTS), "seeds": seeds})
+    write_checked(folder / "plan.json", value)
+    write_checked(folder / "expected.json", {"variants": list(VARIANTS), "seeds": seeds})
     return folder
 
 
@@ -64,7 +65,7 @@ def test_the_primary_verdict_is_in_report_json(tmp_path: Path) -> None:
 
 def test_a_plan_without_a_primary_comparison_says_that_all_verdicts_are_exploratory(tmp_path: Path) -> None:
     study = a_study(tmp_path, effect=-0.05)
-    files.write_json(study / "plan.json", a_plan())
+    write_checked(study / "plan.json", a_plan())
     report = build.build_report(study)
     assert (report.verdicts[0].word, report.verdicts[0].role) == (BETTER, EXPLORATORY)
 
@@ -105,8 +106,8 @@ def test_a_run_that_was_cut_short_is_left_out_and_keeps_no_verdict_back(tmp_path
     study = planned(tmp_path, looks=(4,), seeds=4, present=4)
     value = a_record("RALEARN", 3, 9.0, 60)
     value["schedule"] = {"iterations": 300, "cut": True}
-    files.write_json(study / "runs" / "RALEARN3" / "run.json", value)
     (study / "runs" / "RALEARN3" / "metrics.jsonl").unlink()
+    write_checked(study / "runs" / "RALEARN3" / "run.json", value)
     found = verdict(study)
     assert (found.word, found.seeds, found.finished) == (BETTER, 3, 4)
 
@@ -123,7 +124,7 @@ def test_an_altered_primary_comparison_is_named(tmp_path: Path) -> None:
     assert "Warning" not in rendered.markdown(build.build_report(study))
     plan = json.loads((study / "plan.json").read_text())
     plan["primary"]["seeds"] = 2
-    files.write_json(study / "plan.json", plan)
+    write_checked(study / "plan.json", plan)
     assert "does not have its SHA-256" in rendered.markdown(build.build_report(study))
 
 
@@ -149,7 +150,7 @@ def looks(plan: Plan) -> dict[str, Any]:
 def on_record(folder: Path, name: str, seeds: int, **options: Any) -> None:
     run = run_record.run_name(name, 0)
     configured(folder, [run], seeds, **options)
-    files.write_json(folder / "runs" / run / "run.json", a_record(name, 0, 4.0))
+    write_checked(folder / "runs" / run / "run.json", a_record(name, 0, 4.0))
 
 
 def test_the_plan_is_free_until_the_first_run_and_then_only_gains_looks(tmp_path: Path) -> None:

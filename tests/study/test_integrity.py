@@ -1,4 +1,4 @@
-"""A finished record that does not agree with its seal or its side files is named and counts nowhere."""
+"""A finished record that does not agree with its checksum or its side files is named and counts nowhere."""
 
 import json
 import random
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime import files, run_record
+from runtime import records, run_record
 from runtime.errors import UserError
 from runtime.run_record import SIDE_FILES, RecordError
 from scripts import verify as command
@@ -15,8 +15,8 @@ from study.compare import compared_studies as compare
 from study.evaluation.loaded_runs import load_run
 from study.report import report_data as build
 from study.report import report_files as write
-from study.runs import disagreements
 from study.verify import verify_study
+from tests.checked_files import write_checked
 from tests.study import compared
 from tests.study.report import rendered
 from tests.study.sample_records import a_study
@@ -36,9 +36,9 @@ def with_all_side_files(folder: Path) -> Path:
     record = run_record.load(folder).to_json()
     loss = record["validation"]["loss"]
     windows = {"tokens": record["progress"]["tokens"], "losses": [loss - 0.5, loss, loss + 0.5, loss]}
-    files.write_json(folder / "validation_windows.json", windows)
+    write_checked(folder / "validation_windows.json", windows)
     for task in ("hellaswag", "choice"):
-        files.write_json(folder / f"{task}.json", {"correct": CORRECT, "correct_norm": CORRECT})
+        write_checked(folder / f"{task}.json", {"correct": CORRECT, "correct_norm": CORRECT})
     score = {"acc": 0.3, "acc_stderr": 0.15, "acc_norm": 0.3, "acc_norm_stderr": 0.15, "items": 10}
     (folder / "config").write_text("CONFIG_SEEDS=1\n")
     run_record.write(folder, run_record.from_json(record | {"hellaswag": score, "choice": score}))
@@ -48,14 +48,14 @@ def with_all_side_files(folder: Path) -> Path:
 def damage(folder: Path) -> list[str]:
     """What reading the run finds."""
     try:
-        return disagreements(run_record.load(folder), folder)
+        return run_record.altered(run_record.load(folder), folder)
     except RecordError as error:
         return [str(error)]
 
 
 @pytest.fixture(scope="module")
 def sealed_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    study = a_study(tmp_path_factory.mktemp("sealed"), seeds=3)
+    study = a_study(tmp_path_factory.mktemp("sealed") / "study", seeds=3)
     for folder in (study / "runs").iterdir():
         with_all_side_files(folder)
     return study
@@ -69,7 +69,7 @@ def study(tmp_path: Path, sealed_study: Path) -> Path:
 def test_a_flipped_bit_anywhere_in_a_run_is_found_and_a_copy_agrees(study: Path) -> None:
     folder, draw = study / "runs" / "RALEARN0", random.Random(0)
     assert damage(folder) == []
-    for name in ("run.json", *SIDE_FILES):
+    for name in ("run.json", *SIDE_FILES, records.SUMS):
         path = folder / name
         content = path.read_bytes()
         for bit in draw.sample(range(8 * len(content)), min(60, 8 * len(content))):
@@ -101,26 +101,28 @@ def test_a_damaged_run_counts_in_no_mean_and_is_named_on_the_first_screen(study:
         assert "2 of 15 runs are not counted: RALEARN1 (unreadable), RALATE1 (damaged)" in words
 
 
-def unseal(study: Path) -> None:
-    for path in study.glob("runs/*/run.json"):
-        value = json.loads(path.read_text())
-        del value["seal"]
-        files.write_json(path, value)
-
-
-def test_records_without_a_seal_are_named_once_and_count(study: Path) -> None:
-    assert build.build_report(study).notes == []
-    unseal(study)
-    made = build.build_report(study)
-    assert all(run.used for run in made.runs)
-    (note,) = made.notes
-    assert note.startswith("15 of 15 counted records have no checksum")
+def test_a_run_without_checksums_or_of_another_study_counts_in_no_mean(study: Path) -> None:
+    runs = study / "runs"
+    (runs / "RALATE0" / records.SUMS).unlink()
+    value = json.loads((runs / "RALATE1" / "run.json").read_text())
+    del value["sha256"]
+    (runs / "RALATE1" / "run.json").write_text(json.dumps(value))
+    shutil.copy(runs / "RALATE0" / "hellaswag.json", runs / "RALATE2" / "hellaswag.json")
+    (runs / "RAALL0" / records.SUMS).write_text((runs / "B0" / records.SUMS).read_text())
+    reasons = {run.name: run.why_not for run in build.build_report(study).runs if not run.used}
+    assert {name: reason.split(";")[0] for name, reason in reasons.items()} == {
+        "RAALL0": "SHA256SUMS belongs to study/B0, not to study/RAALL0",
+        "RALATE0": "SHA256SUMS is missing",
+        "RALATE1": f"{runs}/RALATE1/run.json is damaged: it has no checksum",
+        "RALATE2": reasons["RALATE2"].split(";")[0],
+    }
+    assert "hellaswag.json: SHA-256 is" in reasons["RALATE2"]
 
 
 def test_a_comparison_excludes_and_names_a_damaged_run(tmp_path: Path) -> None:
     folders = [compared.a_study(tmp_path / name, seeds=(0, 1, 2)) for name in ("one", "two")]
     folder = folders[1] / "runs" / "RAALL1"
-    run_record.write(folder, run_record.load(folder))  # with a seal
+    run_record.write(folder, run_record.load(folder))  # SHA256SUMS covers metrics.jsonl
     flip(folder / "metrics.jsonl", 8 * 9)
     made = compare.build_comparison(folders)
     row = next(row for row in made.absolute if row.variant == "RAALL")
@@ -134,9 +136,7 @@ def test_a_comparison_excludes_and_names_a_damaged_run(tmp_path: Path) -> None:
 def test_an_altered_plan_and_altered_attention_maps_are_not_used_and_named(finished: Place) -> None:
     assert build.build_report(finished.directory).damaged == []
     flip(finished.directory / "plan.json", 8 * 100)
-    (finished.directory / "attention.json").write_text(
-        '{"schema": 1, "seal": {"files": {}, "this_file": "0"}}'
-    )
+    (finished.directory / "attention.json").write_text('{"schema": 1, "sha256": "0"}')
     report = build.build_report(finished.directory)
     assert report.budget is None
     plan, attention = report.damaged
@@ -163,7 +163,7 @@ def test_verify_has_a_line_for_every_run_and_fails_where_one_does_not_agree(
     assert lines == [
         "plan.json: agrees",
         *(
-            f"{name}: agrees (run.json (finished, sealed), metrics.jsonl, validation_windows.json, choice.json, "
+            f"{name}: agrees (run.json (finished), metrics.jsonl, validation_windows.json, choice.json, "
             "memory.json, checkpoint/00000010, stable/00000007)"
             for name in ("B0", "RALEARN0")
         ),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ra.alternation import AlternationSettings
 from ra.variants import variant
-from runtime import files, run_record
+from runtime import run_record
 from runtime.errors import UserError
 from runtime.resolve import TARGETS, ResolvedTarget
 from runtime.run_plan import WARM_UP_STEPS, BatchPlan
@@ -22,6 +22,7 @@ from study.planning.micro_batch import MemoryPlanError
 from study.step_timing import ROUNDS, DoesNotFitError, Timing
 from study.study_settings import StudySettings
 from study.terminal import summary
+from tests.checked_files import write_checked
 
 ALTERNATION = AlternationSettings("output", 0.5, 100.0)
 NAMES = ("B", "RAEARLY", "RALATE", "RAALL", "RALEARN")
@@ -262,7 +263,7 @@ def test_a_smaller_micro_batch_leaves_the_effective_batch_unchanged_and_is_noted
     assert "RALEARN0 ran out of memory" in after.notes[0]
     assert "DROPOUT" not in after.notes[0]
     assert {row.predicted_bytes for row in after.variants.values()} == {None}
-    one = dataclasses.replace(plan, batch=BatchPlan(512, 1, 512, 1, 1024))
+    one = plan.replace(batch=BatchPlan(512, 1, 512, 1, 1024))
     assert planner.smaller_batch(one, "RALEARN0") is None
 
 
@@ -283,7 +284,7 @@ def test_a_rebuilt_plan_has_the_counts_of_existing_runs(config: Config, tmp_path
     found = run_record.blank("RAALL0", "RAALL", 0).to_json() | {
         "schedule": {"iterations": began, "cut": False}
     }
-    files.write_json(folder / "run.json", found)
+    write_checked(folder / "run.json", found)
     settings = StudySettings("s", NAMES, 3, tmp_path, False)
     variants = {name: variant(name, config.model, ALTERNATION) for name in NAMES}
     count = counter(config, settings, variants)

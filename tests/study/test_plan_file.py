@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from runtime import records
 from runtime.run_plan import BatchPlan
 from runtime.run_record import RecordedTarget
 from study import plan_file
@@ -43,9 +44,9 @@ def test_planned_seconds_are_the_steps_of_the_class() -> None:
 
 def test_an_unreadable_plan_is_an_error_of_one_line_with_file_and_fix(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    path.write_text("{}")
+    records.write(path, {})
     with pytest.raises(PlanFileError) as caught:
         plan_file.read(tmp_path)
-    assert str(caught.value).startswith(f"{path} cannot be read: ")
+    assert str(caught.value).startswith(f"{path} cannot be read: content: ")
     assert "fix: run `make`, which rebuilds it" in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from runtime import files
 from runtime.errors import UserError
 from scripts import study as command
 from study.kconfig_rules import load_kconfig
@@ -20,6 +19,7 @@ from study.preconditions import (
     refuse_another_configuration,
 )
 from study.study_lock import locked
+from tests.checked_files import write_checked
 from tests.study.sample_records import a_study
 
 SYMBOLS = sorted(symbol.name for symbol in load_kconfig("cpu").unique_defined_syms)
@@ -140,7 +140,7 @@ def test_seeds_and_variants_are_only_added(study: Path, changes: dict[str, str],
     else:
         refuse_another_configuration(study, text(**changes))
     shutil.rmtree(study / "runs")
-    files.write_json(study / "plan.json", {})
+    write_checked(study / "plan.json", {})
     refuse_another_configuration(study, text(**changes))  # before the first run
 
 

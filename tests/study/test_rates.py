@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -118,7 +117,7 @@ def test_the_most_runs_are_those_of_the_choice_that_needs_most(
     needed = []
     for choice in itertools.product(grid, repeat=len(groups)):
         chosen = {name: rate for group, rate in zip(groups, choice, strict=True) for name in group}
-        needed.append(len(judged_runs(names, 2, replace(rates, chosen=chosen))))
+        needed.append(len(judged_runs(names, 2, rates.replace(chosen=chosen))))
     assert len(most_runs(names, 2, rates)) == len(tuning_runs(names, rates)) + max(needed)
 
 

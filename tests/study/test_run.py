@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from runtime import files, run_record
+from runtime import run_record
 from runtime.dotconfig import read_symbols
 from runtime.ranks import EXIT_RANK_LOST
 from runtime.run_plan import BatchPlan
@@ -23,6 +23,7 @@ from study.executors.executor import Ended, Message, Started, Task
 from study.plan_file import Plan, PlanBudget, PlanRow
 from study.study import Study
 from study.terminal import Estimate, Terminal
+from tests.checked_files import write_checked
 from tests.study.sample_records import a_record
 
 PLAN = Plan(
@@ -51,7 +52,7 @@ class FakeExecutor:
                 "error": None,
                 "notes": ["by this process"],
             }
-            files.write_json(task.folder / "run.json", of_this)
+            write_checked(task.folder / "run.json", of_this)
         words = "terminate called without an active exception"
         self.ended += [Started(task.name), Ended(task.name, self.statuses.pop(0), words)]
 
@@ -72,7 +73,7 @@ def ended(study: Study, status: int, written: str | None, before: str | None = N
     folder = study.runs.folder("B", 0)
     folder.mkdir(parents=True, exist_ok=True)
     if before:
-        files.write_json(folder / "run.json", a_record("B", 0, 4.0) | {"status": before, "error": None})
+        write_checked(folder / "run.json", a_record("B", 0, 4.0) | {"status": before, "error": None})
     drive(study, FakeExecutor(study, [status], written))
     return run_record.load(folder).to_json()
 
@@ -105,14 +106,14 @@ def test_a_variant_with_a_result_or_a_checkpoint_protects_its_source(study: Stud
     folder = study.runs.folder("B", 0)
     folder.mkdir(parents=True)
     assert not study.has_checkpoint_or_result("B")
-    files.write_json(folder / "run.json", a_record("B", 0, 4.0) | {"status": "failed"})
+    write_checked(folder / "run.json", a_record("B", 0, 4.0) | {"status": "failed"})
     assert not study.has_checkpoint_or_result("B")
     (folder / "checkpoint" / "00000001").mkdir(parents=True)
     (folder / "checkpoint" / "00000001" / "meta.json").write_text("{}")
     assert study.has_checkpoint_or_result("B")
     assert not study.has_checkpoint_or_result("RALEARN")
     shutil.rmtree(folder / "checkpoint")
-    files.write_json(folder / "run.json", a_record("B", 0, 4.0))
+    write_checked(folder / "run.json", a_record("B", 0, 4.0))
     assert study.has_checkpoint_or_result("B")
 
 
@@ -207,7 +208,7 @@ def test_a_run_of_another_driver_is_not_started_until_its_process_ended(
     other.enter_context(claims.claimed(study.runs.folder("B", 0)))
     executor = Beside(study, [EXIT_CLAIMED, 0, 0], "finished")
     driver = Dispatcher(study.runs, study.config, study.config_text, executor, study.session, lambda: None)
-    files.write_json(study.runs.folder("B", 0) / "run.json", a_record("B", 0, 4.0) | {"status": "running"})
+    write_checked(study.runs.folder("B", 0) / "run.json", a_record("B", 0, 4.0) | {"status": "running"})
     executor.written = None
     driver.execute([("B", 0), ("B", 1)], PLAN, Terminal(Estimate(2, None), 2))
     assert began == ["B0", "B1", "the other process ends", "B0"]
@@ -219,7 +220,7 @@ def test_a_run_that_another_driver_has_finished_is_not_started(study: Study) -> 
         def submit(self, task: Task) -> None:
             super().submit(task)
             study.runs.folder("B", 1).mkdir(parents=True)
-            files.write_json(study.runs.folder("B", 1) / "run.json", a_record("B", 1, 4.0))
+            write_checked(study.runs.folder("B", 1) / "run.json", a_record("B", 1, 4.0))
 
     terminal = Terminal(Estimate(2, None), 2)
     executor = Beside(study, [0], "finished")

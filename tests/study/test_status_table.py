@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from runtime import files
 from runtime.output import duration
 from runtime.run_plan import BatchPlan
 from runtime.settings import load_config
@@ -21,6 +20,7 @@ from study.runs import EXPECTED, Expected
 from study.status_table import WATCH_SECONDS, living, status_text
 from study.terminal import START_SECONDS, expected_seconds
 from study.verify import verify_study
+from tests.checked_files import write_checked
 from tests.kconfig_commands import defconfig
 from tests.study.sample_records import a_record
 
@@ -34,13 +34,13 @@ def study(tmp_path: Path) -> Path:
         classes={"standard": CostClass(1.0)},
         variants={"B": PlanRow("standard", 100, 100 * 64)},
     )
-    files.write_json(tmp_path / EXPECTED, Expected(("B",), 4).to_json())
+    write_checked(tmp_path / EXPECTED, Expected(("B",), 4).to_json())
     for seed, status in enumerate(("finished", "running", "failed")):
         (tmp_path / "runs" / f"B{seed}").mkdir(parents=True)
         error = "a reason" if status == "failed" else None
         record = a_record("B", seed, 4.0) | {"status": status, "error": error}
         record["clock"] = dict.fromkeys(record["clock"], 20.0)
-        files.write_json(tmp_path / "runs" / f"B{seed}" / "run.json", record)
+        write_checked(tmp_path / "runs" / f"B{seed}" / "run.json", record)
     lines = [
         {"event": "train", "iteration": n, "iterations": 0, "loss": 5.0, "tokens_per_second": 1234.5}
         for n in range(1, 51)
@@ -134,7 +134,7 @@ def test_seeds_and_variants_that_the_last_make_did_not_know_are_named(
     monkeypatch.setattr(sys, "argv", ["scripts.status"])
     directory = Path("results/few")
     (directory / "runs").mkdir(parents=True)
-    files.write_json(directory / EXPECTED, Expected(("B", "RAALL"), 2).to_json())
+    write_checked(directory / EXPECTED, Expected(("B", "RAALL"), 2).to_json())
 
     def said(*assignments: str) -> str:
         defconfig("CONFIG_STUDY_NAME=few", *assignments, spec="gpt2-ra-ablation-smoke")

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime import files, run_record
+from runtime import run_record
 from runtime.settings import TrackingConfig
 from study.trackers import ExperimentLoggers, new_lines
+from tests.checked_files import write_checked
 
 GOOD = """
 import json, os
@@ -52,7 +53,7 @@ def run_dir(tmp_path: Path) -> Path:
     ] + [{"event": "validation", "iteration": 2, "tokens": 16, "loss": 7.5, "perplexity": 1808.0}]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "config").write_text('# comment\nCONFIG_STUDY_NAME="study"\n')
-    files.write_json(folder / "run.json", run_record.blank("B0", "B", 0).to_json() | {"status": "finished"})
+    write_checked(folder / "run.json", run_record.blank("B0", "B", 0).to_json() | {"status": "finished"})
     return folder
 
 
@@ -66,7 +67,7 @@ def start(kind: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Experime
 
 
 def test_a_failed_run_is_logged_as_failed(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files.write_json(run_dir / "run.json", run_record.blank("B0", "B", 0).to_json() | {"status": "failed"})
+    write_checked(run_dir / "run.json", run_record.blank("B0", "B", 0).to_json() | {"status": "failed"})
     start("good", run_dir, monkeypatch).finish(60)
     assert json.loads((run_dir / "seen").read_text().splitlines()[-1]) == ["finish", 1]
 

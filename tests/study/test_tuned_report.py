@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,8 @@ from typing import Any
 import pytest
 
 from ra.arms import with_rate
-from runtime import files, run_record
+from runtime import run_record
 from runtime.errors import UserError
-from runtime.seal import write_sealed
 from study import plan_file
 from study.compare.loaded_studies import read_studies
 from study.compare.study_checklist import checklist
@@ -21,6 +21,7 @@ from study.rate_tuning import choose_rates
 from study.report.report_data import build_report
 from study.runs import EXPECTED, Expected, ExpectedRun, read_runs
 from study.study_settings import judged_runs, tuning_runs
+from tests.checked_files import write_checked
 from tests.study.sample_records import a_plan, a_record, edit
 
 ARMS = ("B", "RAALL", "RALEARN")
@@ -46,15 +47,15 @@ class Tuned:
             self.write(name, seed, losses[arm, rate] + noise(name, seed))
         rows = {name: row | {"looks": [SEEDS]} for name, row in a_plan()["variants"].items() if name in ARMS}
         plan = a_plan(variants=rows, learning_rates=self.rates.to_json())
-        files.write_json(folder / "plan.json", plan)
+        write_checked(folder / "plan.json", plan)
         expected = Expected(ARMS, SEEDS, tuple(ExpectedRun(*run) for run in self.runs))
-        files.write_json(folder / EXPECTED, expected.to_json())
+        write_checked(folder / EXPECTED, expected.to_json())
 
     def write(self, name: str, seed: int, loss: float) -> None:
         record = a_record(name, seed, loss)
         folder = self.folder / "runs" / record["run"]
         folder.mkdir(parents=True, exist_ok=True)
-        files.write_json(folder / "run.json", record)
+        write_checked(folder / "run.json", record)
 
     def report(self) -> Any:
         return build_report(self.folder)
@@ -156,7 +157,7 @@ def test_a_diverged_tuning_run_makes_its_rate_ineligible(tmp_path: Path) -> None
     name = "RALEARN+LR=2e-3.1001"
     folder = study.folder / "runs" / name
     failed = run_record.blank(name, "RALEARN+LR=2e-3", 1001).to_json()
-    files.write_json(folder / "run.json", failed | {"status": "failed", "error": "NotFiniteError: loss nan"})
+    write_checked(folder / "run.json", failed | {"status": "failed", "error": "NotFiniteError: loss nan"})
     assert chosen(study) == CHOSEN | {"RALEARN": "1e-3"}
     (row,) = [arm for arm in study.report().rates.arms if arm.arm == "RALEARN"]
     assert row.means["2e-3"] is None
@@ -172,7 +173,7 @@ def test_another_failure_of_a_tuning_run_defers_the_choice(tmp_path: Path) -> No
 def test_an_altered_tuning_run_is_no_silent_choice(tmp_path: Path) -> None:
     study = Tuned(tmp_path, table(), {})
     path = study.folder / "runs" / "B+LR=1e-3.1000" / "run.json"
-    write_sealed(path, json.loads(path.read_text()))
+    write_checked(path, json.loads(path.read_text()))
     path.write_text(path.read_text().replace('"loss": ', '"loss": 1', 1))
     with pytest.raises(UserError, match=r"B\+LR=1e-3.1000 does not count"):
         chosen(study)
@@ -186,7 +187,7 @@ def test_a_lost_choice_is_restored_and_another_one_is_refused(tmp_path: Path) ->
     plan = plan_file.read(study.folder)
     assert plan
     lost = LearningRates(RATES, 2)
-    files.write_json(study.folder / "plan.json", plan.to_json() | {"learning_rates": lost.to_json()})
+    write_checked(study.folder / "plan.json", plan.to_json() | {"learning_rates": lost.to_json()})
     assert chosen(study) == CHOSEN
     for seed in (1000, 1001):
         study.write(with_rate("B", "1e-3"), seed, 9.0)
@@ -197,8 +198,7 @@ def test_a_lost_choice_is_restored_and_another_one_is_refused(tmp_path: Path) ->
 def test_missing_judged_runs_are_pending_under_their_arm(tmp_path: Path) -> None:
     study = Tuned(tmp_path, table(), CHOSEN)
     for name in ("RALEARN+LR=2e-3.3", "RALEARN+LR=1e-3.3"):
-        (study.folder / "runs" / name / "run.json").unlink()
-        (study.folder / "runs" / name).rmdir()
+        shutil.rmtree(study.folder / "runs" / name)
     assert [run.status for run in read_runs(study.folder)].count("missing") == 2
     report = study.report()
     assert [(run.variant, run.seed) for run in report.runs if run.status == "missing"] == [("RALEARN", 3)]

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from runtime import files, run_record
+from runtime import run_record
 from study.report import report_data as build
+from tests.checked_files import write_checked
 from tests.study.sample_records import ENVIRONMENT
 
 VARIANTS = ("B", "RAEARLY", "RALATE", "RAALL", "RALEARN")
@@ -51,11 +52,11 @@ def a_study(study: Path, seeds: int = 3, variants: tuple[str, ...] = VARIANTS, i
                 error = math.sqrt(rate * (1 - rate) / (ITEMS - 1))
                 value["hellaswag"] = {"acc": rate, "acc_stderr": error, "acc_norm": rate, "acc_norm_stderr": error,
                                       "items": ITEMS, "items_sha256": "f" * 64}  # fmt: skip
-                files.write_json(
+                write_checked(
                     run_dir / "hellaswag.json",
                     {"choices": [], "choices_norm": [], "correct": correct, "correct_norm": correct},
                 )
-            files.write_json(run_dir / "run.json", value)
+            write_checked(run_dir / "run.json", value)
     return study
 
 
@@ -101,7 +102,7 @@ def test_a_truncated_run_is_in_no_item_test(tmp_path: Path) -> None:
     value["schedule"] = {"iterations": value["progress"]["iterations"], "cut": True}
     value["progress"] |= {"iterations": 29, "tokens": 2900}
     value["validation"]["history"][-1][0] = 2900
-    files.write_json(study / "runs" / "RALEARN1" / "run.json", value)
+    write_checked(study / "runs" / "RALEARN1" / "run.json", value)
     report = build.build_report(study)
     assert report.cut == ["RALEARN1"]
     assert {tuple(test.seeds) for test in report.items if test.variant == "RALEARN"} == {(0, 2)}
@@ -111,5 +112,5 @@ def test_a_file_with_another_number_of_items_is_skipped(tmp_path: Path) -> None:
     study = a_study(tmp_path, seeds=1)
     content = read(study, "RALEARN0", "hellaswag.json")
     repeated = {key: 2 * values for key, values in content.items() if isinstance(values, list)}
-    files.write_json(study / "runs" / "RALEARN0" / "hellaswag.json", content | repeated)
+    write_checked(study / "runs" / "RALEARN0" / "hellaswag.json", content | repeated)
     assert not [test for test in build.build_report(study).items if test.variant == "RALEARN"]

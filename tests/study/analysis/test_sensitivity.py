@@ -9,10 +9,10 @@ from scipy import stats
 
 from referee.verdict import power
 from referee.verdict.statistics import NoiseFloor, spread_interval
-from runtime import files
 from study.analysis.designs import seed_hours, sensitivities
 from study.analysis.verdict import judge
 from study.report import report_data as build
+from tests.checked_files import write_checked
 from tests.study.report import rendered
 from tests.study.sample_records import VARIANTS, a_study, edit
 
@@ -57,7 +57,7 @@ def test_under_three_seeds_the_noise_floor_gives_the_range_that_three_seeds_woul
 
 def test_the_range_of_a_running_study_is_that_of_its_planned_seeds(tmp_path: Path) -> None:
     study = a_study(tmp_path, seeds=1)
-    files.write_json(study / "expected.json", {"variants": list(VARIANTS), "seeds": 5})
+    write_checked(study / "expected.json", {"variants": list(VARIANTS), "seeds": 5})
     (report,) = build.build_report(study).sensitivities
     assert (report.seeds, report.at_seeds) == (1, 5)
     assert report.mde_low == pytest.approx(power.mde(spread_interval(report.spread, report.dof)[0], 5))

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from runtime import files, run_record
+from runtime import run_record
 from study.analysis.step_speed import slopes
 from study.report import report_data as build
 from study.report import report_sentences as sentences
 from study.runs import Run
+from tests.checked_files import write_checked
 from tests.study.report import rendered
 from tests.study.sample_records import STEPS, UPDATE, a_plan, a_record, a_study
 
@@ -30,7 +31,7 @@ def plan(ratio: tuple[float, float, float] | None = (1.05, 1.03, 1.08), **budget
 
 def with_plan(folder: Path, content: dict[str, Any], effect: float = -0.02) -> build.Report:
     study = a_study(folder, effect=effect)
-    files.write_json(study / "plan.json", content)
+    write_checked(study / "plan.json", content)
     return build.build_report(study)
 
 
@@ -85,7 +86,7 @@ def test_a_loss_that_rises_late_or_was_not_evaluated_gives_no_estimate_at_equal_
 
 def test_a_verdict_at_equal_time_states_so_first_and_gives_the_number_of_updates(tmp_path: Path) -> None:
     study = a_study(tmp_path, effect=-0.1, ends={"RALEARN": 285})
-    files.write_json(study / "plan.json", plan(equal_time=True))
+    write_checked(study / "plan.json", plan(equal_time=True))
     report = build.build_report(study)
     assert "At equal time (285 of 300 updates), **RALEARN** (exploratory) is better" in rendered.markdown(
         report

@@ -17,7 +17,7 @@ from ra import attention_maps
 from ra.alternation import AlternationSettings
 from ra.control import swap_query_and_key
 from ra.variants import variant
-from runtime import checkpoint, files, run_record
+from runtime import checkpoint, run_record
 from runtime.dotconfig import read_symbols
 from runtime.errors import UserError
 from runtime.settings import Config
@@ -31,6 +31,7 @@ from study.evaluation.attention_data import (
 )
 from study.evaluation.attention_page import even_spread, map_figure, ratios
 from study.report import report_files as write
+from tests.checked_files import write_checked
 from tests.checkout import link_project
 from tests.study.sample_records import a_record, edit
 
@@ -81,7 +82,7 @@ def a_run(folder: Path, config_file: Path, name: str, swap: tuple[int, ...] = ()
     run_dir = folder / run_record.run_name(name, seed)
     run_dir.mkdir(parents=True)
     (run_dir / "config").write_text(config_file.read_text())
-    files.write_json(run_dir / "run.json", run_record.blank(run_dir.name, name, seed).to_json())
+    write_checked(run_dir / "run.json", run_record.blank(run_dir.name, name, seed).to_json())
     checkpoint.save(run_dir / "checkpoint", 7, {"model": model.state_dict()}, {})
     return run_dir
 
@@ -158,12 +159,12 @@ def test_an_error_is_one_line_with_the_problem(tmp_path: Path, config_file: Path
     run = inspect.load_run(run_dir)
     empty = tmp_path / "RAALL0"
     empty.mkdir()
-    files.write_json(empty / "run.json", run_record.blank("RAALL0", "RAALL", 0).to_json())
+    write_checked(empty / "run.json", run_record.blank("RAALL0", "RAALL", 0).to_json())
     (empty / "config").write_text(config_file.read_text())
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     other = a_run(tmp_path / "other", config_file, "RALEARN")
-    files.write_json(other / "run.json", run_record.blank("B0", "B", 0).to_json())
+    write_checked(other / "run.json", run_record.blank("B0", "B", 0).to_json())
     for wrong, message in (
         (lambda: inspect.load_run(tmp_path / "nowhere"), "is not a folder"),
         (lambda: inspect.load_run(empty), "has no checkpoint"),
@@ -220,9 +221,7 @@ def a_study(folder: Path, config_file: Path, names: tuple[str, ...]) -> Path:
     for name in names:
         for seed in (0, 1):
             run_dir = a_run(folder / "runs", config_file, name, seed=seed)
-            files.write_json(
-                run_dir / "run.json", a_record(name, seed, 4.0 + seed / 10, 7)
-            )  # as the checkpoint
+            write_checked(run_dir / "run.json", a_record(name, seed, 4.0 + seed / 10, 7))  # as the checkpoint
     return folder
 
 

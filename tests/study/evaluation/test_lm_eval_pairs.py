@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from runtime import run_record
-from runtime.seal import write_sealed
 from study.evaluation import lm_eval_records as records
 from study.evaluation.lm_eval_page import NO_VERDICT, TaskResults, compare_arms
 from study.evaluation.lm_eval_records import LmEvalRecord, Metric, TaskResult
 from study.report import report_files as write
 from study.verify import verify_study
+from tests.checked_files import write_checked
 from tests.study.sample_records import a_study
 
 LIKELIHOODS = [-2.5, -4.0, -1.25, -3.0]
@@ -119,7 +119,7 @@ def write_results(
             assert progress
             right = "".join("01"[(item + seed + number) % 3 > 0] for item in range(40))
             found = record(variant, seed, task(accuracy(right)), iterations=progress.iterations - ends)
-            write_sealed(folder / records.FILE, found.to_json())
+            write_checked(folder / records.FILE, found.to_json())
 
 
 def test_a_report_shows_the_results_of_its_counted_runs_and_is_renewed(tmp_path: Path) -> None:

@@ -12,10 +12,11 @@ from gpt2.training_step import build_model
 from ra import names
 from ra.alternation import AlternationSettings
 from ra.variants import variant
-from runtime import checkpoint, files, run_record
+from runtime import checkpoint, run_record
 from runtime.dotconfig import read_symbols
 from runtime.settings import Config
 from study.evaluation import loaded_runs as inspect
+from tests.checked_files import write_checked
 from tests.study.evaluation.test_inspect import config_file
 
 __all__ = ["config_file"]
@@ -51,7 +52,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config_file: Path) 
     parts = variant("SHIFT", config.model, AlternationSettings.from_symbols(symbols)).parts
     model = build_model(config.model, parts)
     initialise(model, 0)
-    files.write_json(run_dir / "run.json", run_record.blank("SHIFT0", "SHIFT", 0).to_json())
+    write_checked(run_dir / "run.json", run_record.blank("SHIFT0", "SHIFT", 0).to_json())
     checkpoint.save(run_dir / "checkpoint", 7, {"model": model.state_dict()}, {})
     yield run_dir
     for module in ("ra.custom.shift", "ra.custom._shift_helper"):

@@ -12,10 +12,10 @@ import pytest
 from runtime import files
 from runtime.dotconfig import read_symbols
 from runtime.errors import UserError
+from runtime.records import to_plain
 from runtime.resolve import resolve, target_record
 from runtime.run_plan import BatchPlan
 from runtime.run_record import RecordedTarget
-from runtime.typed_json import to_plain
 from study import plan_file
 from study.executors import slurm_executor as slurm
 from study.executors.child_process import EXIT_INTERRUPTED, Event

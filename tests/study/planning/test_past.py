@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime import files
 from study.planning.planned_power import find_past_studies, newest_noise
 from study.report.report_data import build_report
+from tests.checked_files import write_checked
 from tests.study.sample_records import STEPS, UPDATE, VARIANTS, a_study, edit
 from tests.study.test_tuned_report import CHOSEN, Tuned, table
 
@@ -32,7 +32,7 @@ def finished_study(
         )  # fmt: skip
     for run in (folder / "runs").iterdir():
         (run / "config").write_text("\n".join(lines) + "\n")
-    files.write_json(folder / "expected.json", {"variants": list(variants), "seeds": seeds})
+    write_checked(folder / "expected.json", {"variants": list(variants), "seeds": seeds})
     return folder
 
 

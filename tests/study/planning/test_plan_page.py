@@ -222,7 +222,7 @@ def test_tuned_rates_give_a_range_of_runs_until_they_are_chosen() -> None:
     assert found.fewest == 4 * 3 * 2 + 4 * 5
     assert len(found.one_seed) * 5 == len(found.runs) - 4 * 3 * 2
     assert found.hours.of(found.pending) == pytest.approx(len(found.runs) * 30 / 3600)
-    chosen = replace(settings.rates, chosen=dict.fromkeys(settings.variants, "2e-3"))
+    chosen = settings.rates.replace(chosen=dict.fromkeys(settings.variants, "2e-3"))
     assert planned_runs(settings, 5, chosen) == tuning_runs(settings.variants, chosen) + judged_runs(
         settings.variants, 5, chosen
     )

@@ -1,5 +1,6 @@
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from runtime import files, run_record
+from runtime import run_record
 from study.report import report_data as build
 from study.report import report_files as write
 from study.report import report_sentences as sentences
 from study.report import report_summary as summary
+from tests.checked_files import write_checked
 from tests.study.report import rendered
 from tests.study.sample_records import ENVIRONMENT, with_derived
 
@@ -69,8 +71,8 @@ def a_study(
                 change[value["run"]](value)
             run_dir = folder / "runs" / value["run"]
             run_dir.mkdir(parents=True)
-            files.write_json(run_dir / "run.json", with_derived(value))
-    files.write_json(folder / "expected.json", {"variants": list(VARIANTS), "seeds": seeds})
+            write_checked(run_dir / "run.json", with_derived(value))
+    write_checked(folder / "expected.json", {"variants": list(VARIANTS), "seeds": seeds})
     return folder
 
 
@@ -123,8 +125,7 @@ def test_excluded_runs_are_named_and_never_averaged(tmp_path: Path) -> None:
     study = a_study(tmp_path, change={"B0": fail, "RAALL1": interrupt, "RALATE2": another})
     (study / "runs" / "RAEARLY0" / "run.json").write_text("{")
     (study / "runs" / "RAEARLY1" / "run.json").write_text('{"schema": 9}')
-    (study / "runs" / "RAEARLY2" / "run.json").unlink()
-    (study / "runs" / "RAEARLY2").rmdir()
+    shutil.rmtree(study / "runs" / "RAEARLY2")
     report = build.build_report(study)
     assert {run.name: run.status for run in report.runs if not run.used} == {
         "B0": "failed", "RAALL1": "interrupted", "RALATE2": "finished",

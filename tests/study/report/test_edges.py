@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from referee.pages.markup import to_markdown
-from runtime import files, run_record
+from runtime import run_record
 from study import runs
 from study.report import report_data as build
 from study.report import report_files as write
 from study.report import report_sentences as sentences
 from study.report import report_summary as summary
+from tests.checked_files import write_checked
 from tests.study.report import rendered
 from tests.study.sample_records import ENVIRONMENT, edit, with_derived
 
@@ -58,7 +59,7 @@ def a_record(name: str, seed: int, loss: float) -> dict[str, Any]:
 def put(study: Path, value: dict[str, Any], folder: str = "") -> None:
     path = study / "runs" / (folder or value["run"])
     path.mkdir(parents=True)
-    files.write_json(path / "run.json", with_derived(value))
+    write_checked(path / "run.json", with_derived(value))
 
 
 def a_study(study: Path, variants: tuple[str, ...] = VARIANTS, seeds: int = 3, noise: float = 0.005) -> Path:
@@ -208,7 +209,7 @@ def test_the_next_step_has_its_number_and_command(tmp_path: Path, monkeypatch: p
     (tmp_path / "demo").mkdir()
     study = a_study(tmp_path / "demo", seeds=2)
     assert "CONFIG_SEEDS=3" in rendered.terminal(build.build_report(study))
-    files.write_json(study / "expected.json", {"variants": list(VARIANTS), "seeds": 3})
+    write_checked(study / "expected.json", {"variants": list(VARIANTS), "seeds": 3})
     report = build.build_report(study)
     for arms, command in ((set(), "`make`"), (set(VARIANTS), "`make demo`")):
         monkeypatch.setattr(summary, "DEMO_ARMS", arms)
@@ -224,7 +225,7 @@ def test_the_next_step_has_its_number_and_command(tmp_path: Path, monkeypatch: p
 
 def test_a_run_that_diverged_is_counted_as_that_and_its_arm_is_not_judged(tmp_path: Path) -> None:
     study = a_study(tmp_path)
-    files.write_json(study / "expected.json", {"variants": list(VARIANTS), "seeds": 3})
+    write_checked(study / "expected.json", {"variants": list(VARIANTS), "seeds": 3})
     before = build.build_report(study)
     error = "NotFiniteError: iteration 7: loss nan, gradient norm nan"
     edit(study, "RALEARN1", status="failed", error=error)
@@ -246,7 +247,7 @@ def test_a_run_that_diverged_is_counted_as_that_and_its_arm_is_not_judged(tmp_pa
 def test_pending_runs_are_not_listed_as_excluded(tmp_path: Path) -> None:
     study = a_study(tmp_path, seeds=1)
     edit(study, "RALEARN0", status="running")
-    files.write_json(study / "expected.json", {"variants": list(VARIANTS), "seeds": 5})
+    write_checked(study / "expected.json", {"variants": list(VARIANTS), "seeds": 5})
     report = build.build_report(study)
     assert not any("not counted" in line for line in summary.context(report))
     assert to_markdown(summary.next_step(report)).startswith("Next: 21 of 25 runs are pending.")
@@ -264,9 +265,8 @@ def test_a_study_of_control_arms_alone_has_no_verdict(tmp_path: Path) -> None:
 
 def test_different_commits_devices_and_uncommitted_changes_are_reported(tmp_path: Path) -> None:
     study = a_study(tmp_path)
-    unsealed, lacking = build.build_report(study).notes  # its runs have no metrics.jsonl
+    (lacking,) = build.build_report(study).notes  # its runs have no metrics.jsonl
     assert lacking.startswith("metrics.jsonl is missing")
-    assert unsealed.startswith("15 of 15 counted records have no checksum")
     edit(study, "B0", commit="d" * 40, dirty=True, target={"device": "another"})
     notes = " ".join(build.build_report(study).notes)
     assert "different commits: cccccccccccc (14), dddddddddddd (1)" in notes

@@ -13,10 +13,11 @@ import pytest
 from scipy import stats
 
 from referee.pages import components
-from runtime import files, run_record
+from runtime import run_record
 from study import curves, runs
 from study.report import figures_final
 from study.report import report_data as build
+from tests.checked_files import write_checked
 from tests.study.browser import percent
 from tests.study.report.rendered import outline, page
 from tests.study.sample_records import STEPS, VARIANTS, a_plan, a_record, a_study, edit
@@ -91,7 +92,7 @@ def test_with_fewer_than_three_seeds_there_is_no_ranking_and_no_verdict(tmp_path
 
 
 def test_a_study_without_a_finished_run_has_a_page(tmp_path: Path) -> None:
-    files.write_json(tmp_path / "expected.json", {"variants": ["B"], "seeds": 1})
+    write_checked(tmp_path / "expected.json", {"variants": ["B"], "seeds": 1})
     text = page(tmp_path)
     outline(text)
     assert "No finished run yet" in text
@@ -139,7 +140,7 @@ def test_strings_of_records_have_no_effect_on_the_page(tmp_path: Path) -> None:
     edit(study, "B1", target={"device": evil, "torch": evil})
     edit(study, "RAALL1", status="failed", error=evil)
     plan = a_plan(notes=[evil], study=evil)
-    files.write_json(study / "plan.json", plan)
+    write_checked(study / "plan.json", plan)
     text = page(study)
     assert outline(text).loads == []
     outside = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from runtime import files
 from study.report import report_files as write
+from tests.checked_files import write_checked
 from tests.study.browser import BROWSER, empty, faultless, look, percent
 from tests.study.sample_records import UPDATE, VARIANTS, a_study, edit
 
@@ -188,7 +188,7 @@ def test_long_unbroken_texts_of_records_do_not_widen_the_page_on_a_phone(tmp_pat
          target={"device": long, "driver": long}, commit="c" * 200, notes=[long])  # fmt: skip
     edit(study, "RAALL0", status="failed", error=long)
     edit(study, "RALATE0", hellaswag={"acc": None, "absent": long})
-    files.write_json(study / "plan.json", {"notes": [long], "budget": {}})
+    write_checked(study / "plan.json", {"notes": [long], "budget": {}})
     write.write_report(study)
     page = faultless(study, phone=True)
     assert page["width"] == [390, 390]
@@ -200,6 +200,6 @@ def test_a_partial_study_of_one_seed_is_drawn_without_errors(tmp_path: Path) -> 
     edit(study, "RAALL0", status="failed", error="NotFiniteError: loss nan")
     edit(study, "RALATE0", status="interrupted")
     (study / "runs" / "RAEARLY0" / "metrics.jsonl").unlink()
-    files.write_json(study / "expected.json", {"variants": list(VARIANTS), "seeds": 3})
+    write_checked(study / "expected.json", {"variants": list(VARIANTS), "seeds": 3})
     write.write_report(study)
     faultless(study)

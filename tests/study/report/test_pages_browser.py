@@ -1,6 +1,5 @@
 """compare.html and attention.html in a real browser: nothing goes wrong, all is drawn, nothing overflows a phone."""
 
-import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -132,10 +131,8 @@ def with_attention(folder: Path) -> tuple[Path, list[RunAttention]]:
             {key: tuple(v * (1 + place / 10) for v in getattr(layer, key)) for key in STATISTIC_KEYS}
             for layer in one.layers
         ]
-        layers = tuple(
-            dataclasses.replace(layer, **values) for layer, values in zip(one.layers, scaled, strict=True)
-        )
-        attentions[place] = dataclasses.replace(one, layers=layers)
+        layers = tuple(layer.replace(**values) for layer, values in zip(one.layers, scaled, strict=True))
+        attentions[place] = one.replace(layers=layers)
     attention_data.write(study, attentions, a_text(60))
     write_report(study)
     return study, attentions

@@ -3,9 +3,9 @@
 import os
 from pathlib import Path
 
-from runtime import files
 from study.evaluation import attention_data as data
 from study.report import report_files as write
+from tests.checked_files import write_checked
 from tests.study.report import rendered
 from tests.study.sample_records import a_study, edit
 
@@ -37,9 +37,9 @@ def test_a_report_is_current_until_a_file_that_it_reads_changes(tmp_path: Path) 
 def test_the_page_refreshes_itself_only_while_runs_are_unfinished(tmp_path: Path) -> None:
     a_study(tmp_path, seeds=1, variants=("B", "RAALL"))
     refresh = 'http-equiv="refresh"'
-    files.write_json(tmp_path / "expected.json", {"variants": ["B", "RAALL"], "seeds": 2})
+    write_checked(tmp_path / "expected.json", {"variants": ["B", "RAALL"], "seeds": 2})
     assert refresh in rendered.page(tmp_path)
-    files.write_json(tmp_path / "expected.json", {"variants": ["B", "RAALL"], "seeds": 1})
+    write_checked(tmp_path / "expected.json", {"variants": ["B", "RAALL"], "seeds": 1})
     assert refresh not in rendered.page(tmp_path)
 
 
@@ -50,7 +50,7 @@ def test_files_that_a_part_of_the_report_needs_are_named_where_they_are_missing_
     scores = {"choices": [0] * 100, "choices_norm": [0] * 100}
     scores |= {"correct": [True] * 30 + [False] * 70, "correct_norm": [True] * 31 + [False] * 69}
     for folder in tmp_path.glob("runs/*"):
-        files.write_json(folder / "hellaswag.json", scores)
+        write_checked(folder / "hellaswag.json", scores)
         edit(tmp_path, folder.name, hellaswag={"items": 100})
     assert not [note for note in write.write_report(tmp_path).notes if ".json" in note]
     (tmp_path / "expected.json").write_text('{"variants": ["B"], "seeds": 3000000}')

@@ -1,0 +1,136 @@
+"""Read and write the JSON files of a study and its runs: msgspec structs, each file with its SHA-256.
+
+    {"of": "STUDY/RUN", ..., "sha256": "<SHA-256 of the file without these 64 digits>"}
+
+The annotations of a struct are its schema: a field without a default is required, an unknown key is refused. A file
+without a checksum is damaged. A finished run has SHA256SUMS over its files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Self, TypeVar
+
+import msgspec
+
+from runtime import files
+from runtime.files import DamagedFileError, parse_json, read_bytes, read_text
+
+T = TypeVar("T")
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Amount = Annotated[float, msgspec.Meta(ge=0)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Text = Annotated[str, msgspec.Meta(min_length=1)]
+
+MARK, DIGITS = b'"sha256": "', 64
+SUMS = "SHA256SUMS"
+
+
+class InvalidJsonError(ValueError):
+    """A JSON value does not have the type. The message names its path."""
+
+
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of the structs."""
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with other values of some fields."""
+        return msgspec.structs.replace(self, **changes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON data."""
+        plain: dict[str, Any] = to_plain(self)
+        return plain
+
+
+def to_plain(value: Any) -> Any:
+    """Return plain JSON data: lists for tuples, None for NaN and infinities."""
+    return msgspec.json.decode(msgspec.json.encode(value))
+
+
+def parse(kind: type[T], value: Any, where: str) -> T:
+    """Return plain JSON data as `kind`. InvalidJsonError names the first part of another type. where: its path."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        reason, _, path = str(error).partition(" - at `")
+        raise InvalidJsonError(f"{where}{path.strip('`$')}: {reason}") from error
+
+
+def write(path: Path, value: Record | Mapping[str, Any], of: str = "", indent: int | None = 1) -> None:
+    """Replace the file atomically by `value` with its checksum. of: the study, or the study and the run: "a/B0"."""
+    plain = {"of": of} | to_plain(value) | {"sha256": ""}
+    head, mark, tail = (json.dumps(plain, indent=indent) + "\n").encode().rpartition(MARK)
+    files.write_bytes(path, head + mark + _digest(head + mark + tail).encode() + tail)
+
+
+def read_plain(path: Path, of: str | None = None) -> dict[str, Any]:
+    """Return the content of a file that `write` wrote. DamagedFileError for any defect but a missing file.
+
+    of: the study or run that it belongs to; None accepts any.
+    """
+    content = read_bytes(path)
+    value = parse_json(content, path)
+    head, mark, rest = content.rpartition(MARK)
+    if not mark or not isinstance(value, dict) or "sha256" not in value:
+        raise DamagedFileError(f"{path} is damaged: it has no checksum")
+    actual, recorded = _digest(head + mark + rest[DIGITS:]), rest[:DIGITS].decode(errors="replace")
+    if actual != recorded:
+        raise DamagedFileError(f"{path} was altered: SHA-256 is {actual[:12]}; it records {recorded[:12]}")
+    owner = value.pop("of", None)
+    if of is not None and owner != of:
+        raise DamagedFileError(f"{path} belongs to {owner}, not to {of}")
+    del value["sha256"]
+    return value
+
+
+def read(kind: type[T], path: Path, of: str | None = None) -> T:
+    """Return the content of a file as `kind`. DamagedFileError for any defect but a missing file."""
+    try:
+        return parse(kind, read_plain(path, of), "content")
+    except InvalidJsonError as error:
+        raise DamagedFileError(f"{path} cannot be read: {error}") from error
+
+
+def owner(run_dir: Path) -> str:
+    """Return what the files of a run say that they belong to: the names of the study's folder and of the run."""
+    return f"{run_dir.resolve().parents[1].name}/{run_dir.name}"
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_sums(run_dir: Path, of: str, names: Iterable[str]) -> None:
+    """Write SHA256SUMS over the named files that exist, in the form that `sha256sum -c` reads."""
+    lines = [f"{digest(run_dir / name)}  {name}" for name in names if (run_dir / name).exists()]
+    files.write_text(run_dir / SUMS, "\n".join([f"# {of}", *lines]) + "\n")
+
+
+def check_sums(run_dir: Path, of: str) -> list[str]:
+    """Return a message for every file of a finished run that is not as SHA256SUMS says."""
+    try:
+        owner, *lines = read_text(run_dir / SUMS).splitlines()
+        sums = {name: value for value, name in (line.split("  ", 1) for line in lines)}
+    except FileNotFoundError:
+        return [f"{SUMS} is missing"]
+    except (DamagedFileError, ValueError):
+        return [f"{SUMS} is damaged"]
+    if owner != f"# {of}":
+        return [f"{SUMS} belongs to {owner.removeprefix('# ')}, not to {of}"]
+    actual = {name: digest(run_dir / name) if (run_dir / name).is_file() else "missing" for name in sums}
+    return [
+        f"{name}: SHA-256 is {actual[name][:12]}; {SUMS} has {recorded[:12]}"
+        for name, recorded in sums.items()
+        if actual[name] != recorded
+    ]
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
