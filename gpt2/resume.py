@@ -23,7 +23,7 @@ from gpt2.watch import SpikeDetector, start_monitor
 from runtime import checkpoint, ranks
 from runtime.checkpoint import CheckpointError, LoadedCheckpoint
 from runtime.errors import UserError
-from runtime.metrics_log import MetricsLog, truncate_metrics
+from runtime.metrics_log import MetricsLog, MetricsSum, metrics_sum, truncate_metrics
 from runtime.records import Count, InvalidJsonError, Record, parse, to_plain
 from runtime.resolve import ResolvedTarget
 from runtime.run_plan import RunPlan, Start
@@ -40,7 +40,10 @@ class RunError(UserError, RuntimeError):
 
 
 class Meta(Record, frozen=True):
-    """meta.json of a checkpoint. of: identity of the run. watch: the last losses, for the spike detector."""
+    """meta.json of a checkpoint. of: identity of the run. watch: the last losses, for the spike detector.
+
+    metrics: of metrics.jsonl, whose later lines are written again.
+    """
 
     iteration: Count
     of: Mapping[str, Any]
@@ -53,6 +56,7 @@ class Meta(Record, frozen=True):
     spikes: tuple[Spike, ...]
     clocks: Clock
     scalars: tuple[ScalarPoint, ...]
+    metrics: MetricsSum
 
 
 class Resumable(Protocol):
@@ -91,7 +95,9 @@ def resume(run: Resumable) -> None:
         identity |= {"iterations": plan.continues.iterations, "schedule": plan.continues.schedule}
     before = run.log.last_record()
     if loaded:
-        restore(run, loaded, refuse_another_run(loaded, identity, plan.run, directory), before)
+        meta = refuse_another_run(loaded, identity, plan.run, directory)
+        refuse_altered_metrics(meta.metrics, directory / "metrics.jsonl")
+        restore(run, loaded, meta, before)
     run.faults = FaultLog(before.faults if before else ())
     if run.ended() and before and before.target:  # this process observes no step
         run.log.record["target"]["attention_backend"] = before.target.attention_backend
@@ -205,6 +211,17 @@ def refuse_another_run(loaded: LoadedCheckpoint, now: dict[str, Any], run: str, 
             f"value, or {restart}"
         )
     return meta
+
+
+def refuse_altered_metrics(recorded: MetricsSum, path: Path) -> None:
+    """Raise RunError where the losses before the checkpoint are not those that were written."""
+    found = metrics_sum(path, recorded.bytes)
+    if found != recorded:
+        raise RunError(
+            f"{path} was altered or cut: SHA-256 of its first {recorded.bytes} bytes is {found.sha256[:12]}; the "
+            f"checkpoint records {recorded.sha256[:12]}; fix: restore the file from a copy, or delete {path.parent} "
+            "and run `make`"
+        )
 
 
 def clocks_before(meta: Meta, written: RunRecord | None) -> dict[str, float]:

@@ -32,7 +32,7 @@ from gpt2.transformer import GPT2, ModelParts
 from gpt2.watch import RunFixes, SpikeDetector
 from runtime import attention_kernels, checkpoint, ranks, records, resolve
 from runtime import eval_set_records as eval_sets
-from runtime.metrics_log import MetricsLog
+from runtime.metrics_log import MetricsLog, metrics_sum
 from runtime.ranks import describe_failure
 from runtime.run_plan import WARM_UP_STEPS, RunPlan
 from runtime.run_record import Admission
@@ -235,6 +235,7 @@ class TrainingRun:
                 "watch": self.spikes.losses,
                 "spikes": self.spikes.spikes,
                 "clocks": self.clocks.seconds(),
+                "metrics": metrics_sum(self.plan.directory / "metrics.jsonl").to_json(),
             } | self.evaluator.history()
             state = self.stepper.state()
             if ranks.first():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import json
 import os
 import time
@@ -15,7 +16,7 @@ from typing import Any, TextIO, TypeVar
 
 from runtime import files, ranks, records, run_record
 from runtime.files import DamagedFileError, parse_json, read_bytes
-from runtime.records import Amount, Count, InvalidJsonError, Positive, Text, parse, to_plain
+from runtime.records import Amount, Count, InvalidJsonError, Positive, Record, Text, parse, to_plain
 
 NOT_METRICS = ("started", "phase")  # events without numbers, not written to metrics.jsonl
 T = TypeVar("T")
@@ -149,6 +150,19 @@ def read_steps(path: Path, most: int | None = None) -> Steps:
         except (DamagedFileError, InvalidJsonError):
             damaged += 1
     return Steps(tuple(steps), damaged)
+
+
+class MetricsSum(Record, frozen=True):
+    """The length and the SHA-256 of metrics.jsonl when a checkpoint was written."""
+
+    bytes: Count
+    sha256: str
+
+
+def metrics_sum(path: Path, length: int | None = None) -> MetricsSum:
+    """Return the length and the SHA-256 of the first `length` bytes of the file, by default of all."""
+    content = read_bytes(path, SIZE_LIMIT)[:length] if path.exists() else b""
+    return MetricsSum(len(content), hashlib.sha256(content).hexdigest())
 
 
 def truncate_metrics(path: Path, iteration: int, evaluated: Sequence[int] = ()) -> None:

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from gpt2.optimizer import parameter_groups
-from gpt2.resume import check_fits
+from gpt2.resume import RunError, check_fits, refuse_altered_metrics
 from runtime import checkpoint
 from runtime.checkpoint import CheckpointError
+from runtime.metrics_log import metrics_sum
 
 MODEL = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4))
 OPTIMIZER = torch.optim.AdamW(parameter_groups(MODEL, weight_decay=0.1), fused=True)
@@ -105,3 +106,21 @@ def test_an_iteration_of_another_type_is_refused(tmp_path: Path, iteration: Any)
     (path / "manifest.json").write_text(json.dumps({"schema": 1, "files": files}))
     with pytest.raises(CheckpointError, match="has iteration"):
         checkpoint.load(path)
+
+
+def test_losses_that_were_altered_or_cut_while_a_run_was_stopped_are_named_and_not_believed(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = b'{"event": "train", "iteration": 1, "tokens": 8, "loss": 4.5}\n'
+    path.write_bytes(lines)
+    recorded = metrics_sum(path)
+    path.write_bytes(lines + b'{"event": "train", "iter')  # of steps after the checkpoint
+    refuse_altered_metrics(recorded, path)
+    for content in (lines.replace(b"4.5", b"1.5"), lines[:-2], b""):
+        path.write_bytes(content)
+        with pytest.raises(RunError, match=r"metrics\.jsonl was altered or cut"):
+            refuse_altered_metrics(recorded, path)
+    path.unlink()
+    with pytest.raises(RunError, match="fix: restore the file"):
+        refuse_altered_metrics(recorded, path)

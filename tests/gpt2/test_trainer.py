@@ -123,7 +123,7 @@ def test_clocks_continue_after_an_interruption(tmp_path: Path, texts: Path) -> N
 def test_a_finished_run_leaves_a_full_record(tmp_path: Path, texts: Path) -> None:
     start(tmp_path, configuration(texts), "RALEARN").train()
     record = run_record.load(tmp_path)
-    assert record.schedule.to_json() == {"iterations": ITERATIONS, "cut": False}
+    assert record.schedule == run_record.Schedule(ITERATIONS, cut=False)
     assert record.progress.tokens == ITERATIONS * 4 * 16
     assert [row[0] for row in record.validation.history] == [128, 256, 384, 512]
     assert len(record.learned.alternation_probability) == 2

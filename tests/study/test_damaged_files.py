@@ -44,7 +44,7 @@ CLOCKS = {"train": 1.0, "compile": 0.5, "evaluate": 0.25, "checkpoint": 0.0, "da
 META = {
     "iteration": 3, "of": {"model": "m"}, "cut": False, "timed_steps": 3, "losses": [[128, 1.5, 9.5]],
     "learned": [], "scalars": [],
-    "notes": [],    "watch": [9.5], "spikes": [], "clocks": CLOCKS,
+    "notes": [],    "watch": [9.5], "spikes": [], "clocks": CLOCKS, "metrics": {"bytes": 0, "sha256": "0"},
 }  # fmt: skip
 DAMAGES = 80  # of each file
 DEEP = "@deep@"  # replaced by 100,000 brackets
