@@ -60,8 +60,8 @@ endif
 all: setup-main  ## Install missing packages, run or resume the study's runs, write the report
 	@$(INTERPRETER) -m scripts.study
 
-help:  ## List the targets and the defconfigs
-	@$(BARE) -m scripts.dev.help
+help: setup-base  ## List the targets and the defconfigs
+	@$(INTERPRETER) -m scripts.dev.help
 
 defconfig-%: export DEFCONFIG = $*
 defconfig-%: setup-base  ## Write .config [defconfig-NAME+FRAGMENT] [CONFIG_X=value ...]

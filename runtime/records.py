@@ -49,7 +49,14 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def to_plain(value: Any) -> Any:
     """Return plain JSON data: lists for tuples, None for NaN and infinities."""
-    return msgspec.json.decode(msgspec.json.encode(value))
+    return msgspec.json.decode(msgspec.json.encode(value, enc_hook=_plain_text))
+
+
+def _plain_text(value: Any) -> str:
+    """Return a subclass of str, such as torch's version, as str."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    raise TypeError(f"{type(value).__name__} is no JSON")
 
 
 def parse(kind: type[T], value: Any, where: str) -> T:

@@ -8,7 +8,6 @@ The zip holds what the run recorded, whatever this machine has. Two runs are com
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from pathlib import Path
 
 from referee.numerics.setup.checklist_rows import Tables, write_checklist
@@ -45,7 +44,7 @@ def run_checklist(run_dir: Path) -> Tables:
     for name, value in {**(read_settings(run_dir) or {}), **recorded}.items():
         if name not in ("SEEDS", "VARIANTS"):  # of its study
             add_setting(settings, name, value)
-    machine = dataclasses.asdict(environment) | {"device": target.device}
+    machine = environment.to_json() | {"device": target.device}
     variables, code = machine.pop("variables"), machine.pop("code")
     packages = {"torch": target.torch, "numpy": machine.pop("numpy"), "triton": machine.pop("triton")}
     return {

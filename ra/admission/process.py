@@ -5,7 +5,6 @@ A second process with another seed of Python's hash builds the same models; the 
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import os
@@ -110,7 +109,7 @@ def examine_variants(
             tuple(left), model, alternation, autocast, True, str(names.CUSTOM_FOLDER), count_costs
         )
         child = _Child(request, "0")
-        other = _Child(dataclasses.replace(request, examine=False), "1")
+        other = _Child(request.replace(examine=False), "1")
         until = time.monotonic() + seconds * len(left)
         try:
             events, reason = child.events(until)

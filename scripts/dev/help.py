@@ -1,4 +1,4 @@
-"""`make help`: list the targets with their Makefile comments, the defconfigs and the arms. Standard library only."""
+"""`make help`: list the targets with their Makefile comments, the defconfigs and the arms."""
 
 from __future__ import annotations
 

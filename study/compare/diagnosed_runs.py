@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,7 +50,7 @@ class RunSide:
         if self.record is None:
             return {}
         record, config = self.record, read_settings(self.path) or {}
-        parts = {part: dataclasses.asdict(value) for part in PARTS if (value := getattr(record, part))}
+        parts = {part: value.to_json() for part in PARTS if (value := getattr(record, part))}
         found = {
             "run": {"variant": record.variant, "seed": record.seed},
             "schedule": {"iterations": record.schedule.iterations if record.schedule else None},

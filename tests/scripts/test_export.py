@@ -80,8 +80,8 @@ def test_memory_measuring_processes_start_with_the_variable(
 ) -> None:
     started: list[dict[str, str]] = []
 
-    def run(command: list[str], env: dict[str, str], **options: Any) -> subprocess.CompletedProcess[str]:
-        started.append(env)
+    def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        started.append(dict(os.environ))
         return subprocess.CompletedProcess(command, 1, "", "a stand-in")
 
     monkeypatch.setenv("RA_DETECTED", "w7900")

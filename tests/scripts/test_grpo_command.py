@@ -141,7 +141,7 @@ def test_a_study_ends_with_a_page_and_interrupted_runs_end_with_the_same_numbers
     printed = place.here()
     assert "step 10/10: accuracy" in printed
     assert "over 0.01; noise 0.1 in the rollout" in printed
-    assert "every reward is equal when it is recomputed" in printed
+    assert "responses are recorded with their rewards" in printed
     folder = place.folder / "results/first"
     baseline, strong = (files_of(folder / f"runs/{name}") for name in ("baseline0", "strong0"))
     names = {f"train-{step:05}.jsonl.gz" for step in range(1, 11)} | {

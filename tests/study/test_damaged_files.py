@@ -11,15 +11,14 @@ import pytest
 import torch
 
 from gpt2 import hellaswag
-from gpt2.resume import Meta
 from gpt2.shards import Manifest, Shard, Split, read_manifest
 from referee.pages.document import render_markdown, render_terminal
 from runtime import checkpoint, run_record
 from runtime.dotconfig import read_symbols
 from runtime.errors import UserError
-from runtime.files import NUMBER_LIMIT, read_json
+from runtime.files import NUMBER_LIMIT
 from runtime.metrics_log import read_steps
-from runtime.records import parse, read, to_plain
+from runtime.records import read, to_plain
 from runtime.settings import Config
 from study import plan_file
 from study.evaluation import attention_data as data
@@ -113,7 +112,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "attention.json": lambda path: data.read_study(path.parent),
     "manifest.json": lambda path: to_plain(read_manifest(path.parent)),
     "checkpoint/00000003/manifest.json": lambda path: checkpoint.load(path.parent).meta,
-    "checkpoint/00000003/meta.json": lambda path: parse(Meta, read_json(path), "meta").to_json(),
+    "checkpoint/00000003/meta.json": lambda path: checkpoint.load(path.parent).meta,
     "checkpoint/00000003/state.pt": lambda path: str(checkpoint.load(path.parent).state),
     "items.jsonl": lambda path: hellaswag.load_items(path, 0),
     "config": read_configuration,

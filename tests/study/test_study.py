@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime import run_record
+from runtime import records, run_record
+from study.hellaswag_scores import ItemsFile
 from tests.faults.in_process import train
 from tests.faults.workplace import Workplace, write_stories
 
@@ -106,10 +107,10 @@ def test_all_sessions_of_a_study_use_one_set_of_hellaswag_items(place: Workplace
     }
     configure(place, **few)
     run(place, "scripts.study", expect=0)
-    found = json.loads((place.study / "hellaswag.json").read_text())
+    found = records.read(ItemsFile, place.study / "hellaswag.json")
     scored = run_record.load(place.study / "runs/B0").hellaswag
     assert scored.items == 3
-    assert found == {"path": str(items), "items_sha256": scored.items_sha256}
+    assert found == ItemsFile(path=str(items), items_sha256=scored.items_sha256)
     configure(place, SEEDS="2", **few)
     edited = json.loads(lines[0])
     edited["label"] = (int(edited["label"]) + 1) % 4

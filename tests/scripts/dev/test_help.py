@@ -19,10 +19,8 @@ def shown() -> list[str]:
     done = subprocess.run(
         [
             sys.executable,
-            "-I",
-            "-S",
-            "-c",
-            "import sys; sys.path.insert(0, '.'); import scripts.dev.help as h; h.main()",
+            "-m",
+            "scripts.dev.help",
         ],
         cwd=ROOT,
         capture_output=True,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from runtime import files
+from runtime import records
 from runtime.errors import UserError
 from study.analysis.verdict import BETTER, CANNOT_TELL, EQUIVALENT, INTERIM, WORSE
 from study.compare import compared_studies as build
@@ -91,8 +91,8 @@ def test_excluded_runs_are_named_and_change_no_number(first: Path, tmp_path: Pat
 
     folder = a_study(tmp_path / "two", spoil)
     (folder / "runs" / "RAALL1" / "run.json").write_text("{")
-    (folder / "runs" / "RALATE0" / "run.json").write_text('{"schema": 9}')
-    files.write_json(folder / "expected.json", {"variants": ["B"], "seeds": 4})  # two runs are pending
+    records.write(folder / "runs" / "RALATE0" / "run.json", {"schema": 9})
+    records.write(folder / "expected.json", {"variants": ["B"], "seeds": 4})  # two runs are pending
     comparison = build.build_comparison([first, folder])
     rows = {row.variant: row.seeds for row in comparison.absolute}
     assert rows == {"B": [1], "RAEARLY": [0, 1], "RALATE": [1], "RAALL": [0], "RALEARN": [0, 1]}

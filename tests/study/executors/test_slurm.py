@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime import files
+from runtime import files, records
 from runtime.dotconfig import read_symbols
 from runtime.errors import UserError
 from runtime.records import to_plain
@@ -279,7 +279,7 @@ def test_a_study_whose_driver_is_killed_ends_with_one_submission(
     target = resolve(study.config.target)
     files.write_json(place.folder / "target.json", to_plain(target))
     for seed in (0, 1):
-        files.write_json(place.folder / f"B{seed}.json", a_record("B", seed, 4.0))
+        records.write(place.folder / f"B{seed}.json", a_record("B", seed, 4.0))
     study.directory.mkdir(parents=True)
     assert study.resolved == target  # by a node
     first = SlurmExecutor(study.directory, 0, "", lambda: clock.now, clock.sleep)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from runtime import run_record
+from runtime import records, run_record
 from study.report import report_data as build
 from study.report import report_files as write
 from study.report import report_sentences as sentences
@@ -124,7 +124,7 @@ def test_excluded_runs_are_named_and_never_averaged(tmp_path: Path) -> None:
 
     study = a_study(tmp_path, change={"B0": fail, "RAALL1": interrupt, "RALATE2": another})
     (study / "runs" / "RAEARLY0" / "run.json").write_text("{")
-    (study / "runs" / "RAEARLY1" / "run.json").write_text('{"schema": 9}')
+    records.write(study / "runs" / "RAEARLY1" / "run.json", {"schema": 9})
     shutil.rmtree(study / "runs" / "RAEARLY2")
     report = build.build_report(study)
     assert {run.name: run.status for run in report.runs if not run.used} == {

@@ -32,7 +32,7 @@ def test_a_study_without_its_configuration_names_what_its_records_have(tmp_path:
     report = build_report(a_study(tmp_path, seeds=1))
     found = as_json(report)["experiment"]
     assert (found["model"], found["learning_rate"]) == (None, None)
-    assert (found["batch"], found["length"], found["updates"]) == (512, 1024, (300,))
+    assert (found["batch"], found["length"], found["updates"]) == (512, 1024, [300])
     text = report.experiment.text
     assert f"{512 * 1024 * 300:,}" in text
     assert "None" not in text

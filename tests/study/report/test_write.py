@@ -53,13 +53,13 @@ def test_files_that_a_part_of_the_report_needs_are_named_where_they_are_missing_
         write_checked(folder / "hellaswag.json", scores)
         edit(tmp_path, folder.name, hellaswag={"items": 100})
     assert not [note for note in write.write_report(tmp_path).notes if ".json" in note]
-    (tmp_path / "expected.json").write_text('{"variants": ["B"], "seeds": 3000000}')
+    write_checked(tmp_path / "expected.json", {"variants": ["B"], "seeds": 3000000})
     (tmp_path / "plan.json").write_text("[" * 100_000)
     (tmp_path / "runs/B0/metrics.jsonl").unlink()
     (tmp_path / "runs/RAALL0/hellaswag.json").unlink()
     page = [write.write_report(tmp_path), (tmp_path / "report.html").read_text()][1]
     for note in (
-        "content.seeds is 3000000; at most 1000 expected",
+        "Expected `int` &lt;= 1000",
         "plan.json cannot be read: nested more than 32 levels deep",
         "metrics.jsonl is missing in B0: their training curves are not shown",
         "hellaswag.json is missing in RAALL0: ",
