@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from ra.arms import parse_arm
+from ra.arms import known_arm
 from runtime.errors import UserError
 
 PLAIN, BASELINE, LEARNED = "plain", "B", "RALEARN"
@@ -78,7 +78,7 @@ def select_cases(shape: Shape, names: Sequence[str]) -> Shape:
     for name in names:
         case, at, text = name.partition("@")
         if case != PLAIN:
-            parse_arm(case)  # raises for an unknown arm
+            known_arm(case)  # raises for an unknown arm
         listed = [micro for known, micro in shape.cases if known == case]
         micros = listed or [micro for known, micro in shape.cases if known == BASELINE]
         if at:

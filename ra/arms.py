@@ -12,15 +12,18 @@ Each modifier appears once. Their order does not matter, and an arm keeps the sp
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ra.names import (
+    LEARNED,
     PATTERNS,
     VariantError,
     custom_variants,
     definitions,
     files_with,
+    is_fixed_pattern,
     published_variants,
     reciprocal_layers,
 )
@@ -48,17 +51,45 @@ ANY_LAYERS = 10_000  # more than any model has
 
 @dataclass(frozen=True)
 class Arm:
-    """A parsed arm. parts: function of a file -> the file's variant. recipe: field of OptimizerConfig -> value.
-
-    match: the cost that is matched, and the attention that has it; None: the study's width. noise: on the norms.
-    """
+    """A parsed arm."""
 
     name: str
     attention: str
-    parts: tuple[tuple[str, str], ...] = ()
-    match: tuple[str, str] | None = None
-    noise: NoiseSchedule | None = None
-    recipe: tuple[tuple[str, float], ...] = ()
+    modifiers: tuple[tuple[str, str], ...] = ()  # as typed
+    parts: tuple[tuple[str, str], ...] = ()  # function of a file -> the file's variant
+    match: tuple[str, str] | None = None  # the cost that is matched, and the attention that has it
+    noise: NoiseSchedule | None = None  # on the norms
+    recipe: tuple[tuple[str, float], ...] = ()  # field of OptimizerConfig -> value
+
+    @property
+    def rate(self) -> str:
+        """The learning rate as typed; "" without one."""
+        return dict(self.modifiers).get("LR", "")
+
+    @property
+    def without_rate(self) -> Arm:
+        """The arm at the learning rate of its study."""
+        return parse_arm(self._without("LR"))
+
+    def with_rate(self, rate: str) -> Arm:
+        """Return the arm at a learning rate; "": at that of its study."""
+        return parse_arm(f"{self._without('LR')}+LR={rate}" if rate else self._without("LR"))
+
+    @property
+    def without_noise(self) -> Arm:
+        """The arm without +AQN=."""
+        return parse_arm(self._without(AQN))
+
+    @property
+    def function_class(self) -> tuple[object, ...]:
+        """Equal for two arms that differ by W_Q and W_K renamed alone, such as B and RA:5-7."""
+        attention = BASELINE if is_fixed_pattern(self.attention) else self.attention
+        return attention, frozenset(self.parts), self.match, self.noise, frozenset(self.recipe)
+
+    @property
+    def is_control(self) -> bool:
+        """Whether the arm is a control arm: of the function class of B."""
+        return self.function_class == parse_arm(BASELINE).function_class
 
     @property
     def meaning(self) -> tuple[object, ...]:
@@ -83,45 +114,60 @@ class Arm:
     def file_variants(self) -> tuple[str, ...]:
         """The variants whose files build this arm, or decide its width."""
         attentions = (self.attention, *(self.match[1:] if self.match else ()))
-        files = [name for name in attentions if name not in PATTERNS and not name.startswith("RA:")]
+        files = [name for name in attentions if name != LEARNED and not is_fixed_pattern(name)]
         return tuple(dict.fromkeys((*files, *(file for _, file in self.parts))))
 
     def _without(self, *keys: str) -> str:
-        return "+".join(part for part in self.name.split("+") if part.partition("=")[0] not in keys)
+        kept = (f"{key}={value}" for key, value in self.modifiers if key not in keys)
+        return "+".join((self.attention, *kept))
 
 
-def parse_arm(name: str, layers: int = ANY_LAYERS) -> Arm:
-    """Parse the name of an arm. VariantError for an unknown attention, modifier or value, and for one given twice.
-
-    layers: of the model, to check that it has the layers of RA:...
-    """
+@functools.cache
+def parse_arm(name: str) -> Arm:
+    """Parse the name of an arm, whose files may be gone. VariantError for a malformed modifier, or one given twice."""
     attention, *modifiers = name.split("+")
-    reciprocal_layers(attention, layers)
+    typed: dict[str, str] = {}
     parts: dict[str, str] = {}
     recipe: dict[str, float] = {}
     match: tuple[str, str] | None = None
     noise: NoiseSchedule | None = None
-    seen: set[str] = set()
     for modifier in modifiers:
         key, separator, value = modifier.partition("=")
         if not separator or key not in KEYS:
             near = difflib.get_close_matches(key.upper(), KEYS, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]}=...? " if near else ""
             raise VariantError(f"{name}: +{modifier} is not a modifier; {hint}fix: {GRAMMAR}")
-        if key in seen:
+        if key in typed:
             raise VariantError(f"{name}: {key} is given twice; fix: give each modifier once")
-        seen.add(key)
+        typed[key] = value
         if key in PARTS:
-            parts[PARTS[key]] = _part(name, key, value)
+            parts[PARTS[key]] = value.upper()
         elif key == WIDTH:
-            match = _match(name, value, layers)
+            match = _match(name, value)
         elif key == AQN:
             noise = _noise(name, value)
         else:
             recipe[RECIPE[key]] = _number(name, key, value)
     if match and match[1] == attention and not parts:
         raise VariantError(f"{name}: WIDTH= matches {attention} to itself; fix: WIDTH={match[0]}:ANOTHER")
-    return Arm(name, attention, tuple(parts.items()), match, noise, tuple(recipe.items()))
+    return Arm(
+        name, attention, tuple(typed.items()), tuple(parts.items()), match, noise, tuple(recipe.items())
+    )
+
+
+def known_arm(name: str, layers: int = ANY_LAYERS) -> Arm:
+    """Parse the name of an arm that can be trained. VariantError for an unknown attention or part, too.
+
+    layers: of the model, to check that it has the layers of RA:...
+    """
+    arm = parse_arm(name)
+    reciprocal_layers(arm.attention, layers)
+    for key, value in arm.modifiers:
+        if key in PARTS:
+            _refuse_unknown_part(name, key, value)
+    if arm.match:
+        reciprocal_layers(arm.match[1], layers)
+    return arm
 
 
 def overview() -> tuple[str, str]:
@@ -129,23 +175,16 @@ def overview() -> tuple[str, str]:
     return f"Attentions: {' '.join([*PATTERNS, *files_with('attention')])}", f"Arms: {GRAMMAR}"
 
 
-def with_rate(name: str, rate: str) -> str:
-    """Return the name of the arm at a learning rate."""
-    return f"{name}+LR={rate}"
-
-
-def split_rate(name: str) -> tuple[str, str]:
-    """Return the name of an arm without its learning rate, and the rate; "" without one."""
-    parts = name.split("+")
-    rates = [part.removeprefix("LR=") for part in parts if part.startswith("LR=")]
-    return "+".join(part for part in parts if not part.startswith("LR=")), "".join(rates)
+def control_arms(names: Iterable[str]) -> list[str]:
+    """Return the control arms among these names."""
+    return [name for name in names if parse_arm(name).is_control]
 
 
 def refuse_equal_arms(names: Sequence[str], layers: int = ANY_LAYERS) -> None:
     """VariantError for two names of one arm."""
     seen: dict[tuple[object, ...], str] = {}
     for name in names:
-        meaning = parse_arm(name, layers).meaning
+        meaning = known_arm(name, layers).meaning
         if meaning in seen:
             twice = (
                 f"{name} is named twice"
@@ -156,26 +195,23 @@ def refuse_equal_arms(names: Sequence[str], layers: int = ANY_LAYERS) -> None:
         seen[meaning] = name
 
 
-def _part(name: str, key: str, value: str) -> str:
+def _refuse_unknown_part(name: str, key: str, value: str) -> None:
     known = [*published_variants(), *custom_variants()]
     if value.upper() not in known or value != value.lower():
         raise VariantError(
             f"{name}: there is no part {value or '(empty)'}; fix: {key}= takes a file of ra/published or ra/custom "
             f"with a function {PARTS[key]}, such as {key}={next(iter(files_with(PARTS[key])), 'mine').lower()}"
         )
-    return value.upper()
 
 
-def _match(name: str, value: str, layers: int) -> tuple[str, str]:
+def _match(name: str, value: str) -> tuple[str, str]:
     cost, separator, other = value.partition(":")
     if cost not in COSTS or (separator and not other):
         raise VariantError(
             f"{name}: WIDTH={value} is malformed; fix: WIDTH=match or WIDTH=flops, with the attention that has the "
             f"cost, such as WIDTH=match:RALEARN (without one: {BASELINE})"
         )
-    other = other or BASELINE
-    reciprocal_layers(other, layers)
-    return cost, other
+    return cost, other or BASELINE
 
 
 def _noise(name: str, value: str) -> NoiseSchedule:

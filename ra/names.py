@@ -146,9 +146,9 @@ def refuse_misnamed_files() -> None:
             )
 
 
-def is_control_arm(name: str) -> bool:
-    """Return whether the variant is in the baseline's function class: W_Q and W_K renamed in some layers, or none."""
-    return bool(LISTED.fullmatch(name)) or PATTERNS.get(name) is not None
+def is_fixed_pattern(attention: str) -> bool:
+    """Return whether the attention is the baseline's with W_Q and W_K renamed in some layers, or none."""
+    return bool(LISTED.fullmatch(attention)) or PATTERNS.get(attention) is not None
 
 
 def _listed_layers(name: str, layers: int) -> frozenset[int]:

@@ -19,7 +19,7 @@ from torch import nn
 
 from gpt2.transformer import CausalSelfAttention, ModelParts
 from ra.alternation import AlternationSettings
-from ra.arms import COSTS, Arm, parse_arm
+from ra.arms import COSTS, Arm, known_arm, parse_arm
 from ra.counts import count, matched_width
 from ra.hooks import AttentionSpec, Hooks, load_hooks
 from ra.names import LEARNED, PATTERNS, VariantError, known_variants, reciprocal_layers
@@ -91,7 +91,7 @@ class Variant:
 
 def variant(name: str, model: ModelConfig, alternation: AlternationSettings) -> Variant:
     """Build the arm `name` for a model. VariantError (of ra.names) for an unknown name."""
-    arm = parse_arm(name, model.layers)
+    arm = known_arm(name, model.layers)
     width, note = _width(arm.model_name, model, alternation) if arm.match else (model.width, "")
     model = replace(model, width=width)
     hooks, cost_class = _hooks(arm, model, alternation)
@@ -141,7 +141,7 @@ def _noisy(
 @functools.cache
 def _width(name: str, model: ModelConfig, alternation: AlternationSettings) -> tuple[int, str]:
     """Return the width of an arm with +WIDTH=, and a note on what it costs. VariantError where it cannot be counted."""
-    arm = parse_arm(name, model.layers)
+    arm = known_arm(name, model.layers)
     assert arm.match
 
     def parts(attention: Arm) -> Callable[[ModelConfig], ModelParts]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ra.admission.process import examine_variants
 from ra.alternation import AlternationSettings
-from ra.arms import overview, parse_arm
+from ra.arms import known_arm, overview
 from ra.names import refuse_misnamed_files
 from referee.pages.document import render_terminal
 from referee.pages.html_page import render_html
@@ -38,7 +38,7 @@ def main() -> int:
         raise UserError("there is no .config; fix: make defconfig-gpt2-ra-ablation (make help lists others)")
     symbols = read_symbols(CONFIG)
     config = Config.from_symbols(symbols)
-    parse_arm(name, config.model.layers)
+    known_arm(name, config.model.layers)
     began = time.monotonic()
     found = examine_variants(
         [name],

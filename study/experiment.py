@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2 import tokenizer
-from ra.names import is_control_arm
+from ra.arms import parse_arm
 from runtime.dotconfig import ConfigError, parse_lines, read_symbols, read_text
 from runtime.errors import UserError
 from runtime.files import DamagedFileError
@@ -125,7 +125,7 @@ def read_design(plan: Plan | None, runs: Sequence[Run]) -> Design:
         return Design()
     looks = {name: row.looks for name, row in plan.variants.items() if row.looks}
     counted = {(run.variant, run.seed) for run in runs if run.used}
-    unfinished = {run.seed for run in runs if not run.used and is_control_arm(run.variant)}
+    unfinished = {run.seed for run in runs if not run.used and parse_arm(run.variant).is_control}
     finished = {
         name: sum((name, seed) in counted and seed not in unfinished for seed in range(counts[-1]))
         for name, counts in looks.items()
@@ -150,7 +150,7 @@ def primary_arm(settings: Configuration) -> str | None:
     """Return the variant of the primary comparison in the settings; None in unreadable settings."""
     if "PRIMARY" not in settings:
         return None
-    candidates = (name for name in settings.get("VARIANTS", "").split() if not is_control_arm(name))
+    candidates = (name for name in settings.get("VARIANTS", "").split() if not parse_arm(name).is_control)
     return settings["PRIMARY"] or next(candidates, "")
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field, structs
 
-from ra.arms import split_rate
+from ra.arms import parse_arm
 from runtime import records
 from runtime.errors import UserError
 from runtime.files import DamagedFileError
@@ -179,7 +179,7 @@ class Plan(Record, kw_only=True, frozen=True):
 
     def arm(self, name: str) -> str:
         """Return the arm of a run: its name, in a study that tunes learning rates without the rate."""
-        return split_rate(name)[0] if self.learning_rates else name
+        return parse_arm(name).without_rate.name if self.learning_rates else name
 
     def row(self, name: str) -> PlanRow:
         """Return the row of the arm of a run."""

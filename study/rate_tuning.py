@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ra.arms import split_rate
-from ra.names import is_control_arm
+from ra.arms import control_arms, parse_arm
 from runtime import records, run_record
 from runtime.errors import UserError
 from study import plan_file
@@ -90,7 +89,8 @@ def sort_runs(plan: Plan | None, runs: Sequence[Run]) -> SortedRuns | None:
         return None
     found = SortedRuns(rates, list(map(_rate_run, filter(is_tuning, runs))), [], [], {}, [])
     for run in (run for run in runs if not is_tuning(run)):
-        arm, rate = split_rate(run.variant)
+        parsed = parse_arm(run.variant)
+        arm, rate = parsed.without_rate.name, parsed.rate
         judged = replace(run, variant=arm)
         if run.seed is None or found.chosen.get(arm) == rate:  # a record without a seed cannot be read
             found.best.append(judged)
@@ -98,7 +98,7 @@ def sort_runs(plan: Plan | None, runs: Sequence[Run]) -> SortedRuns | None:
             found.others.append(_rate_run(run))
         if arm in found.chosen and rate == found.control_rate:
             found.common.append(judged)
-        elif arm in found.chosen and is_control_arm(arm):
+        elif arm in found.chosen and parse_arm(arm).is_control:
             found.controls.setdefault(rate, []).append(judged)
     return found
 
@@ -110,12 +110,12 @@ def judged_at_best(plan: Plan | None, runs: Sequence[Run]) -> list[Run]:
 
 
 def _rate_run(run: Run) -> RateRun:
-    arm, rate = split_rate(run.variant)
+    arm = parse_arm(run.variant)
     loss = run.record.validation.loss if run.used and not run.record.truncated else None
     why_not = run.why_not or ("" if loss is not None else "a time limit cut it")
     final = run.used or run.cause in NO_LOSS
     assert run.seed is not None
-    return RateRun(run.name, arm, rate, run.seed, run.status, loss, why_not, final)
+    return RateRun(run.name, arm.without_rate.name, arm.rate, run.seed, run.status, loss, why_not, final)
 
 
 def losses_of(runs: Sequence[RateRun]) -> dict[str, dict[str, list[float | None]]]:
@@ -156,11 +156,11 @@ def _refuse_other_rates(runs: Sequence[Run], rates: LearningRates) -> None:
     judged: dict[str, set[str]] = {}
     for run in runs:
         if run.status != "missing" and run.seed is not None and not is_tuning(run):
-            arm, rate = split_rate(run.variant)
-            judged.setdefault(arm, set()).add(rate)
+            parsed = parse_arm(run.variant)
+            judged.setdefault(parsed.without_rate.name, set()).add(parsed.rate)
     for arm, seen in judged.items():
         rate = rates.chosen.get(arm, "")
-        if rate and (rate not in seen if is_control_arm(arm) else seen - {rate, control_rate(rates)}):
+        if rate and (rate not in seen if parse_arm(arm).is_control else seen - {rate, control_rate(rates)}):
             raise UserError(
                 f"plan.json lost the chosen learning rates; the tuning runs now give {rate} for {arm}, and its judged "
                 f"runs have {', '.join(sorted(seen))}; fix: restore plan.json, or set another CONFIG_STUDY_NAME"
@@ -170,7 +170,7 @@ def _refuse_other_rates(runs: Sequence[Run], rates: LearningRates) -> None:
 def chosen_text(rates: LearningRates) -> str:
     """Say which rates were chosen, in one line."""
     common = control_rate(rates)
-    controls = [name for name in rates.chosen if is_control_arm(name)]
+    controls = control_arms(rates.chosen)
     parts = [f"{', '.join(controls)} {common}"] if controls else []
     parts += [f"{name} {rate}" for name, rate in rates.chosen.items() if name not in controls]
     seeds = ", ".join(str(FIRST_TUNING_SEED + number) for number in range(rates.tuning_seeds))
@@ -223,7 +223,7 @@ class RunList:
 
     def arm(self, name: str) -> str:
         """Return the arm of a run in CONFIG_VARIANTS."""
-        return split_rate(name)[0] if self.rates else name
+        return parse_arm(name).without_rate.name if self.rates else name
 
     def unchosen(self) -> bool:
         """Return whether an arm has no chosen learning rate, in a study that tunes them."""

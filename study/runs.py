@@ -13,6 +13,7 @@ from typing import Annotated, cast
 
 from msgspec import Meta
 
+from ra.arms import parse_arm
 from ra.names import PATTERNS
 from runtime import records, run_record
 from runtime.files import DamagedFileError
@@ -136,7 +137,7 @@ def read_runs(study_dir: Path) -> list[Run]:
 
 def variant_order(name: str) -> tuple[int, str]:
     """The sort key of variants: the built-in ones as the project lists them, then the others by name."""
-    attention = name.partition("+")[0]
+    attention = parse_arm(name).attention
     return list(PATTERNS).index(attention) if attention in PATTERNS else len(PATTERNS), name
 
 

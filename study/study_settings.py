@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ra.arms import refuse_equal_arms, split_rate, with_rate
-from ra.names import VariantError, is_control_arm, refuse_misnamed_files
+from ra.arms import control_arms, parse_arm, refuse_equal_arms
+from ra.names import VariantError, refuse_misnamed_files
 from runtime.dotconfig import Symbols, number_in
 from runtime.errors import UserError
 from runtime.settings import OPTIMIZER_NUMBERS, BudgetConfig, ModelConfig
@@ -45,7 +45,7 @@ def read_rates(symbols: Symbols, variants: Sequence[str]) -> LearningRates | Non
             'has one rate, so there is no choice; fix: name at least two, or CONFIG_LEARNING_RATES="" and '
             f"CONFIG_LEARNING_RATE={typed[0]}",
         )
-    own = [name for name in variants if split_rate(name)[1]]
+    own = [name for name in variants if parse_arm(name).rate]
     if own:
         raise symbols.error(
             SYMBOL,
@@ -58,7 +58,7 @@ def read_rates(symbols: Symbols, variants: Sequence[str]) -> LearningRates | Non
 def tuning_runs(variants: Sequence[str], rates: LearningRates) -> list[tuple[str, int]]:
     """Return the (arm with its rate, seed) of every arm at every rate, ordered by seed."""
     return [
-        (with_rate(name, rate), FIRST_TUNING_SEED + seed)
+        (parse_arm(name).with_rate(rate).name, FIRST_TUNING_SEED + seed)
         for seed in range(rates.tuning_seeds)
         for name in variants
         for rate in rates.rates
@@ -73,21 +73,20 @@ def judged_runs(variants: Sequence[str], seeds: int, rates: LearningRates) -> li
     """
     chosen = {name: rates.chosen[name] for name in variants if name in rates.chosen}
     common = control_rate(rates)
-    names = [with_rate(name, rate) for name, rate in chosen.items()]
+    pairs = list(chosen.items())
     if common:
-        names += [with_rate(name, common) for name in chosen]
-        controls = [name for name in chosen if is_control_arm(name)]
-        names += [
-            with_rate(name, rate) for rate in rates.rates if rate in chosen.values() for name in controls
-        ]
-    return [(name, seed) for seed in range(seeds) for name in dict.fromkeys(names)]
+        pairs += [(name, common) for name in chosen]
+        controls = control_arms(chosen)
+        pairs += [(name, rate) for rate in rates.rates if rate in chosen.values() for name in controls]
+    names = dict.fromkeys(parse_arm(name).with_rate(rate).name for name, rate in pairs)
+    return [(name, seed) for seed in range(seeds) for name in names]
 
 
 def most_runs(
     variants: Sequence[str], seeds: int, rates: LearningRates, one_rate: bool = False
 ) -> list[tuple[str, int]]:
     """Return every run. Arms without a chosen rate get the rates that need the most runs, or one_rate."""
-    others = [name for name in variants if not is_control_arm(name)]
+    others = [name for name in variants if not parse_arm(name).is_control]
     start, *further = rates.rates
     most = {name: further[place % len(further)] for place, name in enumerate(others)}
     guessed = {name: start if one_rate else most.get(name, start) for name in variants}
@@ -97,12 +96,12 @@ def most_runs(
 
 def function_class(name: str, variants: Iterable[str]) -> list[str]:
     """Return the arms that share one choice with an arm: the control arms, or the arm alone."""
-    return [other for other in variants if is_control_arm(other)] if is_control_arm(name) else [name]
+    return control_arms(variants) if parse_arm(name).is_control else [name]
 
 
 def control_rate(rates: LearningRates) -> str:
     """Return the rate of the control arms; "" before it is chosen, and in a study without them."""
-    return next((rate for name, rate in rates.chosen.items() if is_control_arm(name)), "")
+    return next((rates.chosen[name] for name in control_arms(rates.chosen)), "")
 
 
 def mean_losses(table: Table, rates: LearningRates) -> dict[str, float | None]:
@@ -125,7 +124,7 @@ def choose(table: Table, rates: LearningRates) -> LearningRates:
     chosen = dict(rates.chosen)
     for name in (name for name in table if name not in chosen):
         group = {other: table[other] for other in function_class(name, table)}
-        shared = control_rate(rates.replace(chosen=chosen)) if is_control_arm(name) else ""
+        shared = control_rate(rates.replace(chosen=chosen)) if parse_arm(name).is_control else ""
         chosen[name] = shared or _lowest(name, mean_losses(group, rates))
     return rates.replace(chosen=chosen)
 
@@ -231,7 +230,7 @@ def _variants(symbols: Symbols) -> tuple[str, ...]:
 
 def _primary(symbols: Symbols, variants: tuple[str, ...]) -> str:
     """Return the variant of the primary comparison: CONFIG_PRIMARY, or the first variant that is not a control arm."""
-    candidates = [name for name in variants if not is_control_arm(name)]
+    candidates = [name for name in variants if not parse_arm(name).is_control]
     name = symbols.text("PRIMARY")
     if name and name not in candidates:
         known = ", ".join(candidates) or "none: all variants are control arms"

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ra.names import is_control_arm
+from ra.arms import parse_arm
 from referee.verdict.statistics import Interval, mean, mean_interval
 from runtime.eval_set_records import EvalSetEntry
 from study.analysis.verdict import Losses, control_losses
@@ -88,11 +88,11 @@ def _table(name: str, runs: Sequence[Run], entries: dict[str, EvalSetEntry]) -> 
     rows = [
         EvalSetRow(
             variant,
-            is_control_arm(variant),
+            parse_arm(variant).is_control,
             len(losses[variant]),
             sum(run.variant == variant for run in runs),
             mean_interval(list(losses[variant].values())),
-            None if is_control_arm(variant) else _against_controls(losses, variant),
+            None if parse_arm(variant).is_control else _against_controls(losses, variant),
         )
         for variant in sorted(losses, key=variant_order)
     ]

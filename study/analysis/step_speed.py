@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ra.names import is_control_arm
+from ra.arms import parse_arm
 from referee.verdict.statistics import mean
 from study.analysis.verdict import VERDICT_SEEDS, Verdict
 from study.plan_file import Plan
@@ -36,7 +36,7 @@ def speeds(plan: Plan | None, verdicts: Sequence[Verdict], ended: Sequence[Run])
     if plan is None:
         return []
     by_variant = {verdict.variant: verdict for verdict in verdicts}
-    slope = slopes([run for run in ended if is_control_arm(run.variant)])
+    slope = slopes([run for run in ended if parse_arm(run.variant).is_control])
     found = []
     for name in dict.fromkeys(run.variant for run in ended):
         row = plan.variants.get(name)

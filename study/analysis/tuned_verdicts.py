@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ra.names import is_control_arm
+from ra.arms import control_arms, parse_arm
 from referee.verdict.statistics import mean
 from study.analysis.verdict import (
     BETTER,
@@ -92,7 +92,7 @@ def loss_tables(found: SortedRuns) -> tuple[Losses, Losses, Losses]:
     at_rate = {rate: losses_of(group) for rate, group in found.controls.items()}
     same = {
         name: losses
-        if is_control_arm(name) or found.chosen.get(name) == found.control_rate
+        if parse_arm(name).is_control or found.chosen.get(name) == found.control_rate
         else moved(losses, common, at_rate.get(found.chosen[name], {}))
         for name, losses in best.items()
     }
@@ -114,7 +114,7 @@ def finished_seeds(
 ) -> dict[str, int]:
     """Return arm -> planned seeds at which every run that its verdict needs counts. arms: of the configuration."""
     common, at_best, at_common = found.control_rate, _counted(found.best), _counted(found.common)
-    controls = [name for name in found.chosen if is_control_arm(name) and (name in arms or not arms)]
+    controls = [name for name in control_arms(found.chosen) if name in arms or not arms]
 
     def complete(name: str, seed: int) -> bool:
         rate = found.chosen.get(name, "")
@@ -185,7 +185,7 @@ def rate_report(found: SortedRuns, verdicts: RateVerdicts) -> RateReport:
     for name in sorted(table.keys() | found.chosen.keys(), key=variant_order):
         chosen = found.chosen.get(name, "")
         means = mean_losses({name: table.get(name, {})}, rates)
-        arms.append(ArmRates(name, is_control_arm(name), chosen, means, edge(chosen, rates)))
+        arms.append(ArmRates(name, parse_arm(name).is_control, chosen, means, edge(chosen, rates)))
     return RateReport(
         rates=list(rates.rates),
         tuning_seeds=seeds,

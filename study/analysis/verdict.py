@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ra.names import is_control_arm
+from ra.arms import control_arms, parse_arm
 from referee.verdict.looks import adjusted_for_looks, nominal_levels
 from referee.verdict.power import exaggeration
 from referee.verdict.statistics import (
@@ -44,7 +44,7 @@ def control_losses(table: Losses, seeds: Sequence[int] | None = None) -> list[li
     """
     if seeds is None:
         seeds = sorted({seed for by_seed in table.values() for seed in by_seed})
-    arms = [by_seed for name, by_seed in table.items() if is_control_arm(name)]
+    arms = [table[name] for name in control_arms(table)]
     return [list(dict.fromkeys(by_seed[seed] for by_seed in arms if seed in by_seed)) for seed in seeds]
 
 
@@ -62,7 +62,7 @@ def odd_controls(table: Losses) -> list[str]:
     They cannot differ by more than chance, so such an arm points to an error in the pipeline.
     """
     tested: dict[str, float] = {}
-    for name in (name for name in table if is_control_arm(name)):
+    for name in control_arms(table):
         others = {other: by_seed for other, by_seed in table.items() if other != name}
         pairs = zip(table[name].values(), control_losses(others, list(table[name])), strict=True)
         differences = [loss - mean(arms) for loss, arms in pairs if arms]
@@ -188,7 +188,7 @@ def judge(
     """
     looks = looks or {}
     found = []
-    for name in (name for name in table if not is_control_arm(name)):
+    for name in (name for name in table if not parse_arm(name).is_control):
         planned = looks.get(name, ())
         seeds = [seed for seed in table[name] if not planned or seed < planned[-1]]
         pairs = zip(seeds, control_losses(table, seeds), strict=True)
@@ -208,7 +208,9 @@ def earlier_verdicts(
     found = []
     for count in sorted({seeds for reads in looks.values() for seeds in reads[:-1]}):
         past = {name: tuple(seeds for seeds in reads if seeds <= count) for name, reads in looks.items()}
-        known = {name: by_seed for name, by_seed in table.items() if is_control_arm(name) or past.get(name)}
+        known = {
+            name: by_seed for name, by_seed in table.items() if parse_arm(name).is_control or past.get(name)
+        }
         found += [
             one
             for one in judge(known, margin, primary, past)

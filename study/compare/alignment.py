@@ -14,7 +14,7 @@ from itertools import combinations
 
 import numpy as np
 
-from ra.names import is_control_arm
+from ra.arms import parse_arm
 from referee.verdict.statistics import mean
 from runtime.metrics_log import Steps, read_steps
 from study.compare.loaded_studies import LoadedStudy
@@ -144,7 +144,9 @@ def _control_errors(curves: Sequence[Mapping[tuple[str, int], Steps]], seed: int
     """Return the largest errors between two control arms of one study at this seed."""
     found = []
     for table in curves:
-        arms = [losses(steps) for (name, at), steps in table.items() if at == seed and is_control_arm(name)]
+        arms = [
+            losses(steps) for (name, at), steps in table.items() if at == seed and parse_arm(name).is_control
+        ]
         found += [
             summarize(difference)
             for x, y in combinations(arms, 2)

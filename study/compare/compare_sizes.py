@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ra.names import is_control_arm
+from ra.arms import parse_arm
 from referee.pages.document import COPY, SORT, BulletList, Figure, Note, Section, Table
 from referee.pages.markup import Text, escape_html
 from referee.pages.plots import Plain, axis, figure, line
@@ -71,7 +71,7 @@ def compare_sizes(studies: Sequence[LoadedStudy]) -> SizeComparison | None:
 
 
 def _row(study: LoadedStudy) -> SizedStudy:
-    controls = [run for run in study.used if is_control_arm(run.variant)]
+    controls = [run for run in study.used if parse_arm(run.variant).is_control]
     first = min(controls, key=lambda run: run.variant != BASELINE, default=None)
     return SizedStudy(
         study=study.label,

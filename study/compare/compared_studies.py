@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ra.names import is_control_arm
+from ra.arms import control_arms, parse_arm
 from referee.numerics.setup.checklist_rows import EQUAL, ChecklistRow
 from referee.verdict.statistics import Interval, mean, mean_interval
 from study.compare.alignment import Alignment, align
@@ -95,7 +95,7 @@ def _absolute(studies: Sequence[LoadedStudy], excluded: set[str]) -> list[Absolu
     """
     tables = [final_losses(study.used) for study in studies]
     names = sorted(set.intersection(*map(set, tables)) - excluded, key=variant_order)
-    arms = [name for name in names if is_control_arm(name)]
+    arms = control_arms(names)
     groups = {name: [name] for name in names} | ({ARMS: arms} if len(arms) > 1 else {})
     rows = []
     for name, variants in groups.items():
@@ -104,7 +104,7 @@ def _absolute(studies: Sequence[LoadedStudy], excluded: set[str]) -> list[Absolu
             continue
         values = [[mean([table[one][seed] for one in variants]) for seed in seeds] for table in tables]
         differences = [[b - a for a, b in zip(values[0], later, strict=True)] for later in values[1:]]
-        control = is_control_arm(variants[0])
+        control = parse_arm(variants[0]).is_control
         rows.append(
             AbsoluteRow(
                 name, control, seeds, [*map(mean_interval, values)], [*map(mean_interval, differences)]
@@ -116,7 +116,9 @@ def _absolute(studies: Sequence[LoadedStudy], excluded: set[str]) -> list[Absolu
 def _relative(studies: Sequence[LoadedStudy]) -> list[RelativeRow]:
     tables = [{row.variant: row.against_controls for row in study.report.rows} for study in studies]
     names = sorted({name for table in tables for name, one in table.items() if one}, key=variant_order)
-    return [RelativeRow(name, is_control_arm(name), [table.get(name) for table in tables]) for name in names]
+    return [
+        RelativeRow(name, parse_arm(name).is_control, [table.get(name) for table in tables]) for name in names
+    ]
 
 
 def as_json(comparison: StudyComparison) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from ra.names import is_control_arm
+from ra.arms import control_arms, parse_arm
 from referee.verdict.looks import adjusted_for_looks
 from referee.verdict.statistics import holm, mean, paired_t
 from study.analysis.verdict import BETTER, INTERIM, NO_ANSWER, VERDICT_SEEDS, WORSE, Verdict
@@ -100,7 +100,7 @@ def better_pairs(losses: dict[str, list[float]], verdicts: Sequence[Verdict]) ->
     """Return the pairs of which the tests and the means call the first better than the second."""
     words = {verdict.variant: verdict.word for verdict in verdicts}
     looks = {verdict.variant: verdict.reads for verdict in verdicts}
-    arms = [name for name in losses if is_control_arm(name)]
+    arms = control_arms(losses)
     real = [name for name in losses if name not in arms]
     found = [(name, arm) for name in real for arm in arms if words.get(name) == BETTER]
     found += [(arm, name) for name in real for arm in arms if words.get(name) == WORSE]
@@ -122,7 +122,9 @@ def across(studies: Sequence[LoadedStudy]) -> tuple[list[Order], list[Across]]:
     shared = sorted(set.intersection(*(set(study.report.variants) for study in studies)), key=variant_order)
     orders = [order(study, shared) for study in studies]
     rows = [
-        Across(name, is_control_arm(name), [one.places(name) for one in orders], _agreement(name, orders))
+        Across(
+            name, parse_arm(name).is_control, [one.places(name) for one in orders], _agreement(name, orders)
+        )
         for name in shared
     ]
     return orders, rows

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ra.arms import split_rate
+from ra.arms import parse_arm
 from ra.names import LEARNED
 from referee.numerics.setup.checklist_rows import (
     EQUAL,
@@ -93,7 +93,7 @@ RULES: tuple[EntryRule, ...] = (
         "the gradient is a mean over the same sequences; only rounding differs"),
     EntryRule("schedule", "schedule", _schedule, FATAL,
         "the learning rate depends on iteration / planned iterations", by="variant"),
-    EntryRule("schedule", "tuned learning rate", lambda r: split_rate(r.variant)[1] or "not tuned", FATAL,
+    EntryRule("schedule", "tuned learning rate", lambda r: parse_arm(r.variant).rate or "not tuned", FATAL,
         "each study chose the rates of its arms", by="variant"),
     EntryRule("precision", "precision", lambda r: r.target.dtype, FATAL, "the number formats differ"),
     EntryRule("precision", "float32 products", _environment(lambda e: e.float32_matmul), FATAL,

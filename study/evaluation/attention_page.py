@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ra.names import is_control_arm, one_class
+from ra.arms import control_arms
+from ra.names import one_class
 from referee.pages.document import (
     Block,
     BulletList,
@@ -192,7 +193,7 @@ def attention_document(runs: Sequence[RunAttention], text: InputText) -> Documen
     """attention.html of one or several runs on one text."""
     names = " | ".join(f"{run.name} at iteration {run.iteration:,}" for run in runs)
     variants = list(dict.fromkeys(run.variant for run in runs))
-    controls = [variant for variant in variants if is_control_arm(variant)]
+    controls = control_arms(variants)
     blocks: list[Block] = [Paragraph(ABOUT_PATHS)]
     blocks += [Paragraph(one_class(controls))] if len(controls) > 1 else []
     blocks += [legend(variants)] if len(runs) > 1 else []

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ra.names import is_control_arm
+from ra.arms import control_arms, parse_arm
 from referee.verdict.statistics import PairedTest, holm, mean, paired_t
 from runtime.errors import UserError
 from study import plan_file
@@ -58,13 +58,6 @@ class TransferVerdicts:
     costs: list[TransferVerdict]
 
 
-def without_noise(arm: str) -> str:
-    """Return the arm without +AQN=; "" for an arm without noise. A custom attention needs no file here."""
-    parts = arm.split("+")
-    others = [part for part in parts if not part.startswith("AQN=")]
-    return "+".join(others) if len(others) < len(parts) else ""
-
-
 def judge_transfer(
     losses: Losses, home: str, margin: float, diverged: Collection[str] = ()
 ) -> TransferVerdicts:
@@ -74,9 +67,9 @@ def judge_transfer(
     """
     platforms = [name for name in losses if name != home]
     arms = list(losses.get(home, {}))
-    controls = [arm for arm in arms if is_control_arm(arm)]
-    plain = controls or [arm for arm in arms if not without_noise(arm)]
-    noisy = [arm for arm in arms if without_noise(arm) and arm not in diverged]
+    controls = control_arms(arms)
+    plain = controls or [arm for arm in arms if not parse_arm(arm).noise]
+    noisy = [arm for arm in arms if parse_arm(arm).noise and arm not in diverged]
 
     def gap_of(platform: str, names: Sequence[str]) -> dict[int, float]:
         return _mean_by_seed([_minus(losses[platform].get(arm, {}), losses[home][arm]) for arm in names])
@@ -87,7 +80,8 @@ def judge_transfer(
     shrinks: list[TransferVerdict | None] = []
     costs: list[TransferVerdict | None] = []
     for arm in noisy:
-        bases = controls if without_noise(arm) in controls else [without_noise(arm)]
+        quiet = parse_arm(arm).without_noise.name
+        bases = controls if quiet in controls else [quiet]
         bases = [base for base in bases if base in arms]
         if not bases:
             continue

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpt2.eval_texts import HUB_FILE, read_text
 from ra.alternation import AlternationSettings
-from ra.arms import split_rate
+from ra.arms import parse_arm
 from ra.variants import variant
 from runtime.cpu import cpu_threads
 from runtime.detect import detect_hardware
@@ -42,7 +42,7 @@ class Hours:
 
     def of(self, runs: Sequence[tuple[str, int]]) -> float | None:
         """Hours of these runs; None where the seconds of one are unknown."""
-        names = [name if name in self.train else split_rate(name)[0] for name, _ in runs]
+        names = [name if name in self.train else parse_arm(name).without_rate.name for name, _ in runs]
         if not all(name in self.train for name in names):
             return None
         return sum(self.train[name] + (self.other or 0.0) for name in names) / 3600

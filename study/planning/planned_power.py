@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import harmonic_mean, median
 
-from ra.names import is_control_arm
+from ra.arms import control_arms, parse_arm
 from referee.verdict.looks import nominal_levels
 from referee.verdict.statistics import mean, noise_floor, standard_deviation
 from runtime.files import read_json
@@ -183,7 +183,7 @@ def study_sight(
     """
     seeds = looks[-1] if looks else settings.seeds
     level = nominal_levels(looks)[-1] if looks else None
-    controls = sum(map(is_control_arm, settings.variants))
+    controls = len(control_arms(settings.variants))
     judged = len(settings.variants) - controls
     sources = _sources(settings, past, given)
     rows = [
@@ -241,7 +241,7 @@ def _sight(
 ) -> Sight:
     low, high = noise.bounds()
 
-    others = [name for name in settings.variants if not is_control_arm(name)]
+    others = [name for name in settings.variants if not parse_arm(name).is_control]
 
     def runs(controls: int, seeds: int) -> int:
         if settings.rates is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ra.names import is_control_arm
+from ra.arms import control_arms
 from referee.pages.plots import Plain, axis, band, figure
 from referee.verdict.statistics import mean, noise_floor, perplexity_percent
 from study.analysis.verdict import (
@@ -33,7 +33,7 @@ def over_training(report: Report, places: Sequence[int]) -> tuple[Plain | None, 
     names = report.variants
     every = [{seed for name, seed in by_run if name == variant and seed is not None} for variant in names]
     seeds = sorted(set.intersection(*every)) if places else []
-    if not seeds or len(names) < 2 or not any(map(is_control_arm, names)):
+    if not seeds or len(names) < 2 or not control_arms(names):
         return None, ""
     tables = [{name: {seed: by_run[name, seed][at] for seed in seeds} for name in names} for at in places]
     centres = [mean([mean(arms) for arms in control_losses(table)]) for table in tables]
@@ -81,7 +81,7 @@ def _noise(tables: Sequence[Losses]) -> list[float]:
 
 def _words(table: Losses, design: Design) -> dict[str, str]:
     """The word of each real change, by the rule for one variant alone."""
-    arms = {name: by_seed for name, by_seed in table.items() if is_control_arm(name)}
+    arms = {name: table[name] for name in control_arms(table)}
     real = {name: by_seed for name, by_seed in table.items() if name not in arms}
     return {
         name: judge(arms | {name: by_seed}, looks=design.looks, finished=design.finished)[0].word

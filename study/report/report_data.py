@@ -14,7 +14,7 @@ from typing import Any
 
 from gpt2 import tokenizer
 from gpt2.clocks import UNEVEN_TIMES
-from ra.names import is_control_arm
+from ra.arms import control_arms, parse_arm
 from referee.verdict.statistics import Interval, NoiseFloor, mean, mean_interval, noise_floor
 from runtime import records
 from runtime.files import DamagedFileError
@@ -230,11 +230,11 @@ def _row(
     best = [min([*losses(record).values(), record.validation.loss]) for record in ended]
     seeds = sorted(final[name])
     pairs = [(seed, arms) for seed, arms in zip(seeds, control_losses(final, seeds), strict=True) if arms]
-    alone = is_control_arm(name) and sum(map(is_control_arm, final)) == 1
+    alone = control_arms(final) == [name]
     differences = [] if alone else [final[name][seed] - mean(arms) for seed, arms in pairs]
     return Row(
         variant=name,
-        control=is_control_arm(name),
+        control=parse_arm(name).is_control,
         seeds=sorted(run.record.seed for run in own),
         final_loss=mean_interval([record.validation.loss for record in ended]) if ended else None,
         best_loss=mean_interval(best) if ended else None,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from ra.names import custom_variants, files_with, is_control_arm, one_class, published_variants
+from ra.arms import parse_arm
+from ra.names import custom_variants, files_with, one_class, published_variants
 from referee.pages.document import Finding
 from referee.pages.markup import Code, Strong, Text
 from referee.verdict.looks import nominal_levels
@@ -172,7 +173,7 @@ def no_verdict(report: Report) -> Text:
     """Say why no variant has a verdict: its runs are pending, or the study has control arms only; else ""."""
     if not report.rows or not all(row.control for row in report.rows):
         return ""
-    changed = [run for run in report.runs if run.seed is not None and not is_control_arm(run.variant)]
+    changed = [run for run in report.runs if run.seed is not None and not parse_arm(run.variant).is_control]
     if changed:
         names = list(dict.fromkeys(run.variant for run in changed))
         without = "counted" if any(run.status == "finished" for run in changed) else "finished"
@@ -197,9 +198,9 @@ def at_equal_time(report: Report, variant: str) -> str:
 
 def contrast(name: str) -> str:
     """Name the reference of an arm. An arm with standard attention differs in another part."""
-    attention = name.partition("+")[0]
+    attention = parse_arm(name).attention
     other_parts = {*published_variants(), *custom_variants()} - {*files_with("attention")}
-    same = is_control_arm(attention) or attention in other_parts
+    same = parse_arm(attention).is_control or attention in other_parts
     return "the control arms" if same else "standard attention"
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from gpt2.platforms import parse_platform
+from ra.arms import parse_arm
 from referee.pages.document import (
     COPY,
     HTML,
@@ -24,7 +25,7 @@ from referee.pages.document import (
 from referee.pages.markup import Strong, Text, escape_html
 from referee.pages.plots import Plain, axis, figure, trace
 from referee.verdict.statistics import mean, mean_interval
-from study.evaluation.transfer_matrix import ENDS, GAP, TransferReport, TransferVerdict, without_noise
+from study.evaluation.transfer_matrix import ENDS, GAP, TransferReport, TransferVerdict
 from study.evaluation.transfer_records import ItemGap, PlatformRecord, gap, item_gap
 from study.report.report_sentences import p_text, seeds_text
 
@@ -84,7 +85,7 @@ def _diverged(report: TransferReport) -> list[Text]:
     return [
         (
             Strong(arm, bad=True),
-            f": {_seeds(seeds)} diverged; in no mean{', not judged' if without_noise(arm) else ''}.",
+            f": {_seeds(seeds)} diverged; in no mean{', not judged' if parse_arm(arm).noise else ''}.",
         )
         for arm, seeds in report.diverged.items()
     ]

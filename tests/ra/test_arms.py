@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ra import names
-from ra.arms import KEYS, RECIPE, parse_arm, refuse_equal_arms
-from ra.names import PATTERNS, VariantError, is_control_arm, published_variants
+from ra.arms import KEYS, RECIPE, known_arm, parse_arm, refuse_equal_arms
+from ra.names import PATTERNS, VariantError, published_variants
 from runtime.run_record import run_name
 from runtime.settings import OPTIMIZER_NUMBERS
 
@@ -49,7 +50,43 @@ def test_every_combination_of_modifiers_is_parsed_and_keeps_its_name(
     assert (arm.match is not None) == ("WIDTH=match:RALEARN" in modifiers)
     assert parse_arm(arm.model_name).recipe == ()
     assert parse_arm(arm.parts_name).match is None
-    assert is_control_arm(name) == (not modifiers and attention not in ("RALEARN", *FILES))
+    assert (arm.without_noise.noise, arm.without_rate.rate) == (None, "")
+    assert arm.with_rate("2e-3").without_rate == arm.without_rate
+    assert arm.with_rate("2e-3").rate == "2e-3"
+    assert arm.is_control == (not modifiers and attention not in ("RALEARN", *FILES))
+
+
+def test_a_function_class_is_of_the_arms_with_w_q_and_w_k_renamed_at_one_recipe() -> None:
+    for suffix in ("", "+LR=1e-3", "+NORM=rms", "+AQN=mild", "+WD=0+LR=1e-3"):
+        arms = [f"{name}{suffix}" for name in ("B", "RAEARLY", "RALATE", "RAALL", "RAALT", "RA:5-7")]
+        assert len({parse_arm(name).function_class for name in arms}) == 1
+    others = ("B", "B+LR=1e-3", "B+LR=2e-3", "B+WD=0", "B+NORM=rms", "B+WIDTH=match:RALEARN", "B+AQN=mild")
+    others += ("RALEARN", "RALEARN+LR=1e-3", "GONE", "GONE+NORM=gone")
+    assert len({parse_arm(name).function_class for name in others}) == len(others)
+    assert parse_arm("B+LR=1e-3").function_class == parse_arm("RAALL+LR=.001").function_class
+
+
+TAKES_APART = re.compile(
+    r"""partition\("\+"|split\("\+"|startswith\("(RA:|\+|AQN|LR|WIDTH)|removeprefix\("(RA:|LR=)|f?"[^"]*\+LR=["{]"""
+)
+MAY = {
+    "ra/arms.py",
+    "ra/names.py",  # the layers of RA:...
+    "runtime/run_record.py",  # the folder of a run
+    "study/kconfig_commands.py",  # a defconfig with its fragments
+}
+
+
+def test_no_other_file_takes_a_name_apart() -> None:
+    root = Path(names.__file__).parents[1]
+    rooms = ("ra", "gpt2", "runtime", "grpo", "study", "scripts", "bench")
+    found = {
+        str(path.relative_to(root))
+        for room in rooms
+        for path in (root / room).rglob("*.py")
+        if TAKES_APART.search(path.read_text())
+    }
+    assert found - MAY == set()
 
 
 @given(modified)
@@ -99,7 +136,7 @@ def test_arms_of_one_meaning_are_refused_by_name() -> None:
 )
 def test_a_malformed_arm_is_refused_with_its_fix(name: str, says: str) -> None:
     with pytest.raises(VariantError, match=says) as caught:
-        parse_arm(name, 4)
+        known_arm(name, 4)
     assert "fix:" in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -127,7 +164,7 @@ def test_a_part_is_a_definition_and_no_line_of_a_docstring(
 @given(st.text("BRALENx+=:,.0123456789e-", max_size=20))
 def test_any_text_is_an_arm_or_an_error(text: str) -> None:
     with contextlib.suppress(VariantError):
-        assert parse_arm(text, 4).name == text
+        assert known_arm(text, 4).name == text
 
 
 def test_custom_files_are_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ra import names
-from ra.names import PATTERNS, VariantError, is_control_arm, reciprocal_layers, refuse_misnamed_files
+from ra.names import PATTERNS, VariantError, is_fixed_pattern, reciprocal_layers, refuse_misnamed_files
 from runtime.errors import UserError
 
 LAYERS = st.integers(1, 60)
@@ -33,9 +33,9 @@ def test_the_layers_of_gpt2_124m_are_those_of_the_definition():
 
 
 def test_all_variants_but_the_learned_one_are_of_the_function_class_of_the_baseline():
-    assert [name for name in PATTERNS if not is_control_arm(name)] == ["RALEARN"]
-    assert is_control_arm("RA:5-7,9")
-    assert not any(is_control_arm(name) for name in ("MINE", "RA:<b>", "RA:"))
+    assert [name for name in PATTERNS if not is_fixed_pattern(name)] == ["RALEARN"]
+    assert is_fixed_pattern("RA:5-7,9")
+    assert not any(map(is_fixed_pattern, ("MINE", "RA:<b>", "RA:")))
 
 
 @given(LAYERS.flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1), min_size=1))))

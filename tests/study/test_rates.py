@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ra.arms import parse_arm, split_rate, with_rate
-from ra.names import is_control_arm
+from ra.arms import control_arms, parse_arm
 from runtime.dotconfig import ConfigError, Symbols, parse_lines
 from runtime.errors import UserError
 from study.plan_file import LearningRates
@@ -72,11 +71,10 @@ def test_an_arm_with_a_rate_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ARMS)
 def test_an_arm_with_a_rate_is_that_arm_at_that_rate(name: str) -> None:
-    arm = parse_arm(with_rate(name, "6e-4"))
+    arm = parse_arm(name).with_rate("6e-4")
     assert dict(arm.recipe) == {"learning_rate": 6e-4}
     assert arm.model_name == name
-    assert split_rate(arm.name) == (name, "6e-4")
-    assert split_rate(name) == (name, "")
+    assert (arm.without_rate.name, arm.rate, parse_arm(name).rate) == (name, "6e-4", "")
 
 
 Losses = st.lists(st.floats(1.0, 9.0), min_size=len(GRID), max_size=len(GRID))
@@ -92,13 +90,14 @@ def test_the_needed_runs_hold_what_each_verdict_compares(table: dict[str, list[f
     runs, common = judged_runs(names, seeds, rates), control_rate(rates)
     assert len(set(runs)) == len(runs)
     assert [seed for _, seed in runs] == sorted(seed for _, seed in runs)
-    controls = [name for name in names if is_control_arm(name)]
-    needed = {(with_rate(name, rates.chosen[name]), seed) for name in names for seed in range(seeds)}
+    controls = control_arms(names)
+
+    def at(name: str, rate: str) -> set[tuple[str, int]]:
+        return {(f"{name}+LR={rate}", seed) for seed in range(seeds)}
+
+    needed = set().union(*(at(name, rates.chosen[name]) for name in names))
     for name in set(names) - set(controls) if controls else set():
-        needed |= {(with_rate(name, common), seed) for seed in range(seeds)}
-        needed |= {
-            (with_rate(other, rates.chosen[name]), seed) for other in controls for seed in range(seeds)
-        }
+        needed |= at(name, common).union(*(at(other, rates.chosen[name]) for other in controls))
     assert set(runs) == needed
     assert not set(runs) & set(tuning_runs(names, rates))
     assert len(runs) + len(tuning_runs(names, rates)) <= len(most_runs(names, seeds, rates))
@@ -110,8 +109,8 @@ def test_the_most_runs_are_those_of_the_choice_that_needs_most(
     names: tuple[str, ...], grid: tuple[str, ...]
 ) -> None:
     groups = [
-        [name for name in names if is_control_arm(name)],
-        *([n] for n in names if not is_control_arm(n)),
+        control_arms(names),
+        *([n] for n in names if not parse_arm(n).is_control),
     ]
     rates = LearningRates(grid, 1)
     needed = []
@@ -137,7 +136,7 @@ def test_the_choice_is_the_lowest_mean_and_the_control_arms_share_it(
         for name, seeds in table.items()
     }
     chosen = choose(tuning, LearningRates(GRID, 2)).chosen
-    controls = [name for name in table if is_control_arm(name)]
+    controls = control_arms(table)
     for name in table:
         together = controls if name in controls else [name]
         means = [

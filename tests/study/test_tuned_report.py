@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from ra.arms import with_rate
 from runtime import run_record
 from runtime.errors import UserError
 from study import plan_file
@@ -190,7 +189,7 @@ def test_a_lost_choice_is_restored_and_another_one_is_refused(tmp_path: Path) ->
     write_checked(study.folder / "plan.json", plan.to_json() | {"learning_rates": lost.to_json()})
     assert chosen(study) == CHOSEN
     for seed in (1000, 1001):
-        study.write(with_rate("B", "1e-3"), seed, 9.0)
+        study.write("B+LR=1e-3", seed, 9.0)
     with pytest.raises(UserError, match="lost the chosen learning rates"):
         chosen(study)
 

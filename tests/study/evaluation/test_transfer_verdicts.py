@@ -17,18 +17,12 @@ from study.evaluation.transfer_matrix import (
     TOO_FEW,
     Losses,
     judge_transfer,
-    without_noise,
 )
 
 MARGIN = 0.01
 SEEDS = 5
 NOISY = "B+AQN=mild"
 Table = dict[str, dict[str, dict[int, float]]]
-
-
-def test_an_arm_without_its_noise_needs_no_file_of_its_attention() -> None:
-    assert without_noise("NOFILE+AQN=mild+WD=0.2") == "NOFILE+WD=0.2"
-    assert without_noise("NOFILE+WD=0.2") == ""
 
 
 def table(
@@ -90,12 +84,6 @@ def test_noise_without_an_effect_is_called_in_five_percent_of_studies() -> None:
     found = [words(table(0.1, 0.1, noise=0.01, seed=seed))[1] for seed in range(1000)]
     called = sum(word in (SHRINKS, GROWS) for (word,) in found)
     assert 50 - 3 * 7 < called < 50 + 3 * 7
-
-
-def test_the_arm_without_noise() -> None:
-    assert without_noise(NOISY) == "B"
-    assert without_noise("RALEARN+LR=1e-3+AQN=0.1:0.01:final") == "RALEARN+LR=1e-3"
-    assert without_noise("B+LR=1e-3") == without_noise("B") == ""
 
 
 def test_an_arm_is_compared_with_its_own_arm_without_noise() -> None:
