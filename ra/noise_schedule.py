@@ -73,7 +73,7 @@ def parse_noise(text: str) -> NoiseSchedule:
     sigmas = [number_in(SIGMAS, word) for word in words[:2]]
     start, end = sigmas if len(sigmas) == 2 else (None, None)
     counted = len(words) == 2 or (len(words) == 3 and re.fullmatch("[0-9]{1,9}", words[2]))
-    if start is None or end is None or not counted:
+    if start is None or end is None or not counted or "+" in text:  # + begins a modifier of an arm
         raise NoiseError(f"AQN={text} is malformed; sigmas are numbers in {SIGMAS}; fix: use {EXAMPLE}")
     intervals = int(words[2]) if len(words) == 3 else INTERVALS
     try:

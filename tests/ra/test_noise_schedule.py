@@ -52,6 +52,7 @@ def test_own_values_and_the_last_norm() -> None:
         (f"0.1:0.01:{'9' * 5000}", "is malformed"),
         ("0:0", r"sigmas are numbers in \(0, 10\]"),
         ("nan:0.1", "is malformed"),
+        ("1e+0:0.1", "is malformed"),
         ("0.1:final", r"there is no preset 0\.1"),
     ],
 )
