@@ -87,9 +87,14 @@ class Arm:
         return attention, frozenset(self.parts), self.match, self.noise, frozenset(self.recipe)
 
     @property
+    def control_class(self) -> tuple[object, ...]:
+        """The function class of the arm's control arms: that of B at the arm's learning rate."""
+        return parse_arm(BASELINE).with_rate(self.rate).function_class
+
+    @property
     def is_control(self) -> bool:
-        """Whether the arm is a control arm: of the function class of B."""
-        return self.function_class == parse_arm(BASELINE).function_class
+        """Whether the arm is a control arm of the arms at its learning rate."""
+        return self.function_class == self.control_class
 
     @property
     def meaning(self) -> tuple[object, ...]:
@@ -176,8 +181,21 @@ def overview() -> tuple[str, str]:
 
 
 def control_arms(names: Iterable[str]) -> list[str]:
-    """Return the control arms among these names."""
+    """Return the control arms among these names, at any learning rate."""
     return [name for name in names if parse_arm(name).is_control]
+
+
+def controls_of(name: str, names: Iterable[str]) -> list[str]:
+    """Return the control arms of the arm `name` among these names."""
+    wanted = parse_arm(name).control_class
+    return [other for other in names if parse_arm(other).function_class == wanted]
+
+
+def control_groups(names: Sequence[str]) -> list[list[str]]:
+    """Return the control arms among these names, those at one learning rate together."""
+    return [
+        list(group) for group in dict.fromkeys(tuple(controls_of(one, names)) for one in control_arms(names))
+    ]
 
 
 def refuse_equal_arms(names: Sequence[str], layers: int = ANY_LAYERS) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2 import tokenizer
-from ra.arms import parse_arm
+from ra.arms import controls_of, parse_arm
 from runtime.dotconfig import ConfigError, parse_lines, read_symbols, read_text
 from runtime.errors import UserError
 from runtime.files import DamagedFileError
@@ -125,9 +125,13 @@ def read_design(plan: Plan | None, runs: Sequence[Run]) -> Design:
         return Design()
     looks = {name: row.looks for name, row in plan.variants.items() if row.looks}
     counted = {(run.variant, run.seed) for run in runs if run.used}
-    unfinished = {run.seed for run in runs if not run.used and parse_arm(run.variant).is_control}
+    missing = {(run.variant, run.seed) for run in runs if not run.used}
+    names = {run.variant for run in runs}
     finished = {
-        name: sum((name, seed) in counted and seed not in unfinished for seed in range(counts[-1]))
+        name: sum(
+            (name, seed) in counted and not missing & {(other, seed) for other in controls_of(name, names)}
+            for seed in range(counts[-1])
+        )
         for name, counts in looks.items()
     }
     return Design(

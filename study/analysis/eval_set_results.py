@@ -112,6 +112,6 @@ def _table(name: str, runs: Sequence[Run], entries: dict[str, EvalSetEntry]) -> 
 def _against_controls(losses: Losses, variant: str) -> Interval | None:
     """Return the arm minus the mean of the control arms, paired by seed; None without a common seed."""
     seeds = sorted(losses[variant])
-    pairs = zip(seeds, control_losses(losses, seeds), strict=True)
+    pairs = zip(seeds, control_losses(losses, seeds, variant), strict=True)
     differences = [losses[variant][seed] - mean(arms) for seed, arms in pairs if arms]
     return mean_interval(differences) if differences else None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ra.arms import control_arms, parse_arm
+from ra.arms import control_arms, controls_of, parse_arm
 from referee.verdict.looks import adjusted_for_looks, nominal_levels
 from referee.verdict.power import exaggeration
 from referee.verdict.statistics import (
@@ -37,14 +37,19 @@ ENOUGH_SEEDS = 3  # of a control arm, below which it is not checked
 Losses = Mapping[str, Mapping[int, float]]  # variant -> seed -> loss in nats
 
 
-def control_losses(table: Losses, seeds: Sequence[int] | None = None) -> list[list[float]]:
+def control_losses(
+    table: Losses, seeds: Sequence[int] | None = None, arm: str | None = None
+) -> list[list[float]]:
     """Return the losses of the control arms at each of the seeds (default: all).
 
+    arm: whose control arms; None: those of the first control arm.
     Arms that agree to the last bit are one arm under two names (RALATE and RAALT on two layers) and count once.
     """
     if seeds is None:
         seeds = sorted({seed for by_seed in table.values() for seed in by_seed})
-    arms = [table[name] for name in control_arms(table)]
+    if arm is None:
+        arm = next(iter(control_arms(table)), "")
+    arms = [table[name] for name in controls_of(arm, table)]
     return [list(dict.fromkeys(by_seed[seed] for by_seed in arms if seed in by_seed)) for seed in seeds]
 
 
@@ -64,7 +69,7 @@ def odd_controls(table: Losses) -> list[str]:
     tested: dict[str, float] = {}
     for name in control_arms(table):
         others = {other: by_seed for other, by_seed in table.items() if other != name}
-        pairs = zip(table[name].values(), control_losses(others, list(table[name])), strict=True)
+        pairs = zip(table[name].values(), control_losses(others, list(table[name]), name), strict=True)
         differences = [loss - mean(arms) for loss, arms in pairs if arms]
         if len(differences) >= ENOUGH_SEEDS:
             tested[name] = paired_t(differences).p_value or 0.0
@@ -133,7 +138,7 @@ MARGIN = math.log(1.01)  # nats: 1 % of perplexity, where plan.json names no mar
 
 @dataclass(frozen=True)
 class Verdict:
-    """A real change against the mean of the control arms at the same seeds.
+    """A real change against the mean of its control arms at the same seeds.
 
     word: BETTER, WORSE, EQUIVALENT, CANNOT_TELL or INTERIM. role: PRIMARY or EXPLORATORY. test: of the differences, in
     nats; its intervals hold at all looks together. controls: the number of control arms at each seed.
@@ -191,7 +196,7 @@ def judge(
     for name in (name for name in table if not parse_arm(name).is_control):
         planned = looks.get(name, ())
         seeds = [seed for seed in table[name] if not planned or seed < planned[-1]]
-        pairs = zip(seeds, control_losses(table, seeds), strict=True)
+        pairs = zip(seeds, control_losses(table, seeds, name), strict=True)
         used = {seed: arms for seed, arms in pairs if arms}
         if used:
             differences = [table[name][seed] - mean(arms) for seed, arms in used.items()]

@@ -14,7 +14,7 @@ from itertools import combinations
 
 import numpy as np
 
-from ra.arms import parse_arm
+from ra.arms import control_arms, controls_of
 from referee.verdict.statistics import mean
 from runtime.metrics_log import Steps, read_steps
 from study.compare.loaded_studies import LoadedStudy
@@ -144,12 +144,10 @@ def _control_errors(curves: Sequence[Mapping[tuple[str, int], Steps]], seed: int
     """Return the largest errors between two control arms of one study at this seed."""
     found = []
     for table in curves:
-        arms = [
-            losses(steps) for (name, at), steps in table.items() if at == seed and parse_arm(name).is_control
-        ]
+        arms = {name: losses(steps) for (name, at), steps in table.items() if at == seed}
         found += [
             summarize(difference)
-            for x, y in combinations(arms, 2)
-            if (difference := relative_difference(x, y))
+            for x, y in combinations(control_arms(arms), 2)
+            if y in controls_of(x, arms) and (difference := relative_difference(arms[x], arms[y]))
         ]
     return Errors.largest(found) if found else None

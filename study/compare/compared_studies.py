@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ra.arms import control_arms, parse_arm
+from ra.arms import control_groups, parse_arm
 from referee.numerics.setup.checklist_rows import EQUAL, ChecklistRow
 from referee.verdict.statistics import Interval, mean, mean_interval
 from study.compare.alignment import Alignment, align
@@ -95,7 +95,7 @@ def _absolute(studies: Sequence[LoadedStudy], excluded: set[str]) -> list[Absolu
     """
     tables = [final_losses(study.used) for study in studies]
     names = sorted(set.intersection(*map(set, tables)) - excluded, key=variant_order)
-    arms = control_arms(names)
+    arms = next(iter(control_groups(names)), [])
     groups = {name: [name] for name in names} | ({ARMS: arms} if len(arms) > 1 else {})
     rows = []
     for name, variants in groups.items():

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from ra.arms import control_arms, parse_arm
+from ra.arms import control_arms, control_groups, controls_of, parse_arm
 from referee.verdict.looks import adjusted_for_looks
 from referee.verdict.statistics import holm, mean, paired_t
 from study.analysis.verdict import BETTER, INTERIM, NO_ANSWER, VERDICT_SEEDS, WORSE, Verdict
@@ -102,8 +102,9 @@ def better_pairs(losses: dict[str, list[float]], verdicts: Sequence[Verdict]) ->
     looks = {verdict.variant: verdict.reads for verdict in verdicts}
     arms = control_arms(losses)
     real = [name for name in losses if name not in arms]
-    found = [(name, arm) for name in real for arm in arms if words.get(name) == BETTER]
-    found += [(arm, name) for name in real for arm in arms if words.get(name) == WORSE]
+    against = [(name, arm) for name in real for arm in controls_of(name, arms)]
+    found = [(name, arm) for name, arm in against if words.get(name) == BETTER]
+    found += [(arm, name) for name, arm in against if words.get(name) == WORSE]
     pairs = list(combinations([name for name in real if words.get(name) != INTERIM], 2))
     tests = [paired_t([a - b for a, b in zip(losses[x], losses[y], strict=True)]) for x, y in pairs]
     raw = [1.0 if test.p_value is None else test.p_value for test in tests]
@@ -113,7 +114,8 @@ def better_pairs(losses: dict[str, list[float]], verdicts: Sequence[Verdict]) ->
         if p < LEVEL and test.difference.count >= VERDICT_SEEDS:
             found.append((x, y) if test.difference.mean < 0 else (y, x))
     level = {name: mean(values) for name, values in losses.items()}
-    level |= dict.fromkeys(arms, mean([level[name] for name in arms]) if arms else 0.0)
+    for group in control_groups(arms):
+        level |= dict.fromkeys(group, mean([level[name] for name in group]))
     return [(x, y) for x, y in found if level[x] < level[y]]
 
 

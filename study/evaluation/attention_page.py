@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ra.arms import control_arms
+from ra.arms import control_groups
 from ra.names import one_class
 from referee.pages.document import (
     Block,
@@ -193,9 +193,8 @@ def attention_document(runs: Sequence[RunAttention], text: InputText) -> Documen
     """attention.html of one or several runs on one text."""
     names = " | ".join(f"{run.name} at iteration {run.iteration:,}" for run in runs)
     variants = list(dict.fromkeys(run.variant for run in runs))
-    controls = control_arms(variants)
     blocks: list[Block] = [Paragraph(ABOUT_PATHS)]
-    blocks += [Paragraph(one_class(controls))] if len(controls) > 1 else []
+    blocks += [Paragraph(one_class(group)) for group in control_groups(variants) if len(group) > 1]
     blocks += [legend(variants)] if len(runs) > 1 else []
     blocks += _sections(runs, text, variants, 2)
     about = f"Attention on {text.tokens:,} tokens: {text.source}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ra.arms import control_arms, parse_arm
+from ra.arms import control_arms, controls_of, parse_arm
 from referee.verdict.statistics import PairedTest, holm, mean, paired_t
 from runtime.errors import UserError
 from study import plan_file
@@ -81,7 +81,7 @@ def judge_transfer(
     costs: list[TransferVerdict | None] = []
     for arm in noisy:
         quiet = parse_arm(arm).without_noise.name
-        bases = controls if quiet in controls else [quiet]
+        bases = controls_of(quiet, arms) if quiet in controls else [quiet]
         bases = [base for base in bases if base in arms]
         if not bases:
             continue

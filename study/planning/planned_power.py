@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import harmonic_mean, median
 
-from ra.arms import control_arms, parse_arm
+from ra.arms import control_arms, controls_of, parse_arm
 from referee.verdict.looks import nominal_levels
 from referee.verdict.statistics import mean, noise_floor, standard_deviation
 from runtime.files import read_json
@@ -55,7 +55,9 @@ class PastStudy:
         """The noise of the arm's own differences; None under LEAST_SEEDS seeds."""
         table = self.losses
         seeds = sorted(table.get(arm, {}))
-        pairs = [(seed, arms) for seed, arms in zip(seeds, control_losses(table, seeds), strict=True) if arms]
+        pairs = [
+            (seed, arms) for seed, arms in zip(seeds, control_losses(table, seeds, arm), strict=True) if arms
+        ]
         if len(pairs) < LEAST_SEEDS:
             return None
         spread = standard_deviation([table[arm][seed] - mean(arms) for seed, arms in pairs])
@@ -183,8 +185,8 @@ def study_sight(
     """
     seeds = looks[-1] if looks else settings.seeds
     level = nominal_levels(looks)[-1] if looks else None
-    controls = len(control_arms(settings.variants))
-    judged = len(settings.variants) - controls
+    controls = len(controls_of(settings.primary, settings.variants))
+    judged = len(settings.variants) - len(control_arms(settings.variants))
     sources = _sources(settings, past, given)
     rows = [
         _sight(name, source, noise, settings, controls, seeds, level)

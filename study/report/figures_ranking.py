@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ra.arms import control_arms
+from ra.arms import control_arms, control_groups, controls_of
 from referee.pages.plots import Plain, axis, band, figure
 from referee.verdict.statistics import mean, noise_floor, perplexity_percent
 from study.analysis.verdict import (
@@ -30,17 +30,17 @@ def over_training(report: Report, places: Sequence[int]) -> tuple[Plain | None, 
     ranks need as many as a verdict. None where there is nothing to compare. Also returns a sentence on the ranks.
     """
     by_run = {(run.variant, run.seed): losses(run.record) for run in report.runs if run.used}
-    names = report.variants
+    names = [name for name in report.variants if controls_of(name, report.variants)]
     every = [{seed for name, seed in by_run if name == variant and seed is not None} for variant in names]
     seeds = sorted(set.intersection(*every)) if places else []
-    if not seeds or len(names) < 2 or not control_arms(names):
+    if not seeds or len(names) < 2:
         return None, ""
     tables = [{name: {seed: by_run[name, seed][at] for seed in seeds} for name in names} for at in places]
-    centres = [mean([mean(arms) for arms in control_losses(table)]) for table in tables]
     hover = "%{y:+.3f} % at %{x:.4s} tokens"
     lines = []
     for name in names:
         means = [mean(list(table[name].values())) for table in tables]
+        centres = [mean([mean(arms) for arms in control_losses(table, arm=name)]) for table in tables]
         percents = [perplexity_percent(loss - centre) for loss, centre in zip(means, centres, strict=True)]
         lines.append({"y": rounded(percents), "hovertemplate": hover})
     data = [variant_line(name, names, 7, x=list(places)) for name in names]
@@ -53,7 +53,7 @@ def over_training(report: Report, places: Sequence[int]) -> tuple[Plain | None, 
     views = [{"name": "difference", "data": lines, "layout": {"yaxis": upright}}]
     said = ""
     interim = any(verdict.word == INTERIM for verdict in report.verdicts)
-    if len(seeds) >= VERDICT_SEEDS and not interim:
+    if len(seeds) >= VERDICT_SEEDS and not interim and len(control_groups(names)) == 1:
         words = [_words(table, report.design) for table in tables]
         ladder = axis("rank (1 is best)", dtick=1, range=[len(names) + 0.5, 0.5])
         hover = "rank %{y} at %{x:.4s} tokens"

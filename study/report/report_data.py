@@ -14,7 +14,7 @@ from typing import Any
 
 from gpt2 import tokenizer
 from gpt2.clocks import UNEVEN_TIMES
-from ra.arms import control_arms, parse_arm
+from ra.arms import controls_of, parse_arm
 from referee.verdict.statistics import Interval, NoiseFloor, mean, mean_interval, noise_floor
 from runtime import records
 from runtime.files import DamagedFileError
@@ -229,8 +229,10 @@ def _row(
     peaks = [record.memory.peak_allocated_bytes for record in records if record.memory]
     best = [min([*losses(record).values(), record.validation.loss]) for record in ended]
     seeds = sorted(final[name])
-    pairs = [(seed, arms) for seed, arms in zip(seeds, control_losses(final, seeds), strict=True) if arms]
-    alone = control_arms(final) == [name]
+    pairs = [
+        (seed, arms) for seed, arms in zip(seeds, control_losses(final, seeds, name), strict=True) if arms
+    ]
+    alone = controls_of(name, final) == [name]
     differences = [] if alone else [final[name][seed] - mean(arms) for seed, arms in pairs]
     return Row(
         variant=name,

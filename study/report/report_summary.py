@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ra.arms import parse_arm
+from ra.arms import control_groups, parse_arm
 from ra.names import custom_variants, files_with, one_class, published_variants
 from referee.pages.document import Finding
 from referee.pages.markup import Code, Strong, Text
@@ -135,8 +135,10 @@ def findings(report: Report) -> list[Finding]:
             why = f"Why: {said}" if (said := reason(report, verdict)) else ""
             found.append(Finding(label, kind, statement, numbers(verdict), sentence, why))
         elif not row.control:
+            rate = parse_arm(row.variant).rate
+            missing = f"control arm with LR={rate}" if rate else "control arm"
             ended = " that ended its schedule" if report.cut else ""
-            said = f"{CANNOT_TELL}: no seed of it has a control arm{ended} to compare with"
+            said = f"{CANNOT_TELL}: no seed of it has a {missing}{ended} to compare with"
             sentence = (Strong(row.variant), f": {said}.")
             found.append(Finding(label, "unsure", said, difference(None), sentence))
     return found
@@ -362,7 +364,6 @@ def next_step(report: Report) -> Text:
 
 def context(report: Report) -> list[str]:
     """The limits of the verdicts: the speed, the noise, runs that do not count."""
-    controls = [row.variant for row in report.rows if row.control]
     lines = [
         *_continued(report),
         f"Perplexity is per {report.unit}; lower is better.",
@@ -371,8 +372,7 @@ def context(report: Report) -> list[str]:
         *design_sentences(report),
         *map(speed_sentence, report.speeds),
     ]
-    if len(controls) > 1:
-        lines.append(one_class(controls))
+    lines += [one_class(group) for group in control_groups(report.variants) if len(group) > 1]
     if report.floor:
         lines.append(
             "A/A difference (control arms against each other): standard deviation at one seed "

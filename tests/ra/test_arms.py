@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ra import names
-from ra.arms import KEYS, RECIPE, known_arm, parse_arm, refuse_equal_arms
+from ra.arms import KEYS, RECIPE, control_groups, controls_of, known_arm, parse_arm, refuse_equal_arms
 from ra.names import PATTERNS, VariantError, published_variants
 from runtime.run_record import run_name
 from runtime.settings import OPTIMIZER_NUMBERS
@@ -53,7 +53,7 @@ def test_every_combination_of_modifiers_is_parsed_and_keeps_its_name(
     assert (arm.without_noise.noise, arm.without_rate.rate) == (None, "")
     assert arm.with_rate("2e-3").without_rate == arm.without_rate
     assert arm.with_rate("2e-3").rate == "2e-3"
-    assert arm.is_control == (not modifiers and attention not in ("RALEARN", *FILES))
+    assert arm.is_control == (set(modifiers) <= {"LR=1e-3"} and attention not in ("RALEARN", *FILES))
 
 
 def test_a_function_class_is_of_the_arms_with_w_q_and_w_k_renamed_at_one_recipe() -> None:
@@ -64,6 +64,10 @@ def test_a_function_class_is_of_the_arms_with_w_q_and_w_k_renamed_at_one_recipe(
     others += ("RALEARN", "RALEARN+LR=1e-3", "GONE", "GONE+NORM=gone")
     assert len({parse_arm(name).function_class for name in others}) == len(others)
     assert parse_arm("B+LR=1e-3").function_class == parse_arm("RAALL+LR=.001").function_class
+    controls = ["B", "RAALL", "B+LR=1e-3", "RAALL+LR=.001", "B+LR=2e-3"]
+    assert control_groups([*controls, *others[3:]]) == [controls[:2], controls[2:4], controls[4:]]
+    for name in ("RALEARN+LR=1e-3", "B+LR=.001", "B+WD=0+LR=1e-3"):
+        assert controls_of(name, [*controls, *others[3:]]) == controls[2:4]
 
 
 TAKES_APART = re.compile(

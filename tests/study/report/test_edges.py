@@ -316,3 +316,32 @@ def test_an_arm_with_standard_attention_is_compared_with_the_control_arms() -> N
         assert summary.contrast(name) == "the control arms"
     for name in ("RALEARN", "GATED+LR=1e-3", "RALEARN+NORM=rms", "A_FILE_THAT_IS_GONE"):
         assert summary.contrast(name) == "standard attention"
+
+
+def test_an_arm_with_a_rate_is_judged_against_the_control_arms_at_its_rate(tmp_path: Path) -> None:
+    at_rate = ("B+LR=1e-3", "RAALL+LR=1e-3", "RALEARN+LR=1e-3")
+    alone = build.build_report(a_study(tmp_path / "alone", variants=at_rate))
+    losses = {(run.variant, run.seed): run.record.validation.loss for run in alone.runs}
+    baseline, reciprocal, learned = (np.array([losses[name, seed] for seed in range(3)]) for name in at_rate)
+    (verdict,) = alone.verdicts
+    assert (verdict.variant, verdict.controls) == (at_rate[2], [2, 2, 2])
+    assert verdict.test.difference.mean == pytest.approx(np.mean(learned - (baseline + reciprocal) / 2))
+    assert alone.floor is not None
+    assert alone.floor.dof == 3
+    assert [row.control for row in alone.rows] == [True, True, False]
+
+    mixed = a_study(tmp_path / "mixed", variants=(*at_rate, "B", "RALEARN", "B+WD=0", "NOPE+LR=2e-3"))
+    for seed in range(3):
+        for name in at_rate:  # a worse rate
+            edit(mixed, f"{name}.{seed}", validation={"loss": losses[name, seed] + 1})
+    report = build.build_report(mixed)
+    found = {verdict.variant: verdict for verdict in report.verdicts}
+    controls = {name: verdict.controls[0] for name, verdict in found.items()}
+    assert controls == {at_rate[2]: 2, "RALEARN": 1, "B+WD=0": 1}
+    assert found[at_rate[2]].test.difference.mean == pytest.approx(verdict.test.difference.mean)
+    assert report.odd_controls == alone.odd_controls
+    output = "**NOPE+LR=2e-3**: cannot tell: no seed of it has a control arm with LR=2e-3"
+    assert output in rendered.markdown(report)
+    rows = {row.variant: row for row in report.rows}
+    assert rows["B"].against_controls is None
+    assert abs(rows["RAALL+LR=1e-3"].against_controls.mean) < 0.1
