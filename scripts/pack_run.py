@@ -14,6 +14,7 @@ from referee.numerics.setup.checklist_rows import Tables, write_checklist
 from referee.numerics.setup.script_settings import add_setting
 from runtime import run_record
 from runtime.errors import UserError, run_command
+from runtime.symbol_effects import declared
 from study.compare.loaded_studies import read_settings
 from study.make_arguments import command_arguments
 
@@ -42,7 +43,7 @@ def run_checklist(run_dir: Path) -> Tables:
     settings: dict[str, set[str]] = {}
     recorded = {"VARIANT": record.variant, "PRECISION": target.dtype, "SEED": record.seed}
     for name, value in {**(read_settings(run_dir) or {}), **recorded}.items():
-        if name not in ("SEEDS", "VARIANTS"):  # of its study
+        if declared(name).entry != "design":
             add_setting(settings, name, value)
     machine = environment.to_json() | {"device": target.device}
     variables, code = machine.pop("variables"), machine.pop("code")

@@ -14,6 +14,7 @@ from msgspec import Meta, field, structs
 
 from ra.arms import parse_arm
 from runtime import records
+from runtime.dotconfig import Symbols
 from runtime.errors import UserError
 from runtime.files import DamagedFileError
 from runtime.records import (
@@ -213,10 +214,13 @@ def read_valid(study_dir: Path) -> Plan | None:
         return None
 
 
-def with_threads(config: Config, study_dir: Path) -> Config:
-    """Return the configuration with the threads of the study's plan, where it has any. Several ranks have their own."""
-    plan = read_valid(study_dir)
-    if plan is None or plan.threads is None or config.target.ranks > 1:
+def read_config(symbols: Symbols, study_dir: Path) -> Config:
+    """Return the configuration. CONFIG_CPU_THREADS=0: with the threads of the study's plan, where it has any.
+
+    Several ranks have their own.
+    """
+    config, plan = Config.from_symbols(symbols), read_valid(study_dir)
+    if symbols.integer("CPU_THREADS") or config.target.ranks > 1 or plan is None or plan.threads is None:
         return config
     return replace(config, target=replace(config.target, cpu_threads=plan.threads))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from runtime import files, run_record
 from runtime.errors import UserError, free_bytes, gib
 from runtime.files import DamagedFileError, read_bytes, read_text
 from runtime.settings import Config, ModelConfig
+from runtime.symbol_effects import Effect, declared
 from study import plan_file
 from study.experiment import planned_seeds, primary_arm
 from study.hellaswag_scores import Items, scored_items
@@ -22,17 +23,6 @@ from study.study_lock import content_or_none, locked
 
 if TYPE_CHECKING:
     from ra.variants import Variant
-
-# Symbols that may change after the first run: they change no number and no verdict.
-FREE_SYMBOLS = {
-    "CHECKPOINT_SECONDS", "DATA_WORKERS", "DATA_DIR", "RESULTS_DIR", "GPT2_HARD_LIMIT", "RANKS_TIMEOUT",
-    "SLOTS", "EXECUTOR_LOCAL", "EXECUTOR_SLURM", "EXECUTOR_RAY", "SLURM_OPTIONS", "RAY_ADDRESS",
-    "WANDB", "WANDB_MODE", "WANDB_PROJECT", "TENSORBOARD",
-    "MONITOR", "MONITOR_TARGETS", "MONITOR_INTERVAL", "MONITOR_TRIGGERS", "MONITOR_FULL_STEPS",
-}  # fmt: skip
-# Symbols that change rounding alone: the same sequences, however they are shared out.
-ROUNDING_SYMBOLS = {"RANKS"}
-GROWING_SYMBOLS = {"SEEDS", "VARIANTS", "PRIMARY"}  # `_shrunk` compares them
 
 
 def refuse_another_configuration(directory: Path, config_text: str) -> None:
@@ -49,7 +39,8 @@ def refuse_another_configuration(directory: Path, config_text: str) -> None:
             break
     else:
         return
-    changed = differing_symbols(before, config_text) + (_shrunk(before, config_text) if started else [])
+    changed = differing_symbols(before, config_text, {"numbers", "verdict"}, {"design"})
+    changed += _shrunk(before, config_text) if started else []
     if changed:
         raise UserError(
             f"{path} has another configuration than .config ({'; '.join(changed)}); a study only grows: seeds and "
@@ -58,14 +49,14 @@ def refuse_another_configuration(directory: Path, config_text: str) -> None:
         )
 
 
-def differing_symbols(before: str, now: str, free: Collection[str] = ()) -> list[str]:
-    """Return each symbol of effect that differs, with its two values. free: symbols that may differ, too."""
-    pair = symbol_values(before), symbol_values(now)
-    kept = (pair[0].keys() | pair[1].keys()) - FREE_SYMBOLS - ROUNDING_SYMBOLS - GROWING_SYMBOLS - set(free)
+def differing_symbols(before: str, now: str, effects: Set[Effect], free: Set[str]) -> list[str]:
+    """Return each symbol of the effects that differs, with its two values. free: entries of symbols that may differ."""
+    old, new = symbol_values(before), symbol_values(now)
     return [
-        f"CONFIG_{name}: {pair[0].get(name)} -> {pair[1].get(name)}"
-        for name in sorted(kept)
-        if pair[0].get(name) != pair[1].get(name)
+        f"CONFIG_{name}: {old.get(name)} -> {new.get(name)}"
+        for name in sorted(old.keys() | new.keys())
+        if declared(name).effect in effects and declared(name).entry not in free
+        if old.get(name) != new.get(name)
     ]
 
 

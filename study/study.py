@@ -25,7 +25,6 @@ from runtime.errors import UserError, disk_full
 from runtime.output import LiveLine, duration
 from runtime.records import parse, to_plain
 from runtime.run_plan import BatchPlan
-from runtime.settings import Config
 from study import admit, amend_plan, plan_file, planner
 from study.continuation import check_starts, continued
 from study.dispatch import Dispatcher, full_disk_error
@@ -83,7 +82,7 @@ class Study:
         self.symbols, self.config_text = symbols, config_text
         self.settings = StudySettings.from_symbols(symbols)
         self.directory = self.settings.results_dir / self.settings.name
-        self.config = plan_file.with_threads(Config.from_symbols(symbols), self.directory)
+        self.config = plan_file.read_config(symbols, self.directory)
         self.session = Session()
         self._counted: dict[BatchPlan | None, CountedArms] = {}
         wanted = self.settings

@@ -118,7 +118,7 @@ def _explain(error: BaseException, folder: Path) -> int:
 def _answer(arguments: argparse.Namespace) -> Any:
     """Return the device of this machine, the counted arms of the study, or why attention maps are missing."""
     symbols = read_symbols(arguments.study_dir / "config")
-    config = plan_file.with_threads(Config.from_symbols(symbols), arguments.study_dir)
+    config = plan_file.read_config(symbols, arguments.study_dir)
     if arguments.resolve:
         return to_plain(resolve(config.target))
     if arguments.inspect:
@@ -148,7 +148,7 @@ def _work(arguments: argparse.Namespace, stop: Stop) -> int:
     from study.planning.micro_batch import free_bytes, require_free
 
     symbols = read_symbols(arguments.study_dir / "config")
-    config = plan_file.with_threads(Config.from_symbols(symbols), arguments.study_dir)
+    config = plan_file.read_config(symbols, arguments.study_dir)
     resolved = attention_kernels.prepare_device(config.target, config.model)
     ranks.join(resolved.device_type, config.target.ranks_timeout_seconds)
     alternation = AlternationSettings.from_symbols(symbols)

@@ -14,14 +14,14 @@ from referee.verdict.loss_files import LossCurve, read_curve, same_file
 from runtime import run_record
 from runtime.errors import UserError
 from runtime.run_record import RunRecord
+from runtime.symbol_effects import declared
 from study.compare.loaded_studies import labels, read_settings
-from study.preconditions import FREE_SYMBOLS, GROWING_SYMBOLS
 
 PARTS = ("fingerprint", "target", "batch", "environment")  # of run.json
 # Where these differ, records of one step have other inputs or weights.
 BLOCKING = ("run.", "fingerprint.", "schedule.")
 ABSENT = "not recorded"
-NO_STEP = FREE_SYMBOLS | GROWING_SYMBOLS | {"STUDY_NAME", "EXECUTOR"}  # symbols that change no training step
+TRAINING = ("numbers", "rounding")  # effects of symbols that change a training step
 
 
 @dataclass
@@ -55,7 +55,7 @@ class RunSide:
             "run": {"variant": record.variant, "seed": record.seed},
             "schedule": {"iterations": record.schedule.iterations if record.schedule else None},
             **parts,
-            "config": {name: value for name, value in config.items() if name not in NO_STEP},
+            "config": {name: config[name] for name in config if declared(name).effect in TRAINING},
         }
         return {name: str(value) for name, value in leaves(found)}
 

@@ -13,18 +13,12 @@ from pathlib import Path
 
 from runtime.dotconfig import ConfigError, parse_lines, read_text
 from runtime.errors import UserError
+from runtime.symbol_effects import WORDS
 from study.report import report_data as build
 from study.report.report_data import Report
 from study.runs import Run
 
-CHOICES = (
-    "ALTERNATION_MIX_",
-    "DTYPE_",
-    "EXECUTOR_",
-    "GPT2_MODEL_",
-    "TARGET_",
-    "TOKENIZER_",
-)  # prefixes; the member that is y is the value
+CHOICES = tuple(word for word in WORDS if word.endswith("_"))  # the member that is y is the value
 
 
 @dataclass
@@ -109,7 +103,7 @@ def folded(values: dict[str, str]) -> dict[str, str]:
     result = {}
     for name, value in values.items():
         prefix = next((prefix for prefix in CHOICES if name.startswith(prefix)), None)
-        if prefix is None or name == "TARGET_DETECTED_CPU":
+        if prefix is None or value not in ("y", "n") or name == "TARGET_DETECTED_CPU":
             result[name] = value
         elif value == "y":
             result[prefix.rstrip("_")] = name.removeprefix(prefix).lower()

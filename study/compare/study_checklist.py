@@ -26,9 +26,9 @@ from referee.numerics.setup.checklist_rows import (
 )
 from runtime.provenance import FORMAT, SATURATION, VARIABLES
 from runtime.run_record import Environment
+from runtime.symbol_effects import declared
 from study.compare.loaded_studies import LoadedStudy
 from study.hellaswag_scores import TASKS, EndingsTask, scored_items
-from study.preconditions import FREE_SYMBOLS, ROUNDING_SYMBOLS
 from study.runs import FinishedRecord
 
 Read = Callable[[FinishedRecord], Any]
@@ -119,29 +119,12 @@ RULES: tuple[EntryRule, ...] = (
         HARMLESS, NUMBERS),
 )  # fmt: skip
 
-# What a Kconfig symbol does (for a choice of CHOICES in loaded_studies, the choice). A symbol in none of these tables
-# changes training: it is fatal where it differs.
-
-# Settings that the rows above cover, or that only name things. SCHEDULE_WSD is the opposite of SCHEDULE_COSINE.
-COVERED = (
-    "DATA_DIR", "DATASET_", "DETECTED", "DTYPE", "EFFECTIVE_BATCH", "EVAL_TOKENS", "GPT2_BLOCK_SIZE", "GPT2_DROPOUT",
-    "GPT2_HEADS", "GPT2_LAYERS", "GPT2_MODEL", "GPT2_WIDTH", "MICRO_BATCH", "PRIMARY", "RESULTS_DIR", "SCALE_CPU",
-    "SCHEDULE_COSINE", "SEEDS", "STUDY_NAME", "TARGET", "TOKENIZER", "VARIANTS",
-)  # fmt: skip
-LIMITS = ("GPT2_MAX_TIME", "GPT2_MAX_TOKENS", "GPT2_MAX_ITERS")
-HASHED = (
-    "LEARNING_RATE", "MIN_LEARNING_RATE_RATIO", "WARMUP_FRACTION", "DECAY_FRACTION", "SCHEDULE_WSD", "WEIGHT_DECAY",
-    "ADAM_BETA1", "ADAM_BETA2", "ADAM_EPSILON", "GRAD_CLIP", *LIMITS, "CONTINUES",
-)  # fmt: skip  # in the fingerprint's hash of the schedule
+# Entries of a record whose symbols are not compared: the rows above compare the record, and studies have names.
+COVERED = ("model", "data", "tokenizer", "validation", "batch", "target", "design", "study", "folder")
+HASHED = ("schedule", "budget", "start")  # their symbols are in the fingerprint's hash of the schedule
 BUDGET = "a budget only sets the number of iterations, which the row schedule compares"
 ROUNDING = "it changes speed and rounding, not the computed function"
 ASIDE = "it changes no training step"
-# Start of a symbol -> why its difference is harmless; the first that fits.
-WITHOUT_EFFECT = {
-    **dict.fromkeys((*LIMITS, "BUDGET_EQUAL_TIME"), BUDGET),
-    **dict.fromkeys((*ROUNDING_SYMBOLS, "COMPILE", "CPU_THREADS", "DETERMINISTIC", "ALTERNATION_RECOMPUTE"), ROUNDING),
-    **dict.fromkeys((*FREE_SYMBOLS, "EXECUTOR", "EVAL_", "HELLASWAG", "GRPO", "EQUIVALENCE_MARGIN_PERCENT"), ASIDE),
-}  # fmt: skip
 LEARNED_PREFIX = "ALTERNATION_"
 
 
@@ -198,7 +181,7 @@ def _settings(studies: Sequence[LoadedStudy]) -> list[ChecklistRow]:
     learned = all(LEARNED in study.variants for study in studies)
     tables = [[_values(config or {}) for config in side] for side in configs]
     checks = compare_tables(group, tables, lambda name: meaning(name, learned))
-    if any(check.status != EQUAL and check.subject in HASHED for check in checks):
+    if any(check.status != EQUAL and declared(check.subject).entry in HASHED for check in checks):
         return checks  # they explain the hash
     reason = "it differs although its saved settings agree: the runs ran with other settings"
     rule = EntryRule(group, "optimizer and budget (hash)", _digest("schedule"), FATAL, reason)
@@ -210,15 +193,17 @@ def _values(config: Mapping[str, str]) -> dict[str, str]:
     return {
         name: NOT_SET if value == "n" else value or '""'
         for name, value in config.items()
-        if not name.startswith(COVERED)
+        if declared(name).entry not in COVERED
     }
 
 
 def meaning(name: str, learned: bool) -> tuple[str, str]:
     """Return the severity of a differing symbol and the reason. learned: whether all studies have LEARNED."""
-    for start, reason in WITHOUT_EFFECT.items():
-        if name.startswith(start):
-            return HARMLESS, reason
+    effect, entry = declared(name)
+    if effect != "numbers":
+        return HARMLESS, ROUNDING if effect == "rounding" else ASIDE
+    if entry in ("budget", "plan"):
+        return HARMLESS, BUDGET
     if name.startswith(LEARNED_PREFIX) and not learned:
         return HARMLESS, f"it affects {LEARNED} alone, which not all studies have"
     return FATAL, "a setting of training differs"

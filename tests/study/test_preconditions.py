@@ -9,15 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from runtime.errors import UserError
+from runtime.symbol_effects import declared
 from scripts import study as command
 from study.kconfig_rules import load_kconfig
-from study.preconditions import (
-    FREE_SYMBOLS,
-    GROWING_SYMBOLS,
-    ROUNDING_SYMBOLS,
-    quarantine_damaged,
-    refuse_another_configuration,
-)
+from study.preconditions import quarantine_damaged, refuse_another_configuration
 from study.study_lock import locked
 from tests.checked_files import write_checked
 from tests.study.sample_records import a_study
@@ -108,9 +103,9 @@ def test_a_running_study_is_refused_before_anything_is_loaded_and_no_other_is(
     assert not (study.parent / "not begun").exists()
 
 
-@pytest.mark.parametrize("name", sorted(set(SYMBOLS) - GROWING_SYMBOLS))
+@pytest.mark.parametrize("name", [name for name in SYMBOLS if declared(name).entry != "design"])
 def test_after_the_first_run_no_symbol_of_effect_changes(study: Path, name: str) -> None:
-    if name in FREE_SYMBOLS | ROUNDING_SYMBOLS:
+    if declared(name).effect in ("free", "rounding"):
         refuse_another_configuration(study, text(**{name: "11"}))
         return
     with pytest.raises(UserError) as caught:

@@ -69,6 +69,7 @@ ONE_THING = [
         )
     ),
     (setting({"ALTERNATION_MIX_OUTPUT": "n", "ALTERNATION_MIX_SCORE": "y"}), "ALTERNATION_MIX", "fatal", "score"),
+    (setting({"SCHEDULE_COSINE": "n", "SCHEDULE_WSD": "y"}), "SCHEDULE", "fatal", "wsd"),
     (setting({"GPT2_MAX_TIME": "90"}), "GPT2_MAX_TIME", "harmless", "90"),
     (setting({"COMPILE": "n"}), "COMPILE", "harmless", "not set"),
     (setting({"EVAL_SETS": '"news=n.txt"'}), "EVAL_SETS", "harmless", "news=n.txt"),

@@ -96,12 +96,15 @@ def test_counts_and_losses_are_equal_idle_and_beside_other_work_on_one_core(
 def test_a_study_keeps_its_threads_on_a_machine_with_more_cores(
     two: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its numbers depend on them, in the driver's checks and in each training process."""
+    """Its numbers depend on them, in the driver's checks and in each training process. A set number counts."""
     plan = Plan(batch=plan_batch(4, 2, 1, 16), budget=PlanBudget(0, 0, 20), variants={}, threads=7)
     two.study.mkdir(parents=True)
     plan_file.write(two.study, plan)
-    text = Path(".config").read_text()
-    assert Study(read_symbols(Path(".config")), text).config.target.cpu_threads == 7
+    given = Path(".config").read_text()
+    text = given.replace("CPU_THREADS=1", "CPU_THREADS=0")
+    for content, threads in ((given, 1), (text, 7)):
+        Path(".config").write_text(content)
+        assert Study(read_symbols(Path(".config")), content).config.target.cpu_threads == threads
     (two.study / "config").write_text(text)
     asked: list[int] = []
     monkeypatch.setattr(worker, "resolve", lambda target: asked.append(target.cpu_threads))
