@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ra.names import PATTERNS
-from referee.pages.components import COLORS
 from referee.pages.document import Legend
+from referee.pages.html_page import COLORS
 from referee.pages.markup import ColorLabel
 
 FIXED_COLORS = tuple(PATTERNS)

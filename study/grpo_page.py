@@ -20,8 +20,8 @@ from referee.pages.document import (
     Section,
     Table,
 )
+from referee.pages.figures import Plain, axis, figure, line
 from referee.pages.markup import Strong, Text, escape_html
-from referee.pages.plots import Plain, axis, figure, line
 from study.arm_colors import color, legend
 from study.grpo_report import DIVERGED, ArmResult, GrpoReport
 from study.report.report_sentences import capped, p_text, seeds_text

@@ -150,9 +150,9 @@ def snapshot_sources(study_dir: Path, variants: Iterable[str], has_runs: Callabl
     has_runs(name): whether a run of that variant exists that must stay comparable. Modules that the file imports are
     not compared.
     """
-    arms = [parse_arm(name) for name in variants]
-    for name in dict.fromkeys(file for arm in arms for file in arm.file_variants if names.is_custom(file)):
-        users = [arm.name for arm in arms if name in arm.file_variants]
+    parsed = [parse_arm(name) for name in variants]
+    for name in dict.fromkeys(file for arm in parsed for file in arm.file_variants if names.is_custom(file)):
+        users = [arm.name for arm in parsed if name in arm.file_variants]
         source = names.source(name)
         copy = study_dir / "own" / source.name
         try:

@@ -86,7 +86,7 @@ class Figure:
     """A figure for plotly (see html_page.py). name: its key on the page, a word of letters, digits and hyphens.
 
     spec: None if there is nothing to draw. numbers: tables for readers who do not see the figure; None: the values of
-    its traces (`referee.pages.figure_tables`).
+    its traces (`referee.pages.figures`).
     """
 
     name: str

@@ -1,6 +1,6 @@
 """Render a document as one HTML file that loads nothing: style, figures, their data and plotly.js are inside.
 
-A figure is plain data (`referee.pages.plots`), drawn by page.js with plotly.js:
+A figure is plain data (`referee.pages.figures`), drawn by page.js with plotly.js:
 
     data, layout  as in plotly.js; a color may be "var(--v1)" or "var(--v1, 0.2)", a color of page.css,
                   or "mix(--v1, --v5, 0.25)", one between two of them
@@ -18,12 +18,232 @@ import functools
 import gzip
 import html
 import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from referee.pages.components import BlockPlace, contents, render_blocks
-from referee.pages.document import Document, figures, tools
-from referee.pages.markup import escape_html, to_html
+from referee.pages.document import (
+    COPY,
+    FILTER,
+    HTML,
+    SORT,
+    Block,
+    BulletList,
+    Details,
+    Document,
+    Figure,
+    Finding,
+    Findings,
+    Legend,
+    Note,
+    Only,
+    Paragraph,
+    Section,
+    Table,
+    figures,
+    markdown_table,
+    tools,
+)
+from referee.pages.figures import describe, number_blocks
+from referee.pages.latex import render_latex
+from referee.pages.markup import ColorLabel, Text, escape_html, pieces, to_html, to_plain
+
+# The HTML of a table: it scrolls inside its own box; page scripts add sorting, filtering and copying.
+
+
+def table_html(table: Table, label: str) -> str:
+    """The table, plain without a script. label: its name for a screen reader, such as the heading above it."""
+    name = escape_html(label) or "table"
+    head = f"<thead><tr>{_cells(table, table.headings, head=True)}</tr></thead>"
+    names = list(dict.fromkeys(table.kinds))
+    kinds = [f' class="kind{names.index(kind)}"' for kind in table.kinds] or [""] * len(table.rows)
+    body = "".join(
+        f"<tr{kind}>{_cells(table, row)}</tr>" for kind, row in zip(kinds, table.rows, strict=True)
+    )
+    tools = " ".join(tool for tool in (SORT, FILTER) if tool in table.tools)
+    marks = f' data-tools="{tools}"' if tools else ""
+    # A box that scrolls is reached by the keyboard.
+    shown = (
+        f'<div class="scroll" role="group" tabindex="0" aria-label="{name}">'
+        f"<table{marks}>{head}<tbody>{body}</tbody></table></div>"
+    )
+    if names:
+        shown = f'<div class="filtered">{_kinds(table, names)}{shown}</div>'
+    return shown + (_source(table, name) if COPY in table.tools else "")
+
+
+def _cells(table: Table, row: Sequence[Text], head: bool = False) -> str:
+    found = ""
+    for column, cell in enumerate(row):
+        kind = ' class="text"' if column in table.text_columns else ""
+        scope = ' scope="col"' if head else ' scope="row"' if column == 0 and pieces(cell) else ""
+        tag = "th" if scope else "td"
+        found += f"<{tag}{scope}{kind}>{to_html(cell)}</{tag}>"
+    return found
+
+
+def _kinds(table: Table, names: Sequence[str]) -> str:
+    """A box for each kind of row, which hides the rows of this kind."""
+    boxes = ""
+    for number, name in enumerate(names):
+        key, count = f"{table.name}-{number}", table.kinds.count(name)
+        boxes += (
+            f'<input type="checkbox" class="show{number}" id="{key}" checked>'
+            f'<label for="{key}">{escape_html(name)} ({count})</label>'
+        )
+    return f'<fieldset class="choice boxes"><legend>rows</legend>{boxes}</fieldset>'
+
+
+def _source(table: Table, name: str) -> str:
+    """Buttons that copy the table's source, and the source itself, which needs no script."""
+    buttons, sources = "", ""
+    for form, source in (("LaTeX", render_latex(table)), ("Markdown", markdown_table(table))):
+        buttons += f'<button type="button" data-copy="{form}" hidden>Copy as {form}</button>'
+        sources += (
+            f'<pre data-form="{form}" tabindex="0" role="group" aria-label="{name} as {form}">'
+            f"{html.escape(source)}</pre>"
+        )
+    return (
+        f'<div class="source">{buttons}<span role="status" class="soft"></span>'
+        f"<details><summary>{name} as LaTeX and Markdown</summary>{sources}</details></div>"
+    )
+
+
+# The HTML of sections, lists, legends, color labels and figures, and the size of the palette that pages share.
+
+
+COLORS = 10  # --v0 .. --v9 of page.css
+LONG = 5  # sections from which a page has links to them
+
+
+@dataclass
+class BlockPlace:
+    """Where a block is. heading: the nearest one above it. sections: (id, heading) of the sections so far."""
+
+    heading: str = ""
+    sections: list[tuple[str, str]] = field(default_factory=list)
+
+    def enter(self, heading: Text) -> str:
+        """Begin a section and return its id."""
+        self.heading = to_plain(heading)
+        word = "section-" + re.sub(r"[^a-z0-9]+", "-", self.heading.lower()).strip("-")
+        taken = {key for key, _ in self.sections}
+        key = next(
+            key for number in count(1) if (key := f"{word}-{number}" if number > 1 else word) not in taken
+        )
+        self.sections.append((key, self.heading))
+        return key
+
+
+def render_blocks(blocks: Iterable[Block], place: BlockPlace | None = None) -> str:
+    """The blocks as HTML, empty ones left out. place: collects the sections."""
+    at = place or BlockPlace()
+    return "\n".join(filter(None, (_block(block, at) for block in blocks)))
+
+
+def _block(block: Block, place: BlockPlace) -> str:
+    match block:
+        case Paragraph(text) if pieces(text):
+            return f"<p>{to_html(text)}</p>"
+        case Note(text) if pieces(text):
+            return f'<p class="note">{to_html(text)}</p>'
+        case BulletList(items, small) if items:
+            kind = ' class="small"' if small else ""
+            return f"<ul{kind}>{''.join(f'<li>{to_html(item)}</li>' for item in items)}</ul>"
+        case Table(_, rows) if rows:
+            return table_html(block, place.heading)
+        case Figure(_, spec) if spec:
+            return _figure(block, spec, place)
+        case Legend(labels):
+            return _legend(labels)
+        case Findings(items) if items:
+            return f'<ul class="verdicts">{"".join(map(_finding, items))}</ul>'
+        case Details(summary, inner) if shown := render_blocks(inner, place):
+            return f"<details><summary>{to_html(summary)}</summary>\n{shown}\n</details>"
+        case Only(forms, inner) if HTML in forms:
+            return render_blocks(inner, place)
+        case Section():
+            return _section(block, place)
+    return ""
+
+
+def _section(section: Section, place: BlockPlace) -> str:
+    """A heading and its blocks; a heading of level 2 has an id."""
+    before, entered = place.heading, list(place.sections)
+    key = place.enter(section.heading)
+    if section.level > 2:
+        place.sections.pop()
+    shown = render_blocks(section.blocks, place)
+    place.heading = before
+    if not shown:
+        place.sections = entered
+        return ""
+    mark = f' id="{key}"' if section.level == 2 else ""
+    return f"<h{section.level:d}{mark}>{to_html(section.heading)}</h{section.level:d}>\n{shown}"
+
+
+def contents(place: BlockPlace) -> str:
+    """Links to the sections of a long page, folded."""
+    if len(place.sections) < LONG:
+        return ""
+    links = "".join(f'<li><a href="#{key}">{escape_html(text)}</a></li>' for key, text in place.sections)
+    return (
+        f'<nav aria-label="Sections"><details><summary>Sections</summary><ul>{links}</ul></details></nav>\n'
+    )
+
+
+def _legend(labels: Sequence[ColorLabel]) -> str:
+    buttons = "".join(
+        f'<button type="button" aria-pressed="true" data-name="{escape_html(label.text)}">'
+        f"{to_html(label)}</button>"
+        for label in labels
+    )
+    hint = '<span class="soft">click to hide or show</span>'
+    return f'<div class="legend" role="group" aria-label="Lines of all figures">{buttons}{hint}</div>'
+
+
+def _finding(finding: Finding) -> str:
+    numbers = f'<span class="numbers">{to_html(finding.numbers)}</span>'
+    reason = f'<span class="reason">{to_html(finding.reason)}</span>' if finding.reason else ""
+    return (
+        f'<li class="{escape_html(finding.kind)}" style="--color: var(--v{finding.label.index:d})">'
+        f"<span><strong>{escape_html(finding.label.text)}</strong>"
+        f'<span class="said">{to_html(finding.statement)}</span></span>{numbers}{reason}</li>'
+    )
+
+
+def _figure(figure: Figure, spec: dict[str, Any], place: BlockPlace) -> str:
+    """The place of a figure, its switches above it and its caption below, then its numbers behind a fold."""
+    caption = f"<figcaption>{to_html(figure.caption)}</figcaption>" if figure.caption else ""
+    numbers = render_blocks(number_blocks(figure), place)
+    folded = f'<details class="numbers"><summary>numbers of this figure</summary>\n{numbers}\n</details>'
+    return (
+        f'<figure>{_switches(figure.name, spec["choices"])}<div class="plot" id="{figure.name}" role="img" '
+        f'aria-label="{escape_html(describe(figure))}" style="--height:{spec["layout"]["height"]:g}px"></div>'
+        f"{caption}</figure>{folded if numbers else ''}"
+    )
+
+
+def _switches(name: str, choices: Sequence[dict[str, Any]]) -> str:
+    """A row of radio buttons for each choice of more than one option."""
+    rows = ""
+    for number, choice in enumerate(choices):
+        if len(choice["options"]) < 2:
+            continue
+        options = "".join(
+            f'<input type="radio" id="{name}-{number}-{value}" name="{name}-{number}" value="{value}" '
+            f'data-figure="{name}" data-choice="{number}"{" checked" if value == 0 else ""}>'
+            f'<label for="{name}-{number}-{value}">{escape_html(option["name"])}</label>'
+            for value, option in enumerate(choice["options"])
+        )
+        rows += (
+            f'<fieldset class="choice"><legend>{escape_html(choice["label"])}</legend>{options}</fieldset>'
+        )
+    return f'<div class="choices">{rows}</div>' if rows else ""
+
 
 # The browser loads nothing, whatever a text of the page contains.
 POLICY = (

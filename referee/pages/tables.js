@@ -1,4 +1,4 @@
-// Sort and filter the tables that have data-tools, and copy the source of those that have one; see referee/pages/html_tables.py.
+// Sort and filter the tables that have data-tools, and copy the source of those that have one; see referee/pages/html_page.py.
 "use strict";
 (() => {
   const UNITS = { s: 1, second: 1, seconds: 1, minute: 60, minutes: 60, hour: 3600, hours: 3600, day: 86400, days: 86400 };

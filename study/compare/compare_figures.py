@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from referee.pages.figures import Plain, axis, figure, line, points
 from referee.pages.markup import escape_html
-from referee.pages.plots import Plain, axis, figure, line, points
 from study.arm_colors import color
 from study.compare.alignment import TOLERANCE, Alignment
 from study.compare.compared_studies import StudyComparison

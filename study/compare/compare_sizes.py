@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from ra.arms import parse_arm
 from referee.pages.document import COPY, SORT, BulletList, Figure, Note, Section, Table
+from referee.pages.figures import Plain, axis, figure, line
 from referee.pages.markup import Text, escape_html
-from referee.pages.plots import Plain, axis, figure, line
 from study.analysis.size_trend import RULE, SizeTrend, trends
 from study.arm_colors import color
 from study.compare.loaded_studies import LoadedStudy

@@ -24,8 +24,8 @@ from referee.pages.document import (
     Section,
     Table,
 )
+from referee.pages.figures import Plain, axis, figure, line
 from referee.pages.markup import Code, Text, escape_html, pieces
-from referee.pages.plots import Plain, axis, figure, line
 from study.arm_colors import color, color_label, legend
 from study.evaluation.attention_data import (
     PATHS,

@@ -9,8 +9,8 @@ from typing import Any
 from gpt2.allocation_tracker import Timeline
 from gpt2.predicted_memory import Prediction
 from referee.pages.document import Block, BulletList, Document, Figure, Paragraph, Section, Table
+from referee.pages.figures import Plain, axis, figure, trace
 from referee.pages.markup import escape_html
-from referee.pages.plots import Plain, axis, figure, trace
 from runtime.gpu_specs import GIB
 from runtime.resolve import ResolvedTarget
 from runtime.run_plan import BatchPlan

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from referee.pages.plots import Plain, axis, band, figure, line
+from referee.pages.figures import Plain, axis, band, figure, line
 from study.arm_colors import color, palette_index
 from study.curves import Curve, Probabilities
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from referee.pages.figures import Estimate, Plain, axis, faded, figure, points, trace
 from referee.pages.markup import escape_html
-from referee.pages.plots import Estimate, Plain, axis, faded, figure, points, trace
 from referee.verdict.statistics import Interval, perplexity_percent
 from study.arm_colors import color
 from study.hellaswag_scores import CHANCE, EndingsTask

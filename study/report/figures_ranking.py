@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ra.arms import control_arms, control_groups, controls_of
-from referee.pages.plots import Plain, axis, band, figure
+from referee.pages.figures import Plain, axis, band, figure
 from referee.verdict.statistics import mean, noise_floor, perplexity_percent
 from study.analysis.verdict import (
     BETTER,

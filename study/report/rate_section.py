@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from referee.pages.document import COPY, FILTER, SORT, Block, BulletList, Details, Figure, Note, Table
+from referee.pages.figures import Plain, axis, figure, line, trace
 from referee.pages.markup import Link, Strong, Text, escape_html
-from referee.pages.plots import Plain, axis, figure, line, trace
 from study.analysis.tuned_verdicts import ArmRates, RateReport
 from study.arm_colors import color, color_label
 from study.rate_tuning import RateRun

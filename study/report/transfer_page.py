@@ -22,8 +22,8 @@ from referee.pages.document import (
     Section,
     Table,
 )
+from referee.pages.figures import Plain, axis, figure, trace
 from referee.pages.markup import Strong, Text, escape_html
-from referee.pages.plots import Plain, axis, figure, trace
 from referee.verdict.statistics import mean, mean_interval
 from study.evaluation.transfer_matrix import ENDS, GAP, TransferReport, TransferVerdict
 from study.evaluation.transfer_records import ItemGap, PlatformRecord, gap, item_gap

@@ -29,9 +29,9 @@ from referee.numerics.monitor.series import Floats, TensorSeries, common, read_s
 from referee.numerics.monitor.tables import KINDS, rank_folders, table_files
 from referee.numerics.rows import HEADINGS, TableRow, text_table
 from referee.pages.document import Block, Document, Figure, Paragraph, Table
+from referee.pages.figures import figure
 from referee.pages.html_page import render_html
 from referee.pages.markup import escape_html
-from referee.pages.plots import figure
 from referee.verdict.loss_files import Curve, read_curve
 
 FIX = "name a run with CONFIG_MONITOR=y, or a folder with monitor files such as rank0/grad_reduced_0-99.csv"

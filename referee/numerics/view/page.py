@@ -11,9 +11,8 @@ from referee.numerics.compare.comparison_page import comparison_blocks
 from referee.numerics.compare.matched_calls import NameMap
 from referee.numerics.dump_files import writing
 from referee.numerics.view.tree import comparison_tree, first_critical, record_tree
-from referee.pages.components import render_blocks
 from referee.pages.document import Block, BulletList
-from referee.pages.html_page import html_file, script_json
+from referee.pages.html_page import html_file, render_blocks, script_json
 from referee.pages.markup import Code, Text, escape_html, to_html
 
 HERE = Path(__file__).parent

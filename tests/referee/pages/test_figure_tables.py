@@ -8,9 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from referee.pages.document import Document, Figure, Note, Paragraph, Table
-from referee.pages.figure_tables import MOST_ROWS, describe, number_blocks, with_option
+from referee.pages.figures import (
+    MOST_ROWS,
+    axis,
+    band,
+    describe,
+    figure,
+    line,
+    number_blocks,
+    points,
+    trace,
+    with_option,
+)
 from referee.pages.html_page import render_html
-from referee.pages.plots import axis, band, figure, line, points, trace
 
 SIZE: tuple[int, tuple[int, int, int, int], dict[str, Any]] = (300, (1, 1, 1, 1), {})
 

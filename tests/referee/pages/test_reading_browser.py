@@ -23,9 +23,9 @@ from referee.pages.document import (
     Section,
     Table,
 )
+from referee.pages.figures import axis, figure, line
 from referee.pages.html_page import render_html
 from referee.pages.markup import Code, ColorLabel, Link
-from referee.pages.plots import axis, figure, line
 from tests.referee.numerics.view.chromium import BROWSER, Chromium
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not BROWSER, reason="no Chromium")]

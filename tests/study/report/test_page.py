@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from referee.pages import components
+from referee.pages import html_page
 from runtime import run_record
 from study import curves, runs
 from study.report import figures_final
@@ -156,7 +156,7 @@ def test_the_page_needs_no_torch(tmp_path: Path) -> None:
         "write_report(pathlib.Path(sys.argv[1])); "
         "sys.exit('torch' in sys.modules)"
     )
-    root = Path(components.__file__).parents[2]
+    root = Path(html_page.__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=root).returncode == 0
 
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from referee.pages.components import COLORS
-from referee.pages.html_page import asset
+from referee.pages.html_page import COLORS, asset
 from study.arm_colors import color, palette_index
 
 
