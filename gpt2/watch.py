@@ -1,6 +1,6 @@
 """Monitor a run of the trainer: CONFIG_MONITOR.
 
-    <run>/monitor/rank<r>/       tables (referee.numerics.monitor.tables)
+    <run>/monitor/rank<r>/       tables (referee.numerics.monitor.monitor_tables)
     <run>/monitor/control.json   targets that `make monitor` switched on
     <run>/monitor/triggers.jsonl triggers that fired: {"step", "trigger", "reason", "checkpoint"}
     <run>/monitor/caught/step<k>/rank<r>/   the tables of a step in which a trigger fired
@@ -32,11 +32,19 @@ from referee.errors import NumericsError
 from referee.numerics.diagnose.spikes import LOSS as LOSS_SPIKE
 from referee.numerics.diagnose.spikes import RECENT, WINDOW, Outlier
 from referee.numerics.monitor.monitor import Monitor
-from referee.numerics.monitor.monitor_settings import TRIGGERED, Fired, MonitorConfig, Triggers, read_triggers
-from referee.numerics.monitor.tables import TableWriter
-from referee.numerics.monitor.targets import ControlFile, ModelNames, MonitorTarget
+from referee.numerics.monitor.monitor_settings import (
+    TRIGGERED,
+    ControlFile,
+    Fired,
+    ModelNames,
+    MonitorConfig,
+    MonitorTarget,
+    Triggers,
+    read_triggers,
+)
+from referee.numerics.monitor.monitor_tables import TableWriter
 from referee.numerics.search.fix_words import UPDATES, Applied, fix
-from referee.numerics.search.small_operations import cross_entropy
+from referee.numerics.search.fixed_modules import cross_entropy
 from runtime import checkpoint, ranks
 from runtime.errors import UserError, out_of_memory
 from runtime.metrics_log import read_steps

@@ -112,7 +112,7 @@ def run_compare(given: argparse.Namespace) -> int:
     from referee.numerics.compare.compare_records import compare_records
     from referee.numerics.compare.comparison_page import next_command, summary, write_tables
     from referee.numerics.compare.matched_calls import read_map
-    from referee.numerics.view.page import write_comparison_view
+    from referee.numerics.view.record_view import write_comparison_view
 
     if not given.target_path or not given.golden_path:
         raise NumericsError(
@@ -129,7 +129,7 @@ def run_compare(given: argparse.Namespace) -> int:
 
 
 def run_view(given: argparse.Namespace) -> int:
-    from referee.numerics.view.page import write_record_view
+    from referee.numerics.view.record_view import write_record_view
 
     if critical := write_record_view(given.target_path, given.output_path):
         print(f"first critical: {critical}")

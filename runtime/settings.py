@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from referee.errors import NumericsError
-from referee.numerics.monitor.targets import parse_targets, parse_triggers
+from referee.numerics.monitor.monitor_settings import parse_targets, parse_triggers
 from runtime.dotconfig import Symbols, read_symbols, split_words
 from runtime.run_plan import micro_batches, nearest
 
@@ -81,7 +81,7 @@ def eval_sets(symbols: Symbols) -> tuple[EvalSet, ...]:
 class MonitorSettings:
     """The monitoring of a run. No fingerprint contains it: no number of a run depends on it.
 
-    targets: see referee.numerics.monitor.targets, every `interval` steps. triggers: see
+    targets: see referee.numerics.monitor.monitor_settings, every `interval` steps. triggers: see
     referee.numerics.monitor.monitor_settings; one of them turns everything on for `full_steps` steps.
     """
 

@@ -73,7 +73,7 @@ def find_symptom(run: RunSide, against: RunSide | None, kind: str, step: int | N
     """Return the kind of a symptom and its first step, or `step`. UserError where the run shows none."""
     places: dict[str, list[int]] = {}
     if against is not None:
-        from referee.numerics.diagnose.pair import pair_curves
+        from referee.numerics.diagnose.symptoms import pair_curves
 
         epsilon = max(run.epsilon, against.epsilon)
         differing = pair_curves(run.curve, against.curve, 0, epsilon).first_beyond_rounding()

@@ -12,9 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from referee.numerics.diagnose.diagnosis import report
-from referee.numerics.diagnose.pair import pair_curves
-from referee.numerics.diagnose.symptoms import NOT_REPRODUCIBLE, Diagnosis, diagnose, step_to_record
-from referee.numerics.monitor.tables import rank_folders
+from referee.numerics.diagnose.symptoms import (
+    NOT_REPRODUCIBLE,
+    Diagnosis,
+    diagnose,
+    pair_curves,
+    step_to_record,
+)
+from referee.numerics.monitor.monitor_tables import rank_folders
 from referee.numerics.trend.trend import record_command
 from runtime.errors import UserError, run_command
 from scripts.record import result_folder

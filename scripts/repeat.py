@@ -42,9 +42,9 @@ def repeat(replay: RunReplay, given: argparse.Namespace, environment: dict[str, 
     """Replay the steps before, repeat the step, print and write the conclusion."""
     import torch
 
-    from referee.numerics.dump_files import create_folder
     from referee.numerics.repeat.repeat_command import show
     from referee.numerics.repeat.repeat_step import repeat_step
+    from referee.numerics.text_files import create_folder
 
     out = given.out or result_folder(given.run, "repeat") / f"step{replay.step}"
     create_folder(out)

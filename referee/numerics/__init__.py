@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from referee.numerics.monitor.monitor import Monitor as Monitor
     from referee.numerics.monitor.monitor import TrainerMon as TrainerMon
     from referee.numerics.monitor.monitor_settings import MonitorConfig as MonitorConfig
-    from referee.numerics.record.debugger import PrecisionDebugger as PrecisionDebugger
     from referee.numerics.record.record_settings import RecorderConfig as RecorderConfig
+    from referee.numerics.record.recorder import PrecisionDebugger as PrecisionDebugger
     from referee.numerics.record.recorder import Recorder as Recorder
     from referee.numerics.repeat.repeat_step import repeat_step as repeat_step
     from referee.numerics.rounding.operation_checks import check_operation as check_operation
@@ -29,7 +29,7 @@ MODULES = {
     "Monitor": "referee.numerics.monitor.monitor",
     "MonitorConfig": "referee.numerics.monitor.monitor_settings",
     "NumericsError": "referee.errors",
-    "PrecisionDebugger": "referee.numerics.record.debugger",
+    "PrecisionDebugger": "referee.numerics.record.recorder",
     "Recorder": "referee.numerics.record.recorder",
     "RecorderConfig": "referee.numerics.record.record_settings",
     "check_operation": "referee.numerics.rounding.operation_checks",

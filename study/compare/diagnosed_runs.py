@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from referee.numerics.diagnose.pair import EPSILON
+from referee.numerics.diagnose.symptoms import EPSILON
 from referee.numerics.rows import TableRow
 from referee.numerics.setup.script_settings import leaves
 from referee.verdict.loss_files import LossCurve, read_curve, same_file

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from referee.numerics.monitor.tables import KINDS, read_table
+from referee.numerics.monitor.monitor_tables import KINDS, read_table
 from runtime import eval_set_records as eval_sets
 from runtime import run_record
 from runtime.run_plan import BatchError, plan_batch, plan_for

@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from referee.errors import NumericsError
-from referee.numerics.compare.compared_rows import CallRow, measure_rows
-from referee.numerics.compare.first_divergence import Judgement, judge
+from referee.numerics.compare.compared_rows import CallRow, Earlier, measure_rows
+from referee.numerics.compare.first_divergence import Judgement, changed_selection, judge
 from referee.numerics.compare.joined_calls import join_merged_layers, join_micro_batches, merge_ranks
-from referee.numerics.compare.judged_updates import Earlier
 from referee.numerics.compare.matched_calls import NameMap, match_calls, recorded_by_both, unwrap
-from referee.numerics.compare.one_side import changed_selection
 from referee.numerics.compare.read_record import StepRecord, find_records, read_record
 from referee.numerics.compare.row_tree import Divergence
 from referee.numerics.rows import TableRow

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
 
 from referee.numerics.compare.matched_calls import CallPair
 from referee.numerics.compare.read_record import Call, StepRecord, Value
-from referee.numerics.compare.tensor_difference import TensorDifference, compare_values, epsilon
+from referee.numerics.compare.tensor_difference import (
+    TensorDifference,
+    compare_values,
+    epsilon,
+    load,
+    load_pair,
+)
+from referee.numerics.rounding.replayed_calls import LARGEST, NotReplayableError, RecordedCall, replay
+from referee.numerics.rounding.within_rounding import BOUND, RANDOM
 
 PRODUCT = re.compile(r"linear|conv|matmul|mm$|einsum|dot$", re.IGNORECASE)
 NORMALISATION = re.compile(r"(layer|rms|group|batch|instance)_?norm(\dd)?$", re.IGNORECASE)
@@ -304,3 +316,201 @@ def _other_precision(rows: Iterable[CallRow]) -> bool:
             kinds.setdefault(row.pair.call.type or row.pair.call.path, []).append("output" in retyped)
     sources = [flags for flags in kinds.values() if any(flags)]
     return bool(sources) and all(all(flags) for flags in sources) and max(map(len, sources)) > 1
+
+
+# Judge what an optimizer did between two consecutive recorded steps.
+
+
+Sides = tuple[Value, Value]  # target and golden
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """The steps before."""
+
+    rows: Sequence[CallRow]  # of the last one
+    place: str  # as in "step0/rank0"
+    error: float  # the largest of their gradients
+    equal: bool  # whether all of their results are
+
+
+@dataclass(frozen=True)
+class WrongUpdate:
+    """A parameter whose change since the step before is not explained."""
+
+    row: CallRow
+    cell: Cell
+    evidence: str  # "update"; "parameter" for one that is not trained
+    context: tuple[str, ...] = ()
+
+
+def wrong_updates(rows: Sequence[CallRow], earlier: Earlier, growth: float) -> WrongUpdate | None:
+    """Return the first parameter whose update since the step before its gradient does not explain.
+
+    The error of an update is relative to the update: |d - d'| / |d'|, with d the change of a parameter. Where every
+    gradient before was equal, updates may differ by rounding. Where gradients have the relative error e, Adam divides
+    elements of the size of e by themselves: a share e of the elements has an update of any sign, which is an error of
+    sqrt(e) of the update. An update is wrong above sqrt(growth x e). Biases are then not judged: the gradient of a
+    key's bias is zero but for rounding. A parameter or buffer that is not trained has at most the error that it had.
+    """
+    before = {
+        (row.name, cell.side, cell.place): cell
+        for row in earlier.rows
+        for cell in row.cells
+        if cell.side in ("parameter", "buffer")
+    }
+    trained = {
+        (row.pair.call.path, cell.place): compare_values(cell.target, cell.golden).error
+        for row in earlier.rows
+        for cell in row.cells
+        if cell.side == "gradient"
+    }
+    updates, wrong = [], []
+    parameters = [(row, cell) for row in rows for cell in row.cells if cell.side == "parameter"]
+    for row, cell in parameters:
+        old, key = before.get((row.name, "parameter", cell.place)), (row.pair.call.path, cell.place)
+        if old is None or not (cell.target and cell.golden and old.target and old.golden):
+            continue
+        if key in trained:
+            updates.append((row, cell))
+            error = max(earlier.error, trained[key])
+            bound = growth * row.epsilon if earlier.equal else math.sqrt(growth * error)
+            judged = earlier.equal or _group(row, cell) != "biases"
+            sides = (cell.target, cell.golden), (old.target, old.golden)
+            if judged and not cell.difference.equal and _update_error(*sides) > bound:
+                wrong.append((row, cell))
+        elif cell.golden.requires_grad is False:
+            written = before.get((row.name, "buffer", cell.place), old)
+            if cell.difference.error > growth * (row.epsilon + written.difference.error):
+                return WrongUpdate(row, cell, "parameter")
+    if not wrong:
+        return None
+    groups = {_group(*update) for update in wrong}
+    every = {_group(*update) for update in updates}
+    named = "all" if groups == every else ", ".join(sorted(groups))
+    context = (f"{len(wrong)} of {len(updates)} parameters after {earlier.place}", f"groups: {named}")
+    return WrongUpdate(*wrong[0], "update", context)
+
+
+def _group(row: CallRow, cell: Cell) -> str:
+    assert cell.golden is not None
+    kind = row.pair.call.type.lower()
+    if "norm" in kind:
+        return "norms"
+    if "embedding" in kind:
+        return "embeddings"
+    return "matrices" if len(cell.golden.shape) > 1 else "biases"
+
+
+def _update_error(now: Sides, old: Sides) -> float:
+    """Return the error of an update relative to the golden one, without what rounding of the parameter explains."""
+    after, before = load_pair(*now), load_pair(*old)
+    loaded = after is not None and before is not None
+    if after is None or before is None:
+        after, before = ((_numbers(target), _numbers(golden)) for target, golden in (now, old))
+
+    def size(x: Tensor) -> float:
+        return float(x.square().mean().sqrt() if loaded else x.abs().max())
+
+    mine, golden = (late.double() - early.double() for late, early in zip(after, before, strict=True))
+    rounding = 4 * epsilon(now[1].dtype) * size(before[1].double())
+    error, moved = max(size(mine - golden) - rounding, 0.0), size(golden)
+    return error / moved if moved else (math.inf if error else 0.0)
+
+
+def _numbers(value: Value) -> Tensor:
+    """Return the statistics at the scale of an element."""
+    highest, lowest, mean, norm = (number or 0.0 for number in value.statistics)
+    numbers = [highest, lowest, mean, norm / math.sqrt(max(value.count, 1))]
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
+# Run the calls of a pair in float64, each side on its own recorded inputs.
+
+
+def replay_row(row: CallRow, forward: CallRow | None, layers: bool) -> None:
+    """Set `replayed`: the errors of target and golden against the golden call, in units of a bound of BOUND.
+
+    forward: of a backward. layers: whether calls of modules are replayed. A layer or a backward whose golden result is
+    far from that of torch has a hook or another forward: it is not replayed.
+    """
+    target, golden = row.pair.target, row.pair.golden
+    if target is None or golden is None or (golden.is_module and (golden.backward or not layers)):
+        return
+    if _result_places(target) != _result_places(golden):
+        return
+    with contextlib.suppress(NotReplayableError):
+        if golden.backward:
+            if forward is None or forward.pair.target is None or forward.pair.golden is None:
+                return
+            call = forward.pair.golden
+            right = _gradient_error(call, call, golden)
+            mine = _gradient_error(call, forward.pair.target, target)
+        else:
+            right = replayed_error(golden, golden.inputs, golden.outputs, golden.parameters)
+            mine = replayed_error(golden, target.inputs, target.outputs, target.parameters)
+        if right <= BOUND or not (golden.is_module or golden.backward):
+            row.replayed = mine, right
+
+
+def _result_places(call: Call) -> list[str]:
+    return [place for place, value in call.outputs.items() if value.dtype]
+
+
+def replayed_error(
+    call: Call,
+    inputs: Mapping[str, Value],
+    outputs: Mapping[str, Value],
+    parameters: Mapping[str, Value] | None = None,
+) -> float:
+    """Return the largest error of recorded results in units of rounding, relative to a bound of BOUND.
+
+    call: the function and its plain arguments, or the layer and its settings. inputs, outputs, parameters: the
+    recorded tensors of one side, by place. NotReplayableError says why there is none.
+    """
+    return _error(_recorded(call, inputs, outputs, parameters or {}), "result")
+
+
+def _gradient_error(call: Call, forward: Call, backward: Call) -> float:
+    """Return the largest error of the gradients of a side. call: the function. forward, backward: of the side."""
+    tensors = [value for value in forward.inputs.values() if value.dtype]
+    given = [*backward.inputs.values(), *backward.outputs.values()]
+    if any(value.dtype and not value.has_values for value in given):
+        raise NotReplayableError("no recorded values")
+    found = _recorded(call, forward.inputs, forward.outputs, {})
+    received = [_loaded(backward.inputs, index) for index in range(len(found.results))]
+    passed = [_loaded(backward.outputs, index) for index, value in enumerate(tensors) if value.floating]
+    return _error(replace(found, received=received, passed=passed), "gradient")
+
+
+def _loaded(values: Mapping[str, Value], place: int) -> Tensor | None:
+    value = values.get(str(place))
+    return load(value) if value is not None and value.dtype else None
+
+
+def _recorded(
+    call: Call, inputs: Mapping[str, Value], outputs: Mapping[str, Value], parameters: Mapping[str, Value]
+) -> RecordedCall:
+    weights = {place: value for place, value in parameters.items() if value.dtype}
+    used = [*weights.values(), *(value for value in inputs.values() if value.dtype)]
+    results = [value for value in outputs.values() if value.dtype]
+    floating = any(value.floating for value in results)
+    if not used or not floating or any(not value.has_values for value in (*used, *results)):
+        raise NotReplayableError("no recorded values")
+    if sum(value.count for value in (*used, *results)) > LARGEST:
+        raise NotReplayableError("large")
+    return RecordedCall(
+        str(call.settings.get("class")) if call.is_module else call.path,
+        call.raw,
+        {place: load(value) for place, value in inputs.items() if value.dtype},
+        [load(value) for value in results],
+        call.settings if call.is_module else None,
+        {place: load(value) for place, value in weights.items()},
+    )
+
+
+def _error(call: RecordedCall, part: str) -> float:
+    found = [error for error in replay(call) if error.why == RANDOM or error.part.startswith(part)]
+    if not found or any(error.why == RANDOM for error in found):
+        raise NotReplayableError(RANDOM if found else "no gradient")
+    return max(error.units * BOUND / error.bound for error in found)

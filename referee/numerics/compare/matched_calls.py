@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from referee.errors import NumericsError
 from referee.numerics.compare.read_record import Call, StepRecord
-from referee.numerics.dump_files import read_json
+from referee.numerics.text_files import read_dump_json
 
 NameMap = Mapping[str, str | Sequence[str]]
 
@@ -32,7 +32,7 @@ class CallPair:
 
 def read_map(path: Path) -> NameMap:
     """Read a map of names, {target: golden}: module paths, or names of rows. A list names the parts of a layer."""
-    content = read_json(path, "correct it")
+    content = read_dump_json(path, "correct it")
     if not isinstance(content, dict) or not all(map(_is_name, content.values())):
         raise NumericsError(f'{path} is not a name map; fix: write {{"target name": "golden name"}}')
     return content

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from referee.errors import NumericsError
-from referee.numerics.dump_files import CONSTRUCT, DUMP, STACK, TENSORS, read_json
+from referee.numerics.text_files import CONSTRUCT, DUMP, STACK, TENSORS, read_dump_json
 
 
 @dataclass(frozen=True)
@@ -313,7 +313,7 @@ def _notes(folder: Path, content: Mapping[str, Any], calls: Mapping[str, Call]) 
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    content = read_json(path, "record the step again, or copy the file again")
+    content = read_dump_json(path, "record the step again, or copy the file again")
     if not isinstance(content, dict):
         raise NumericsError(f"{path} is not a JSON object; fix: give a file that a recorder wrote")
     return content

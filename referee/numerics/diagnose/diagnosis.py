@@ -9,10 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from referee.errors import NumericsError
-from referee.numerics.diagnose.pair import EPSILON, pair_curves
-from referee.numerics.diagnose.symptoms import NOT_REPRODUCIBLE, SYMPTOMS, Diagnosis, diagnose, step_to_record
-from referee.numerics.dump_files import finite, write_json, writing
+from referee.numerics.diagnose.symptoms import (
+    EPSILON,
+    NOT_REPRODUCIBLE,
+    SYMPTOMS,
+    Diagnosis,
+    diagnose,
+    pair_curves,
+    step_to_record,
+)
 from referee.numerics.rows import TableRow, text_table
+from referee.numerics.text_files import finite, write_json, writing
 from referee.verdict.loss_files import read_curve, same_file
 
 DESCRIPTION = """

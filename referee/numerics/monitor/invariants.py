@@ -26,10 +26,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from referee.errors import NumericsError
-from referee.numerics.dump_files import read_json
-from referee.numerics.monitor.series import Floats, TensorSeries, common, read_series
-from referee.numerics.monitor.tables import KINDS, LAYOUT, MOMENTS, rank_folders
+from referee.numerics.monitor.monitor_tables import (
+    KINDS,
+    LAYOUT,
+    MOMENTS,
+    Floats,
+    TensorSeries,
+    common,
+    rank_folders,
+    read_series,
+)
 from referee.numerics.rows import TableRow, text_table
+from referee.numerics.text_files import read_dump_json
 
 UPDATE_FACTOR, LOGIT_FACTOR = 100.0, 10.0
 LEAST_LOGIT = 10.0  # below it no softmax is saturated
@@ -68,7 +76,7 @@ class RankTables:
         found: dict[tuple[int, ...], set[str]] = {}
         for rank in self.ranks:
             path = self.folders[rank] / LAYOUT
-            layout = read_json(path, "remove it") if path.exists() else {}
+            layout = read_dump_json(path, "remove it") if path.exists() else {}
             replicas = tuple(one for one in layout.get("replicas") or self.ranks if one in self.ranks)
             found.setdefault(replicas, set()).update(layout.get("sharded", ()))
         return [(list(ranks), sharded) for ranks, sharded in found.items()]

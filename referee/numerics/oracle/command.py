@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from referee.errors import NumericsError
-from referee.numerics.dump_files import finite, read_json, write_json, writing
 from referee.numerics.rows import HEADINGS, TableRow, text_table
+from referee.numerics.text_files import finite, read_dump_json, write_json, writing
 from referee.pages.document import BulletList, Document, Section, Table
 from referee.pages.html_page import render_html
 
@@ -114,7 +114,7 @@ def read_results(path: Path) -> tuple[str, Units]:
     """Return the device and the units of oracle.json of another machine. NumericsError where it cannot be used."""
     file = path / RESULTS if path.is_dir() else path
     fix = "run the check on the other machine and copy its oracle.json"
-    content = read_json(file, fix)
+    content = read_dump_json(file, fix)
     try:
         rows = [row for row in content["rows"] if row["digest"]]
         return str(content["device"]), {

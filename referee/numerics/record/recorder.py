@@ -15,6 +15,7 @@ Compiled code runs as written, which the record says.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -27,9 +28,13 @@ from torch.utils.hooks import RemovableHandle
 
 from referee.errors import NumericsError, described
 from referee.numerics.describe import describe, is_wrapped, module_settings, plain_values, tensors_in
-from referee.numerics.dump_files import this_rank, write_record
-from referee.numerics.record.captured_steps import OpenCall, RecordedStep, StepCapture, backward_name
-from referee.numerics.record.custom_functions import CustomCalls
+from referee.numerics.record.captured_steps import (
+    CustomCalls,
+    OpenCall,
+    RecordedStep,
+    StepCapture,
+    backward_name,
+)
 from referee.numerics.record.function_calls import (
     WITHIN_CHECKPOINT,
     FunctionCalls,
@@ -42,6 +47,7 @@ from referee.numerics.record.function_calls import (
 )
 from referee.numerics.record.record_settings import RecorderConfig
 from referee.numerics.record.tensor_statistics import describe_tensor, resolve
+from referee.numerics.text_files import read_dump_json, this_rank, write_record
 
 
 class Recorder:
@@ -424,3 +430,51 @@ def _state(module: nn.Module) -> dict[str, Tensor]:
     """Return a module's own parameters and buffers."""
     state = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
     return {name: value for name, value in state if value is not None}
+
+
+# The recorder with the interface and the config.json of msProbe's PrecisionDebugger, section 4.3.
+
+
+class PrecisionDebugger:
+    """Record steps as config.json says. start, stop and step also work as class methods of the latest instance.
+
+    NumericsError where config.json cannot be read or used.
+    """
+
+    _latest: PrecisionDebugger | None = None
+
+    def __init__(
+        self,
+        config_path: str | os.PathLike[str] | None = None,
+        task: str | None = None,
+        dump_path: str | os.PathLike[str] | None = None,
+        level: str | None = None,
+        step: Sequence[int] | None = None,
+    ) -> None:
+        content = read_dump_json(config_path, "correct it") if config_path is not None else {}
+        folder = None if dump_path is None else os.fspath(dump_path)
+        try:
+            config = RecorderConfig.from_json(content, task=task, dump_path=folder, level=level, step=step)
+        except NumericsError as error:
+            where = f"{config_path}: " if config_path is not None else ""
+            raise NumericsError(f"{where}{error}") from error
+        self.recorder = Recorder(config)
+        PrecisionDebugger._latest = self
+
+    @classmethod
+    def start(cls, model: nn.Module | Sequence[nn.Module] | None = None, **unused: Any) -> None:
+        cls._recorder().start(model)
+
+    @classmethod
+    def stop(cls) -> None:
+        cls._recorder().stop()
+
+    @classmethod
+    def step(cls) -> None:
+        cls._recorder().step()
+
+    @classmethod
+    def _recorder(cls) -> Recorder:
+        if cls._latest is None:
+            raise NumericsError("there is no PrecisionDebugger; fix: create one before start()")
+        return cls._latest.recorder

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from referee.numerics.dump_files import create_folder, write_json, writing
+from referee.numerics.text_files import create_folder, write_json, writing
 
 if TYPE_CHECKING:
     from referee.numerics.repeat.repeat_evidence import Repetition

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from referee.numerics.describe import plain_values
-from referee.numerics.dump_files import finite
 from referee.numerics.record.tensor_statistics import bits_of
 from referee.numerics.repeat.conditions import (
     FRESH,
@@ -30,6 +29,7 @@ from referee.numerics.repeat.conditions import (
 )
 from referee.numerics.repeat.trace import OperationEvent, Trace, TraceDifference, first_difference
 from referee.numerics.rows import TableRow, text_table
+from referee.numerics.text_files import finite
 
 REPRODUCIBLE, LIMITED = "reproducible", " in what could be compared"
 ASYNCHRONOUS = "asynchronous memory fault"

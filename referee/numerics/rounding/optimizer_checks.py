@@ -18,7 +18,7 @@ from torch.autograd import Function
 from torch.optim import Optimizer
 
 from referee.errors import NumericsError
-from referee.numerics.record import captured_steps, custom_functions
+from referee.numerics.record import captured_steps
 from referee.numerics.rounding.operation_checks import (
     RECORDED,
     Check,
@@ -88,7 +88,7 @@ def custom_operations(folder: Path, prefix: str = "") -> Iterator[Operation | Sk
 
     The gradients of the results are generated. NumericsError where the file cannot be read.
     """
-    for row in _rows(folder / custom_functions.FILE):
+    for row in _rows(folder / captured_steps.FUNCTIONS_FILE):
         name, label = prefix + row["name"], row["label"]
         kind: Any = _imported(row["module"], row["qualname"], Function)
         if row["why"] or kind is None:

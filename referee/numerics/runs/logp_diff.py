@@ -22,9 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from referee.errors import NumericsError
-from referee.numerics.dump_files import write_json, writing
 from referee.numerics.rows import TableRow, text_table
-from referee.numerics.text_files import json_lines, read_json
+from referee.numerics.text_files import json_lines, read_json, write_json, writing
 
 THRESHOLD = 0.01
 OVER, CANCEL, WITHIN = "over the threshold", "differences of both signs cancel", "within the threshold"

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from referee.errors import NumericsError
-from referee.numerics.dump_files import create_folder, read_json, write_json
 from referee.numerics.rows import text_table
+from referee.numerics.text_files import create_folder, read_dump_json, write_json
 
 DESCRIPTION = """
 Repeat matrix products, attention, copies and all-reduces on all devices. A result that is not golden, the majority's,
@@ -58,6 +58,8 @@ def stress_devices(
     else:
         print("no device deviates; a fault that is rarer or needs other computations is not excluded")
     fix = "remove the file: the next stress writes it"
-    odd = odd_machines({path.stem: read_json(path, fix) for path in sorted(folder.glob("stress-*.json"))})
+    odd = odd_machines(
+        {path.stem: read_dump_json(path, fix) for path in sorted(folder.glob("stress-*.json"))}
+    )
     print(*(f"{name}: its golden results are not those of most machines" for name in odd), sep="\n", end="")
     return int(bool(outcome.faulty or odd))

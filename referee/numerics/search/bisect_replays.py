@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from referee.errors import NumericsError, described
-from referee.numerics.diagnose.pair import pair_curves
 from referee.numerics.diagnose.spikes import LOSS, Outlier
+from referee.numerics.diagnose.symptoms import pair_curves
 from referee.numerics.replayed_step import ReplayedStep
 from referee.numerics.search.fix_words import ADAMW, FLAGS, OFF, SGD, fix, units
 from referee.verdict.loss_files import LossCurve

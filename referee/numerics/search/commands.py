@@ -62,8 +62,8 @@ def run_bisect(given: Any) -> int:
 
 def search(replay: Any, symptom: str, folder: Path, identity: list[Any]) -> tuple[str, ...]:
     """Search, print each replay and the answer, and write bisect.json. identity: what the answers depend on."""
-    from referee.numerics.dump_files import write_json, writing
     from referee.numerics.search.bisect_replays import Bisection, Journal
+    from referee.numerics.text_files import write_json, writing
 
     kinds = ["upcast", "small", *(["cpu"] if replay.device != "cpu" else [])]
     with writing(folder, "give another folder for the results"):

@@ -16,9 +16,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from referee.errors import NumericsError
-from referee.numerics.search.fixed_modules import CPU, KINDS, SMALL, Around, FixedModule
-from referee.numerics.search.small_operations import NAMES
-from referee.numerics.search.small_operations import SMALL as SMALL_FUNCTIONS
+from referee.numerics.search.fixed_modules import CPU, KINDS, NAMES, SMALL, Around, FixedModule
+from referee.numerics.search.fixed_modules import SMALL_OPERATIONS as SMALL_FUNCTIONS
 
 FORM = "KIND:PATTERN with KIND cpu, upcast or small, such as upcast:blocks.3.mlp"
 ROOT = "."  # the whole model, in a pattern

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from referee.errors import NumericsError
-from referee.numerics.dump_files import replacing, writing
+from referee.numerics.text_files import replacing, writing
 
 EQUAL, HARMLESS, SUSPECT, FATAL, NOT_RECORDED = "equal", "harmless", "suspect", "fatal", "not recorded"
 WORST_FIRST = (FATAL, SUSPECT, NOT_RECORDED, HARMLESS, EQUAL)

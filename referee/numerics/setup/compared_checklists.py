@@ -11,7 +11,6 @@ from itertools import groupby
 from pathlib import Path
 
 from referee.errors import NumericsError
-from referee.numerics.dump_files import write_json, writing
 from referee.numerics.rows import TableRow, text_table
 from referee.numerics.setup.checklist_rows import (
     EQUAL,
@@ -28,6 +27,7 @@ from referee.numerics.setup.checklist_rows import (
     worst_first,
 )
 from referee.numerics.setup.script_settings import variable_meaning
+from referee.numerics.text_files import write_json, writing
 
 DATA = "check_config.json"
 MOST_ROWS = 8  # of one group and grade in the table

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from referee.numerics.compare.compared_rows import replayed_error
 from referee.numerics.compare.read_record import read_record
-from referee.numerics.compare.replayed_rows import replayed_error
 from tests.referee.numerics.compare.small_models import record
 
 LAYERS: list[tuple[Callable[[], nn.Module], tuple[int, ...]]] = [

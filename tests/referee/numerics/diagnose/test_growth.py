@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from referee.numerics.diagnose.pair import GROWTH, LOSS, pair_curves
-from referee.numerics.diagnose.symptoms import diagnose
+from referee.numerics.diagnose.symptoms import GROWTH, LOSS, diagnose, pair_curves
 from referee.verdict.loss_files import LossCurve
 from tests.referee.numerics.compare.small_models import ours
 

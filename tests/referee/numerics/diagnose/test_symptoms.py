@@ -11,14 +11,16 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gpt2.watch import SpikeDetector
-from referee.numerics.diagnose.pair import LOSS, NORM, pair_curves
 from referee.numerics.diagnose.spikes import find_spikes
 from referee.numerics.diagnose.symptoms import (
     EQUAL,
+    LOSS,
+    NORM,
     ODDS,
     ROUNDING,
     diagnose,
     more_frequent,
+    pair_curves,
 )
 from referee.verdict.loss_files import LossCurve
 from tests.referee.numerics.diagnose.curves import benchmark, curve, rounded

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from referee.errors import NumericsError
-from referee.numerics.monitor.targets import (
+from referee.numerics.monitor.monitor_settings import (
     ControlFile,
     MonitorTarget,
     change_control,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from referee.numerics import TrainerMon
 from referee.numerics.monitor import statistics
-from referee.numerics.monitor.tables import read_table
+from referee.numerics.monitor.monitor_tables import read_table
 
 SWITCHES = ("xy", "wg", "param", "mv", "ur", "attention")
 ALL = {f"{name}_distribution": True for name in SWITCHES}

@@ -13,7 +13,7 @@ from torch import nn
 
 from referee.numerics import Monitor, MonitorConfig
 from referee.numerics.monitor.invariants import invariants
-from referee.numerics.monitor.tables import TableWriter
+from referee.numerics.monitor.monitor_tables import TableWriter
 
 STEPS = 8
 

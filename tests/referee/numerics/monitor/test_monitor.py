@@ -13,7 +13,7 @@ from gpt2.initial_weights import initialise
 from gpt2.transformer import GPT2, ModelParts
 from ra.reciprocal_attention import LearnedAttention
 from referee.numerics import Monitor, MonitorConfig
-from referee.numerics.monitor.tables import read_table
+from referee.numerics.monitor.monitor_tables import read_table
 
 IDS = torch.randint(50, (4, 9), generator=torch.Generator().manual_seed(0))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from referee.numerics.monitor.tables import KINDS, TableWriter, read_table, table_files
+from referee.numerics.monitor.monitor_tables import KINDS, TableWriter, read_table, table_files
 
 VALUES = (1.0, -0.25, math.nan, math.inf, 1e-30, 0.5, 2.0, 0.0)
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from referee.errors import NumericsError
 from referee.numerics import TrainerMon
-from referee.numerics.monitor.tables import read_table, table_files
+from referee.numerics.monitor.monitor_tables import read_table, table_files
 
 GUIDE = {
     "targets": {},

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from referee.numerics.monitor.invariants import invariants
-from referee.numerics.monitor.tables import read_table, table_files
+from referee.numerics.monitor.monitor_tables import read_table, table_files
 
 ROOT = Path(__file__).parents[4]
 RANKS, STEPS, MICRO_BATCHES = 2, 3, 2

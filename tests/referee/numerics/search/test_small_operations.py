@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from referee.numerics.search.small_operations import SMALL
+from referee.numerics.search.fixed_modules import SMALL_OPERATIONS
 from tests.referee.numerics.search.small_models import error
 
 FUNCTIONS: dict[str, tuple[Callable[..., Tensor], tuple[int, ...], dict[str, Any]]] = {
@@ -48,7 +48,7 @@ def test_small_operations_have_the_result_and_gradient_of_torch_in_float64(
     draws = [torch.randn(shape, generator=torch.Generator().manual_seed(k)).to(dtype) for k in range(count)]
     given = [one.clone().requires_grad_() for one in draws]
     exact = [one.double().requires_grad_() for one in draws]
-    found = SMALL[function.__name__](*given, **options)
+    found = SMALL_OPERATIONS[function.__name__](*given, **options)
     doubles = {
         key: one.double() if isinstance(one, Tensor) and one.is_floating_point() else one
         for key, one in options.items()
@@ -69,7 +69,7 @@ def test_small_operations_have_the_result_and_gradient_of_torch_in_float64(
 def test_a_row_without_keys_is_zero_as_torch_says() -> None:
     q, k, v = (torch.randn(1, 1, 3, 4, requires_grad=True) for _ in range(3))
     mask = torch.tensor([[True, False, False], [False, False, False], [True, True, True]])
-    found = SMALL["scaled_dot_product_attention"](q, k, v, attn_mask=mask)
+    found = SMALL_OPERATIONS["scaled_dot_product_attention"](q, k, v, attn_mask=mask)
     assert torch.equal(found[0, 0, 1], torch.zeros(4))
     found.sum().backward()
     assert q.grad is not None

@@ -1,4 +1,4 @@
-"""Monitor files without a training: columns as the contract says (referee/numerics/monitor/tables.py)."""
+"""Monitor files without a training: columns as the contract says (referee/numerics/monitor/monitor_tables.py)."""
 
 from __future__ import annotations
 

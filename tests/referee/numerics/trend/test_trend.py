@@ -10,8 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from referee.errors import NumericsError
-from referee.numerics.diagnose.pair import pair_curves
-from referee.numerics.diagnose.symptoms import diagnose
+from referee.numerics.diagnose.symptoms import diagnose, pair_curves
 from referee.numerics.monitor.monitor_settings import Triggers
 from referee.numerics.rows import TableRow
 from referee.numerics.trend.trend import read_run, trend

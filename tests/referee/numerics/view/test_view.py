@@ -13,7 +13,7 @@ import pytest
 from referee.__main__ import main
 from referee.numerics.compare.compare_records import compare_records
 from referee.numerics.compare.matched_calls import read_map
-from referee.numerics.view.tree import comparison_tree, record_tree
+from referee.numerics.view.record_view import comparison_tree, record_tree
 from tests.referee.numerics.view.records import HOSTILE, tensor, write, write_record
 
 NAN = tensor(1.0, Mean=math.nan)

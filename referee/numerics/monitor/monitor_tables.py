@@ -1,48 +1,54 @@
-"""The tables of a monitor: the contract between the monitor and everything that reads its files.
-
-    <run>/monitor/rank<r>/<kind>_<first>-<last>.csv      rows of the steps first .. last, both included
-
-Kinds and columns are msProbe's, as far as it has them (MindStudio-Probe, monitor: CSV_HEADER and the prefixes of its
-writer). Every file begins with a header. One row is one tensor in one step:
-
-    vpp_stage,name,step,norm,mean,min,max,std,zeros,nan,inf      every kind but those below
-    vpp_stage,name,step,ratio                                    update_ratio
-    vpp_stage,name,step,entropy,logit_max                        attention
-    vpp_stage,name,step,rate,expected,scheduled                  learning_rate
-
-    kind            name                                         content
-    grad_before     <parameter>                                  gradients that are there when backward begins
-    data            input.<i>                                    inputs of the model, over all micro-batches
-    actv            <module>.input.<i>, <module>.output.<i>      values of forward, over all micro-batches of the step
-    actv_grad       <module>.input_grad.<i>, .output_grad.<i>    gradients of these
-    grad_unreduced  <parameter>                                  this rank's sum over its micro-batches
-    grad_reduced    <parameter>                                  the sum over all ranks, before clipping
-    grad_clipped    <parameter>                                  what the optimizer receives
-    learning_rate   group<i>                                     rate; what the schedule says; steps of the scheduler
-    param           <parameter>                                  weights after the update
-    exp_avg, exp_avg_sq   <parameter>                            Adam's moments after the update
-    update_ratio    <parameter>                                  norm of the update / norm of the weights before
-    attention       <module>.sdpa.<i>                            call i of scaled_dot_product_attention in the module
-
-vpp_stage is 0. step counts from 1 in this trainer, as `iteration` in metrics.jsonl does. norm is the Euclidean norm,
-std is of the population, zeros is the fraction of elements that equal 0, nan and inf are counts; the others are nan
-where an element is. The update ratio of weights that are zero, as of new biases, is inf. entropy is the mean over heads
-and queries, in nats; logit_max is the largest scaled score that the mask admits. A run of one rank has no reduction,
-and so no grad_unreduced.
-
-A step is absent where its kind was not monitored in it, so rows are not evenly spaced. The last line of a killed run
-may be torn; `read_table` leaves it out. Rows are in the order of the steps, and a step has a name at most once.
-"""
+"""Read the monitor's tables as arrays, tensors by steps."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from referee.errors import NumericsError
-from referee.numerics.dump_files import replacing, writing
+from referee.numerics.text_files import replacing, writing
+
+# The tables of a monitor: the contract between the monitor and everything that reads its files.
+#
+# <run>/monitor/rank<r>/<kind>_<first>-<last>.csv      rows of the steps first .. last, both included
+#
+# Kinds and columns are msProbe's, as far as it has them (MindStudio-Probe, monitor: CSV_HEADER and the prefixes of
+# its writer). Every file begins with a header. One row is one tensor in one step:
+#
+# vpp_stage,name,step,norm,mean,min,max,std,zeros,nan,inf      every kind but those below
+# vpp_stage,name,step,ratio                                    update_ratio
+# vpp_stage,name,step,entropy,logit_max                        attention
+# vpp_stage,name,step,rate,expected,scheduled                  learning_rate
+#
+# kind            name                                         content
+# grad_before     <parameter>                                  gradients that are there when backward begins
+# data            input.<i>                                    inputs of the model, over all micro-batches
+# actv            <module>.input.<i>, <module>.output.<i>      values of forward, over all micro-batches of the step
+# actv_grad       <module>.input_grad.<i>, .output_grad.<i>    gradients of these
+# grad_unreduced  <parameter>                                  this rank's sum over its micro-batches
+# grad_reduced    <parameter>                                  the sum over all ranks, before clipping
+# grad_clipped    <parameter>                                  what the optimizer receives
+# learning_rate   group<i>                                     rate; what the schedule says; steps of the scheduler
+# param           <parameter>                                  weights after the update
+# exp_avg, exp_avg_sq   <parameter>                            Adam's moments after the update
+# update_ratio    <parameter>                                  norm of the update / norm of the weights before
+# attention       <module>.sdpa.<i>                            call i of scaled_dot_product_attention in the module
+#
+# vpp_stage is 0. step counts from 1 in this trainer, as `iteration` in metrics.jsonl does. norm is the Euclidean
+# norm, std is of the population, zeros is the fraction of elements that equal 0, nan and inf are counts; the others
+# are nan where an element is. The update ratio of weights that are zero, as of new biases, is inf. entropy is the
+# mean over heads and queries, in nats; logit_max is the largest scaled score that the mask admits. A run of one rank
+# has no reduction, and so no grad_unreduced.
+#
+# A step is absent where its kind was not monitored in it, so rows are not evenly spaced. The last line of a killed
+# run may be torn; `read_table` leaves it out. Rows are in the order of the steps, and a step has a name at most once.
+
 
 KEYS = ("vpp_stage", "name", "step")
 STATISTICS = ("norm", "mean", "min", "max", "std", "zeros", "nan", "inf")
@@ -215,3 +221,54 @@ def _full_name(fields: Mapping[str, str]) -> str:
     stage, micro = fields.get("vpp_stage", "0"), fields.get("micro_step", "0")
     name = fields["name"] if micro in ("0", "") else f"{fields['name']}:micro{micro}"
     return name if stage in ("0", "") else f"{stage}:{name}"
+
+
+Floats = NDArray[np.float64]
+
+
+@dataclass
+class TensorSeries:
+    """One kind of a rank as arrays.
+
+    values: statistic -> (tensors, steps), NaN also where there is no row. present: (tensors, steps), where one is.
+    """
+
+    kind: str
+    rank: int
+    names: list[str]
+    steps: NDArray[np.int64]
+    values: dict[str, Floats]
+    present: NDArray[np.bool_]
+    damaged: int = 0
+
+    def cut(self, names: Sequence[str], steps: NDArray[np.int64]) -> TensorSeries:
+        """Return the part with these names and steps, which it has, in their order."""
+        rows = np.array([self.names.index(name) for name in names], dtype=np.int64)
+        at = np.ix_(rows, np.searchsorted(self.steps, steps))
+        values = {column: numbers[at] for column, numbers in self.values.items()}
+        return TensorSeries(self.kind, self.rank, list(names), steps, values, self.present[at])
+
+
+def read_series(folder: Path, kind: str, rank: int = 0) -> TensorSeries | None:
+    """Read all rows of a kind as arrays; of a step that was written twice the last row counts. None without a row."""
+    table = read_table(folder, kind)
+    if not table.rows:
+        return None
+    names = list(dict.fromkeys(row.name for row in table.rows))
+    places = {name: place for place, name in enumerate(names)}
+    rows = [places[row.name] for row in table.rows]
+    steps, columns = np.unique([row.step for row in table.rows], return_inverse=True)
+    present = np.zeros((len(names), len(steps)), dtype=bool)
+    present[rows, columns] = True
+    values = np.full((len(table.columns), *present.shape), np.nan)
+    values[:, rows, columns] = np.array([row.values for row in table.rows]).T
+    statistics = dict(zip(table.columns, values, strict=True))
+    return TensorSeries(kind, rank, names, steps, statistics, present, table.damaged)
+
+
+def common(first: TensorSeries, second: TensorSeries) -> tuple[TensorSeries, TensorSeries]:
+    """Return the parts of both with their common names and steps."""
+    theirs = set(second.names)
+    names = [name for name in first.names if name in theirs]
+    steps = np.intersect1d(first.steps, second.steps)
+    return first.cut(names, steps), second.cut(names, steps)
