@@ -31,7 +31,7 @@ from referee.pages.markup import Code, Strong
 from runtime.errors import UserError, one_line, run_command
 from runtime.files import write_json, write_text
 from runtime.provenance import environment_record, revision
-from runtime.resolve import ResolvedTarget, export_environment, resolve, target_record
+from runtime.resolved_target import ResolvedTarget, export_environment, resolve, target_record
 from runtime.settings import ANY_TARGET
 from study.make_arguments import command_arguments
 

@@ -16,7 +16,7 @@ from bench.workers import BenchError, BenchWorker
 from gpt2.training_step import Stepper
 from referee.numerics.describe import WITHOUT_FLOAT64
 from runtime import attention_kernels
-from runtime.resolve import ResolvedTarget
+from runtime.resolved_target import ResolvedTarget
 from runtime.run_plan import plan_batch
 
 PASS, DIFFERS, NOT_RUN = "pass", "differs", "not run"

@@ -16,7 +16,7 @@ from bench.workers import BenchError, BenchWorker
 from gpt2.clocks import device_synchroniser
 from runtime import attention_kernels
 from runtime.attention_kernels import TOLERANCE
-from runtime.resolve import ResolvedTarget
+from runtime.resolved_target import ResolvedTarget
 
 KERNELS = {
     "flash": SDPBackend.FLASH_ATTENTION,

@@ -21,7 +21,7 @@ from gpt2.transformer import ModelParts
 from ra.alternation import AlternationSettings
 from ra.variants import variant
 from runtime import attention_kernels
-from runtime.resolve import ResolvedTarget
+from runtime.resolved_target import ResolvedTarget
 from runtime.run_plan import plan_batch
 from runtime.settings import ANY_TARGET, GPT2, ModelConfig, OptimizerConfig
 

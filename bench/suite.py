@@ -13,7 +13,7 @@ from typing import Any
 from scipy.stats import quantile_test
 
 from referee.pages.document import align_columns
-from runtime import resolve
+from runtime import resolved_target
 from runtime import settings as config
 from runtime.errors import UserError
 from runtime.files import write_json
@@ -61,7 +61,7 @@ class SuiteSession:
     """One run of a suite with its options."""
 
     suite: str
-    resolved: resolve.ResolvedTarget  # the device of this machine
+    resolved: resolved_target.ResolvedTarget  # the device of this machine
     shape: str = ""
     rounds: int = 0
     seconds: float = 0.0
@@ -130,7 +130,7 @@ def run_suite(suite: Suite, given: Mapping[str, Any]) -> None:
     given: the options of the command line by their names in the Makefile.
     """
     suite.check(given)
-    resolved = resolve.resolve(config.ANY_TARGET)
+    resolved = resolved_target.resolve(config.ANY_TARGET)
     options: dict[str, Any] = {"rounds": suite.rounds, "seconds": suite.seconds}
     options |= {name.lower(): value for name, value in given.items()}
     session = SuiteSession(suite.name, resolved, **options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runtime.detect import detected_target_name
+from runtime.detected_hardware import detected_target_name
 from study import kconfig_commands as commands
 from study import kconfig_rules as rules
 from study.study import Study

@@ -39,7 +39,7 @@ from gpt2.shards import (
 from gpt2.text_sources import DataError, documents, report_empty_files, source_identity, validation_permille
 from referee.pages.markup import counted
 from runtime import records
-from runtime.cpu import allowed_cpus
+from runtime.detected_hardware import allowed_cpus
 from runtime.files import open_append, quarantine, remove_files
 from runtime.output import LiveLine, Report, duration
 from runtime.settings import DataConfig

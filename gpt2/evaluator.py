@@ -19,7 +19,7 @@ from gpt2.validation import perplexity_of, row_losses
 from runtime import ranks
 from runtime.errors import UserError, out_of_memory
 from runtime.eval_set_records import EvalSetEntry, EvaluatedText
-from runtime.resolve import ResolvedTarget
+from runtime.resolved_target import ResolvedTarget
 from runtime.run_record import bits_per_byte
 from runtime.settings import Config, EvaluationConfig
 from runtime.signals import Stop

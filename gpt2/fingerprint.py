@@ -11,7 +11,7 @@ import numpy as np
 
 from gpt2 import tokenizer
 from gpt2.initial_weights import standard_shapes, weights_digest
-from runtime import provenance, resolve, run_record
+from runtime import provenance, resolved_target, run_record
 from runtime.provenance import revision
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ NUMBERS = 1
 def initial_record(
     plan: RunPlan,
     config: Config,
-    resolved: resolve.ResolvedTarget,
+    resolved: resolved_target.ResolvedTarget,
     stepper: Stepper,
     data_fingerprint: str,
     windows: np.ndarray,
@@ -58,7 +58,7 @@ def initial_record(
             numbers=NUMBERS,
             numerics_fix=config.numerics_fix or None,
         ),
-        target=run_record.RecordedTarget(**resolve.target_record(resolved)),
+        target=run_record.RecordedTarget(**resolved_target.target_record(resolved)),
         environment=provenance.environment_record(),
         batch=run_record.Batch(**dataclasses.asdict(plan.batch)),
         parameters=sum(p.numel() for p in stepper.model.parameters()),

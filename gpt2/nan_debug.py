@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from gpt2.training_step import NotFiniteError, Stepper
 from runtime import ranks
+from runtime.errors import source_line
 from runtime.run_record import Fault
-from runtime.source_lines import source_line
 
 MAX_RETRIES = 3  # of one run's faults
 

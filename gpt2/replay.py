@@ -27,7 +27,7 @@ from runtime.dotconfig import Symbols, read_symbols
 from runtime.errors import UserError
 from runtime.metrics_log import Step, read_steps
 from runtime.provenance import environment_record
-from runtime.resolve import target_record
+from runtime.resolved_target import target_record
 from runtime.run_plan import BatchPlan, RunPlan
 from runtime.run_record import CHECKPOINTS, RunRecord
 from runtime.settings import Config

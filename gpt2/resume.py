@@ -25,7 +25,7 @@ from runtime.checkpoint import CheckpointError, LoadedCheckpoint
 from runtime.errors import UserError
 from runtime.metrics_log import MetricsLog, MetricsSum, metrics_sum, truncate_metrics
 from runtime.records import Count, InvalidJsonError, Record, parse, to_plain
-from runtime.resolve import ResolvedTarget
+from runtime.resolved_target import ResolvedTarget
 from runtime.run_plan import RunPlan, Start
 from runtime.run_record import Clock, Evaluation, LearnedPoint, RunRecord, ScalarPoint, Spike
 from runtime.settings import Config

@@ -30,7 +30,7 @@ from gpt2.resume import check_fits, resume
 from gpt2.training_step import NotFiniteError, Stepper, StepResult
 from gpt2.transformer import GPT2, ModelParts
 from gpt2.watch import RunFixes, SpikeDetector
-from runtime import attention_kernels, checkpoint, ranks, records, resolve
+from runtime import attention_kernels, checkpoint, ranks, records, resolved_target
 from runtime import eval_set_records as eval_sets
 from runtime.metrics_log import MetricsLog, metrics_sum
 from runtime.ranks import describe_failure
@@ -53,7 +53,7 @@ class TrainingRun:
         self,
         plan: RunPlan,
         config: Config,
-        resolved: resolve.ResolvedTarget,
+        resolved: resolved_target.ResolvedTarget,
         parts: ModelParts,
         stop: Stop,
         shared: Config | None = None,

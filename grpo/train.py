@@ -16,7 +16,7 @@ from runtime import files
 from runtime.dotconfig import read_symbols
 from runtime.errors import UserError, one_line, run_command
 from runtime.output import printable
-from runtime.resolve import export_environment
+from runtime.resolved_target import export_environment
 from runtime.signals import Interrupted, Stop
 
 

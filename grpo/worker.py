@@ -30,7 +30,7 @@ from grpo.gsm8k import Problem, digest, read_problems, reward, standard_error
 from grpo.records import AccuracyEvaluation, GrpoRecord, Response, write_responses
 from grpo.rollout_noise import noisy_norms
 from runtime import files
-from runtime.cpu import cpu_threads
+from runtime.detected_hardware import cpu_threads
 from runtime.errors import UserError, one_line
 from runtime.files import DamagedFileError
 from runtime.metrics_log import append_metrics, truncate_metrics

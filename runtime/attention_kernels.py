@@ -15,11 +15,10 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from runtime import ranks
-from runtime.cpu import cpu_threads
+from runtime.detected_hardware import cpu_threads, list_torch_devices
 from runtime.errors import device_fault, out_of_memory
 from runtime.gpu_specs import TargetError
-from runtime.resolve import ResolvedTarget, resolve
-from runtime.torch_devices import list_torch_devices
+from runtime.resolved_target import ResolvedTarget, resolve
 
 if TYPE_CHECKING:
     from torch import Tensor

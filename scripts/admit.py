@@ -15,7 +15,7 @@ from ra.arms import known_arm, overview
 from ra.names import refuse_misnamed_files
 from referee.pages.document import render_terminal
 from referee.pages.html_page import render_html
-from runtime import files, resolve
+from runtime import files, resolved_target
 from runtime.dotconfig import read_symbols
 from runtime.errors import UserError, run_command
 from runtime.settings import Config
@@ -44,7 +44,7 @@ def main() -> int:
         [name],
         config.model,
         AlternationSettings.from_symbols(symbols),
-        autocast=resolve.resolve(config.target).dtype == "bfloat16",
+        autocast=resolved_target.resolve(config.target).dtype == "bfloat16",
         count_costs=True,
     )[name]
     model = config.model

@@ -8,7 +8,7 @@ import sys
 from bench.suite import run_suite
 from bench.suites import NAMES, load_suite
 from runtime.errors import run_command
-from runtime.resolve import export_environment
+from runtime.resolved_target import export_environment
 from study.make_arguments import command_arguments
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runtime.detect import detected_target_name
+from runtime.detected_hardware import detected_target_name
 from runtime.errors import run_command
 from runtime.settings import Config
 from study import kconfig_rules as rules

@@ -16,9 +16,9 @@ from pathlib import Path
 from gpt2.platforms import GRAMMAR, local_platforms, machine_name
 from gpt2.transformers_files import is_pretrained
 from referee.pages.document import render_terminal
-from runtime.detect import detected_target_name
+from runtime.detected_hardware import detected_target_name
 from runtime.errors import UserError, run_command
-from runtime.resolve import export_environment
+from runtime.resolved_target import export_environment
 from runtime.settings import load_config
 from study.make_arguments import command_arguments
 

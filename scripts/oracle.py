@@ -11,7 +11,7 @@ from pathlib import Path
 
 from runtime import run_record
 from runtime.errors import run_command
-from runtime.resolve import export_environment
+from runtime.resolved_target import export_environment
 from scripts.record import record_run, result_folder, run_arguments
 from study.evaluation.run_replay import enter_environment, open_run
 

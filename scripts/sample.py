@@ -14,7 +14,7 @@ from referee.pages.document import render_terminal
 from referee.pages.html_page import render_html
 from runtime import files
 from runtime.errors import UserError, run_command
-from runtime.resolve import export_environment
+from runtime.resolved_target import export_environment
 from study.evaluation.samples import SamplingSettings, as_json, samples_document
 from study.make_arguments import command_arguments
 

@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 
 from runtime.errors import UserError, run_command
-from runtime.resolve import export_environment
+from runtime.resolved_target import export_environment
 from study.make_arguments import command_arguments
 
 

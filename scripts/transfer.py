@@ -18,7 +18,7 @@ from referee.pages.html_page import render_html
 from runtime.dotconfig import read_symbols
 from runtime.errors import UserError, run_command
 from runtime.files import write_json, write_text
-from runtime.resolve import export_environment
+from runtime.resolved_target import export_environment
 from study.make_arguments import command_arguments
 from study.study_settings import StudySettings
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2.text_sources import check_eval_files
-from runtime.detect import detected_target_name
+from runtime.detected_hardware import detected_target_name
 from runtime.dotconfig import ConfigError, Entry, Symbols, parse_lines, read_text
 from runtime.errors import UserError
 from runtime.settings import Config

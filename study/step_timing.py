@@ -21,7 +21,7 @@ from study.plan_file import StepTimeRatio
 if TYPE_CHECKING:
     from gpt2.clocks import StepTimer
     from ra.variants import Variant
-    from runtime.resolve import ResolvedTarget
+    from runtime.resolved_target import ResolvedTarget
     from runtime.settings import Config
     from runtime.signals import Stop
 

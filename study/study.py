@@ -17,9 +17,8 @@ from typing import Any
 from gpt2 import dataset, hellaswag
 from gpt2.eval_texts import check_texts
 from ra.alternation import AlternationSettings
-from runtime import files, records, resolve, run_record
-from runtime.cpu import cpu_threads
-from runtime.detect import detected_target_name
+from runtime import files, records, resolved_target, run_record
+from runtime.detected_hardware import cpu_threads, detected_target_name
 from runtime.dotconfig import Symbols
 from runtime.errors import UserError, disk_full
 from runtime.output import LiveLine, duration
@@ -89,13 +88,13 @@ class Study:
         self.runs = RunList(self.directory, wanted.variants, wanted.seeds, wanted.rates)
 
     @functools.cached_property
-    def resolved(self) -> resolve.ResolvedTarget:
+    def resolved(self) -> resolved_target.ResolvedTarget:
         """Resolve the device. Call after export_environment, which selects the visible devices."""
         if self.settings.executor == "local":
-            return resolve.resolve(self.config.target)
+            return resolved_target.resolve(self.config.target)
         files.write_text(self.directory / "config", self.config_text)
         print(f"asking {self.settings.executor} for a node, to know its device", flush=True)
-        return parse(resolve.ResolvedTarget, self.ask(self.executor(), "--resolve"), "resolved")
+        return parse(resolved_target.ResolvedTarget, self.ask(self.executor(), "--resolve"), "resolved")
 
     @functools.cached_property
     def slots(self) -> list[Slot]:
@@ -134,10 +133,12 @@ class Study:
             self.runs.write_expected()
             return self.nothing_to_do()
         detected = detected_target_name()
-        notice = resolve.scale_notice(self.config.target, detected)
+        notice = resolved_target.scale_notice(self.config.target, detected)
         if notice:
             print(notice)
-        resolve.export_environment(self.config.target.name, detected, self.config.target.deterministic)
+        resolved_target.export_environment(
+            self.config.target.name, detected, self.config.target.deterministic
+        )
         with locked(self.directory) as lock, self.session.signals():
             self.session.lock = lock
             try:

@@ -19,7 +19,7 @@ from runtime.errors import UserError, disk_full, explain_full_disk, explain_miss
 from runtime.metrics_log import print_event
 from runtime.ranks import end_like, launch
 from runtime.records import parse, to_plain
-from runtime.resolve import ResolvedTarget, resolve
+from runtime.resolved_target import ResolvedTarget, resolve
 from runtime.run_plan import RunPlan, Start, plan_batch, plan_for
 from runtime.settings import Config, TargetConfig
 from runtime.signals import Interrupted, Stop

@@ -13,7 +13,7 @@ from gpt2.transformer import ModelParts
 from ra.alternation import AlternationSettings
 from ra.variants import variant
 from runtime import checkpoint, run_record
-from runtime.resolve import resolve
+from runtime.resolved_target import resolve
 from runtime.run_plan import RunPlan, plan_batch
 from runtime.settings import (
     BYTES,

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ra import names
+from runtime.errors import short_path, source_line
 from runtime.records import Record
-from runtime.source_lines import short_path, source_line
 
 OURS = ("ra.reciprocal_attention", "ra.published.", "ra.admission.")
 

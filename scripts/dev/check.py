@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 
-from runtime.cpu import memory_bytes
+from runtime.detected_hardware import memory_bytes
 from runtime.errors import run_command
 
 PROCESS_BYTES = 2 * 2**30  # peak memory of a test process

@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 
 from gpt2 import dataset
-from runtime import attention_kernels, resolve
+from runtime import attention_kernels, resolved_target
 from runtime.errors import run_command
 from runtime.run_plan import largest_micro_batch, plan_batch
 from scripts.study import load
@@ -24,7 +24,7 @@ SEQUENCES = 32  # at most; a control needs no large batch
 
 def main() -> int:
     _, config, _ = load()
-    resolve.export_environment(config.target.name)
+    resolved_target.export_environment(config.target.name)
     import torch
 
     from ra.control import Control, losses

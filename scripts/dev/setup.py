@@ -156,7 +156,7 @@ def make_venv() -> None:
 
 def torch_kind(card: str) -> str:
     """Return the kind of device that torch must drive: the card of .config, else what this machine has."""
-    from runtime.detect import detect_hardware
+    from runtime.detected_hardware import detect_hardware
 
     return card or (detect_hardware().kind if sys.platform == "linux" else "other")
 

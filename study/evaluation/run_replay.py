@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ra.names import VariantError, custom_variants
 from runtime import run_record
 from runtime.errors import UserError
-from runtime.resolve import export_environment
+from runtime.resolved_target import export_environment
 from study.executors.child_process import process_settings
 
 if TYPE_CHECKING:

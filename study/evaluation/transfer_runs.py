@@ -25,7 +25,7 @@ from runtime import attention_kernels, records
 from runtime.errors import UserError
 from runtime.files import DamagedFileError, write_bytes
 from runtime.gpu_specs import TargetError
-from runtime.resolve import ResolvedTarget
+from runtime.resolved_target import ResolvedTarget
 from runtime.run_record import RunRecord
 from runtime.settings import Config
 from runtime.signals import Stop

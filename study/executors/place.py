@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 from runtime.dotconfig import read_symbols
-from runtime.resolve import export_environment
+from runtime.resolved_target import export_environment
 from runtime.settings import Config
 from runtime.signals import end_with_parent
 from study.executors.child_process import EXIT_INTERRUPTED, PLACE, Session, Slot, StopAsked

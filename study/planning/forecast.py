@@ -9,12 +9,11 @@ from gpt2.eval_texts import HUB_FILE, read_text
 from ra.alternation import AlternationSettings
 from ra.arms import parse_arm
 from ra.variants import variant
-from runtime.cpu import cpu_threads
-from runtime.detect import detect_hardware
+from runtime.detected_hardware import cpu_threads, detect_hardware
 from runtime.dotconfig import Symbols
 from runtime.errors import UserError
 from runtime.gpu_specs import TargetError
-from runtime.resolve import ResolvedTarget, resolve
+from runtime.resolved_target import ResolvedTarget, resolve
 from runtime.settings import CORE_WORK, Config, EvalSet
 from study import plan_file
 from study.analysis.verdict import VERDICT_SEEDS

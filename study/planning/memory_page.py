@@ -12,7 +12,7 @@ from referee.pages.document import Block, BulletList, Document, Figure, Paragrap
 from referee.pages.figures import Plain, axis, figure, trace
 from referee.pages.markup import escape_html
 from runtime.gpu_specs import GIB
-from runtime.resolve import ResolvedTarget
+from runtime.resolved_target import ResolvedTarget
 from runtime.run_plan import BatchPlan
 
 PHASES = ("forward", "backward", "optimizer", "evaluation")

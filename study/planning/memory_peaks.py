@@ -15,7 +15,7 @@ from ra.alternation import AlternationSettings
 from ra.variants import Variant, variant
 from referee.pages.document import Document, render_terminal
 from referee.pages.html_page import render_html
-from runtime import attention_kernels, resolve
+from runtime import attention_kernels, resolved_target
 from runtime.dotconfig import Symbols
 from runtime.files import write_json, write_text
 from runtime.gpu_specs import TargetError
@@ -50,7 +50,7 @@ def report_memory(
     print(title, flush=True)
     rows = predict_rows(predictions, variants, batch.micro)
     if here:
-        resolve.export_environment(config.target.name)  # for the processes that measure
+        resolved_target.export_environment(config.target.name)  # for the processes that measure
         for row in rows:
             if not row.same_as:
                 row.measured = _measure_in_process(row.name, row.micro)
@@ -62,15 +62,15 @@ def report_memory(
     print(f"\ncharts: {folder / resolved.target.name}.html\n", flush=True)
 
 
-def _resolve(target: TargetConfig, planning: bool) -> tuple[resolve.ResolvedTarget, bool]:
+def _resolve(target: TargetConfig, planning: bool) -> tuple[resolved_target.ResolvedTarget, bool]:
     """The target, and whether it is this machine."""
     if planning:
-        return resolve.resolve(target, planning=True), False
+        return resolved_target.resolve(target, planning=True), False
     try:
-        return resolve.resolve(target), True
+        return resolved_target.resolve(target), True
     except TargetError as error:
         print(f"predicted only: {error}")
-        return resolve.resolve(target, planning=True), False
+        return resolved_target.resolve(target, planning=True), False
 
 
 def predict_rows(predictions: Predictions, variants: Sequence[Variant], micro: int) -> list[MemoryRow]:

@@ -12,7 +12,7 @@ from bench import card_kernels as kernels
 from bench.card_checks import CheckedDevice
 from bench.workers import BenchError
 from runtime.gpu_specs import TARGETS
-from runtime.resolve import ResolvedTarget
+from runtime.resolved_target import ResolvedTarget
 
 H200 = ResolvedTarget(
     TARGETS["h200"], "cuda:0", "NVIDIA H200", 150_000_000_000, "bfloat16", "cudnn", None, "2.13.0", None

@@ -10,7 +10,7 @@ from bench import case_step, reference_gpt
 from bench.cases import PLAIN, Shape
 from bench.reference_gpt import PlainGPT, PlainStep
 from gpt2.transformer import GPT2
-from runtime import resolve
+from runtime import resolved_target
 from runtime.settings import TargetConfig
 
 SHAPE = Shape("small", 2, 2, 16, 8, ())
@@ -32,7 +32,7 @@ def test_every_case_has_equally_many_sequences_a_step_at_any_micro_batch(
         return forward(model, ids_BT, *others)
 
     monkeypatch.setattr(owner, name, counted)
-    resolved = resolve.resolve(TargetConfig("cpu", "float32", False, 0, "auto", False))
+    resolved = resolved_target.resolve(TargetConfig("cpu", "float32", False, 0, "auto", False))
     shape = dataclasses.replace(SHAPE, effective=effective)
     step, _ = case_step.case_step(shape, case, micro, resolved)
     step(0)

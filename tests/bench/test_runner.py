@@ -11,7 +11,7 @@ from bench.cases import Shape, select_cases
 from bench.runner import measure_shape
 from bench.suite import SuiteSession, spread
 from bench.workers import BenchError
-from runtime import resolve
+from runtime import resolved_target
 from runtime.errors import UserError
 from runtime.settings import ANY_TARGET
 from tests.bench.sessions import SHAPE
@@ -21,7 +21,7 @@ from tests.bench.sessions import SHAPE
 def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SuiteSession:
     """A session of three rounds on a simulated GPU of 1e5 FLOP/s."""
     monkeypatch.setattr(suite, "RESULTS", tmp_path)
-    resolved = resolve.resolve(ANY_TARGET)
+    resolved = resolved_target.resolve(ANY_TARGET)
     target = dataclasses.replace(resolved.target, peak_flops=1e5)
     return SuiteSession("speed", dataclasses.replace(resolved, device="cuda:0", target=target), rounds=3)
 

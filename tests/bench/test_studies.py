@@ -7,7 +7,7 @@ import pytest
 from bench import card_studies as studies
 from bench.card_checks import CheckedDevice, NotRunError
 from bench.disturbed_train import VARIABLE, Disturbance
-from runtime.resolve import resolve
+from runtime.resolved_target import resolve
 from runtime.settings import ANY_TARGET
 from tests.shared_folder import data_folder
 

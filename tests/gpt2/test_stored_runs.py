@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from gpt2.fingerprint import NUMBERS
-from runtime.cpu import cpu_name
+from runtime.detected_hardware import cpu_name
 from runtime.files import write_json
 from runtime.settings import Config
 from tests import small_runs

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from runtime.detect import Hardware, detect_hardware
+from runtime.detected_hardware import Hardware, detect_hardware
 from runtime.gpu_specs import GIB
 
 

@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from runtime import attention_kernels
 from runtime.attention_kernels import attention_context, check_attention
 from runtime.gpu_specs import TARGETS, TargetError
-from runtime.resolve import ResolvedTarget
+from runtime.resolved_target import ResolvedTarget
 
 CPU = ResolvedTarget(TARGETS["cpu"], "cpu", "a CPU", 2**34, "float32", "flash", None, "2.13.0")
 RECENT_CUDNN = 91501

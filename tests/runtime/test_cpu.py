@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cpu import cpu_name, cpu_threads, memory_bytes
+from runtime.detected_hardware import cpu_name, cpu_threads, memory_bytes
 
 GIB = 2**30
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime import detect as hardware
-from runtime.detect import Hardware, detect_hardware, detected_target_name, is_integrated, run_tool
+from runtime import detected_hardware as hardware
+from runtime.detected_hardware import Hardware, detect_hardware, detected_target_name, is_integrated, run_tool
 from runtime.gpu_specs import GIB, TARGETS, TargetError, match_target
 from tests.runtime.machine import Machine
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from runtime.resolve import export_environment
+from runtime.resolved_target import export_environment
 
 
 @pytest.mark.parametrize(

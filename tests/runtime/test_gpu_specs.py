@@ -126,6 +126,6 @@ def test_a_w7900_has_the_aotriton_switch_and_an_instinct_needs_none() -> None:
 
 
 def test_table_detection_and_target_import_without_torch() -> None:
-    modules = "runtime.gpu_specs, runtime.detect, runtime.resolve"
+    modules = "runtime.gpu_specs, runtime.detected_hardware, runtime.resolved_target"
     script = f"import sys, {modules}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -12,13 +12,7 @@ import pytest
 import torch
 
 from runtime import errors
-from runtime.errors import (
-    device_fault,
-    disk_full,
-    explain_full_disk,
-    explain_missing_compiler,
-    out_of_memory,
-)
+from runtime.errors import device_fault, disk_full, explain_full_disk, explain_missing_compiler, out_of_memory
 
 
 def test_a_failed_torch_allocation_is_out_of_memory() -> None:

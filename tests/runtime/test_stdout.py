@@ -107,7 +107,7 @@ NOT_ON_A_TERMINAL = {
     "bench/disturbed_train.py",
     "study/trackers.py",
     "study/verdict_tracker.py",
-    "runtime/torch_devices.py",
+    "runtime/detected_hardware.py",
     "ra/admission/child.py",
     "study/executors/place.py",
 }

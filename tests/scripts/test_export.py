@@ -10,7 +10,7 @@ import pytest
 
 from bench import case_step
 from bench.cases import SHAPES
-from runtime import attention_kernels, resolve
+from runtime import attention_kernels, resolved_target
 from runtime.dotconfig import read_symbols
 from runtime.gpu_specs import AOTRITON, TargetError
 from scripts import memory
@@ -97,7 +97,7 @@ def test_the_fused_kernels_are_checked_before_the_first_step(
 ) -> None:
     asked: list[tuple[int, ...]] = []
 
-    def check(resolved: resolve.ResolvedTarget, *call: Any) -> resolve.ResolvedTarget:
+    def check(resolved: resolved_target.ResolvedTarget, *call: Any) -> resolved_target.ResolvedTarget:
         asked.append(call)
         raise TargetError("no fused attention kernel")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from gpt2.trainer import TrainingRun
 from ra.alternation import AlternationSettings
 from ra.variants import variant
-from runtime.resolve import resolve
+from runtime.resolved_target import resolve
 from runtime.run_plan import RunPlan, plan_batch
 from runtime.settings import Config
 from runtime.signals import Stop

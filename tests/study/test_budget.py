@@ -22,7 +22,7 @@ from gpt2.training_step import Stepper, StepResult
 from ra.alternation import AlternationSettings
 from ra.variants import variant
 from runtime import checkpoint, metrics_log, run_record
-from runtime.resolve import resolve
+from runtime.resolved_target import resolve
 from runtime.run_plan import WARM_UP_STEPS, BatchPlan, RunPlan
 from runtime.settings import Config
 from runtime.signals import Stop

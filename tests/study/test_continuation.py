@@ -12,7 +12,7 @@ from gpt2.trainer import TrainingRun
 from ra.variants import variant
 from runtime import checkpoint, run_record
 from runtime.errors import UserError
-from runtime.resolve import resolve
+from runtime.resolved_target import resolve
 from runtime.run_plan import RunPlan, Start, plan_batch
 from runtime.signals import Stop
 from study import plan_file

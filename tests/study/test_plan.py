@@ -12,7 +12,7 @@ from ra.alternation import AlternationSettings
 from ra.variants import variant
 from runtime import run_record
 from runtime.errors import UserError
-from runtime.resolve import TARGETS, ResolvedTarget
+from runtime.resolved_target import TARGETS, ResolvedTarget
 from runtime.run_plan import WARM_UP_STEPS, BatchPlan
 from runtime.settings import BudgetConfig, Config
 from study import amend_plan, plan_file, planner

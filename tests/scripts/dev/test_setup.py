@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime import detect
+from runtime import detected_hardware
 from runtime.errors import UserError
 from scripts.dev import setup
 
@@ -79,8 +79,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def see(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    hardware = detect.Hardware(kind, "a device", 2**34, 1, (), "")
-    monkeypatch.setattr(detect, "detect_hardware", lambda: hardware)
+    hardware = detected_hardware.Hardware(kind, "a device", 2**34, 1, (), "")
+    monkeypatch.setattr(detected_hardware, "detect_hardware", lambda: hardware)
 
 
 def error_of(*arguments: str) -> str:

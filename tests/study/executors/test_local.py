@@ -13,7 +13,7 @@ import pytest
 from gpt2.trainer import TrainingRun
 from ra.variants import variant
 from runtime.dotconfig import read_symbols
-from runtime.resolve import resolve
+from runtime.resolved_target import resolve
 from runtime.run_plan import plan_batch
 from runtime.settings import Config, load_config
 from runtime.signals import Stop

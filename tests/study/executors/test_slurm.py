@@ -13,7 +13,7 @@ from runtime import files, records
 from runtime.dotconfig import read_symbols
 from runtime.errors import UserError
 from runtime.records import to_plain
-from runtime.resolve import resolve, target_record
+from runtime.resolved_target import resolve, target_record
 from runtime.run_plan import BatchPlan
 from runtime.run_record import RecordedTarget
 from study import plan_file

@@ -11,7 +11,7 @@ from gpt2.predicted_memory import predict
 from gpt2.transformer import ModelParts
 from ra.alternation import AlternationSettings
 from ra.variants import variant
-from runtime import resolve
+from runtime import resolved_target
 from runtime.settings import Config
 from study.kconfig_commands import symbols_for_target
 from study.planning.micro_batch import Predictions
@@ -28,7 +28,7 @@ def test_the_documented_peaks_of_the_2025_study_are_predicted(
     symbols, _ = symbols_for_target("a100-40g", makeflags="")
     config, alternation = Config.from_symbols(symbols), AlternationSettings.from_symbols(symbols)
     model, chosen = config.model, variant(name, config.model, alternation)
-    work = Predictions(config, resolve.resolve(config.target, planning=True)).work_at(chosen, 32)
+    work = Predictions(config, resolved_target.resolve(config.target, planning=True)).work_at(chosen, 32)
 
     def naive(layer: int) -> NaiveAttention:
         return NaiveAttention(

@@ -13,7 +13,7 @@ from gpt2.validation import EVALUATION_TOKENS
 from ra.alternation import AlternationSettings
 from ra.names import published_variants
 from ra.variants import Variant, variant
-from runtime.resolve import TARGETS, ResolvedTarget
+from runtime.resolved_target import TARGETS, ResolvedTarget
 from runtime.run_plan import micro_batches
 from runtime.settings import Config, ModelConfig
 from study.planning.micro_batch import MARGIN, MemoryPlanError, Predictions, require_free

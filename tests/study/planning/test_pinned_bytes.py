@@ -11,7 +11,7 @@ import torch
 
 from ra.alternation import AlternationSettings
 from ra.variants import variant
-from runtime import resolve
+from runtime import resolved_target
 from runtime.settings import Config
 from study.kconfig_commands import symbols_for_target
 from study.planning.memory_page import PHASES
@@ -37,7 +37,7 @@ def test_the_predicted_bytes_of_a_study_are_those_of_the_table(
     symbols, _ = symbols_for_target(target, makeflags=f" -- {settings}")
     config, alternation = Config.from_symbols(symbols), AlternationSettings.from_symbols(symbols)
     variants = [variant(row["variant"], config.model, alternation) for row in rows]
-    predictions = Predictions(config, resolve.resolve(config.target, planning=True))
+    predictions = Predictions(config, resolved_target.resolve(config.target, planning=True))
     micro = predictions.choose_batch(variants).micro
     for row, each in zip(rows, variants, strict=True):
         found = predictions.of(each, micro)

@@ -1,22 +1,118 @@
-"""Detect the hardware without torch, fast enough for every `make defconfig`. Standard library only.
+"""List the accelerators that torch reports and the target table knows. Importing this module does not import torch.
 
-nvidia-smi lists NVIDIA cards, or /proc/driver/nvidia where nvidia-smi is missing or hangs. The kernel's compute
-topology (/sys/class/kfd) lists AMD cards. Integrated GPUs are ignored. Other accelerators are known to torch alone
-(torch_devices). Memory is total memory, not free memory.
+python -m runtime.detected_hardware      print them as JSON; started by `list_in_child`
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from runtime import cpu
-from runtime.cpu import PROC, SYS, read_integer, read_text
-from runtime.gpu_specs import GIB, TARGETS, TargetError, match_target
+from runtime.gpu_specs import DEVICE_TYPES, GIB, TARGETS, TargetError, match_target
+from runtime.records import parse, to_plain
+
+# Read the CPU's name, and the memory and cores available to this process. Standard library only.
+#
+# A container's limits (cgroup v1 and v2) and the scheduler's affinity apply, not the machine's totals.
+
+
+SYS, PROC = Path("/sys"), Path("/proc")
+UNLIMITED = 2**60  # bytes; cgroup v1 writes "no limit" as a number just below 2**63
+
+
+def read_text(path: Path) -> str:
+    """Read a file's text without surrounding white space; empty where it cannot be read."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def read_integer(path: Path) -> int:
+    """Read a file's whole number; 0 where there is none."""
+    text = read_text(path)
+    return int(text) if text.isdecimal() else 0
+
+
+def cpu_name(proc: Path = PROC) -> str:
+    """Read the processor's model name."""
+    found = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", read_text(proc / "cpuinfo"), re.MULTILINE)
+    return found.group(1).strip() if found else "CPU"
+
+
+def memory_bytes(sys: Path = SYS, proc: Path = PROC) -> int:
+    """Return the total memory available to this process, in bytes: the machine's, or a container's limit."""
+    found = re.search(r"^MemTotal:\s+(\d+) kB", read_text(proc / "meminfo"), re.MULTILINE)
+    total = int(found.group(1)) * 1024 if found else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = [read_integer(folder / "memory.max") for folder in _groups(sys, proc, "")]
+    limits += [read_integer(folder / "memory.limit_in_bytes") for folder in _groups(sys, proc, "memory")]
+    return min([total, *(limit for limit in limits if 0 < limit < UNLIMITED)])
+
+
+def allowed_cpus() -> set[int]:
+    """Return the logical CPUs that this process may use; all of them where the system has no affinity (macOS)."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    found: set[int] = affinity(0) if affinity else set(range(os.cpu_count() or 1))
+    return found
+
+
+def cpu_threads(requested: int, sys: Path = SYS, proc: Path = PROC, allowed: set[int] | None = None) -> int:
+    """Return `requested` threads, or for 0 one thread per physical core available to this process.
+
+    Hyper-threads share a core's arithmetic units, so they count once. allowed: logical CPUs (default: the
+    scheduler's affinity). A container's CPU quota is an upper bound; the result is at least 1.
+    """
+    if requested:
+        return requested
+    allowed = allowed_cpus() if allowed is None else allowed
+    topology = [sys / "devices/system/cpu" / f"cpu{cpu}" / "topology" for cpu in sorted(allowed)]
+    siblings = [read_text(folder / "thread_siblings_list") or str(folder) for folder in topology]
+    quotas = [len(set(siblings)), *_cpu_quotas(sys, proc)]
+    return max(1, int(min(quotas)))
+
+
+def _cpu_quotas(sys: Path, proc: Path) -> Iterator[float]:
+    """Yield the CPU limit of each enclosing cgroup, in CPUs. Groups without a limit are skipped."""
+    for folder in _groups(sys, proc, ""):
+        quota, _, period = read_text(folder / "cpu.max").partition(" ")
+        if quota.isdecimal() and period.isdecimal():
+            yield int(quota) / int(period)
+    for folder in [*_groups(sys, proc, "cpu"), *_groups(sys, proc, "cpu,cpuacct")]:
+        granted, period_us = (
+            read_integer(folder / "cpu.cfs_quota_us"),
+            read_integer(folder / "cpu.cfs_period_us"),
+        )
+        if granted and period_us:
+            yield granted / period_us
+
+
+def _groups(sys: Path, proc: Path, controller: str) -> list[Path]:
+    """List this process's cgroup of a controller ("": v2) and its parents. A container may show any part of them."""
+    path = ""
+    for line in read_text(proc / "self/cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, where = rest.partition(":")
+        if controllers == controller or (controller and controller in controllers.split(",")):
+            path = where.strip("/")
+    root = sys / "fs/cgroup" / controller
+    parts = [part for part in path.split("/") if part and part != ".."]
+    return [root.joinpath(*parts[:depth]) for depth in range(len(parts) + 1)]
+
+
+# Detect the hardware without torch, fast enough for every `make defconfig`. Standard library only.
+#
+# nvidia-smi lists NVIDIA cards, or /proc/driver/nvidia where nvidia-smi is missing or hangs. The kernel's compute
+# topology (/sys/class/kfd) lists AMD cards. Integrated GPUs are ignored. Other accelerators are known to torch alone
+# (torch_devices). Memory is total memory, not free memory.
+
 
 TIMEOUT_SECONDS = 8  # of a vendor's tool, which may need seconds to load the driver
 NVIDIA_SMI = ("nvidia-smi", "/usr/lib/wsl/lib/nvidia-smi")
@@ -115,7 +211,7 @@ def detect_hardware(
             ignored += [f"{card.name} (another vendor)" for card in others]
             first = cards[0]
             return Hardware(first.kind, first.name, first.memory_bytes, len(cards), tuple(ignored), driver)
-    return Hardware("cpu", cpu.cpu_name(proc), cpu.memory_bytes(sys, proc), 0, tuple(ignored))
+    return Hardware("cpu", cpu_name(proc), memory_bytes(sys, proc), 0, tuple(ignored))
 
 
 def _visible(
@@ -262,3 +358,86 @@ def is_integrated(target: str, memory_bytes: int, flagged: bool = False) -> bool
 def _amd_driver(sys: Path, proc: Path) -> str:
     version = read_text(sys / "module/amdgpu/version") or f"Linux {read_text(proc / 'sys/kernel/osrelease')}"
     return f"amdgpu {version}"
+
+
+BFLOAT16_CAPABILITY = (8, 0)  # the first NVIDIA compute capability with bfloat16 in hardware (Ampere)
+
+
+@dataclass(frozen=True)
+class TorchDevice:
+    """An accelerator. memory_bytes: total memory, not free memory. capability: NVIDIA's compute capability."""
+
+    index: int
+    name: str
+    memory_bytes: int
+    integrated: bool = False
+    capability: tuple[int, int] = BFLOAT16_CAPABILITY
+
+
+@dataclass(frozen=True)
+class TorchDevices:
+    """The accelerators of a torch build. kind: its hardware; trouble: torch's warning about an unusable one."""
+
+    kind: str  # "cuda", "rocm", "npu" or "cpu"
+    torch: str
+    gpus: tuple[TorchDevice, ...] = ()
+    runtime: str = ""
+    trouble: str = ""
+
+
+def list_torch_devices(torch: Any = None) -> TorchDevices:
+    """List the accelerators that torch can use, integrated ones included. torch: a substitute for the module in tests.
+
+    One that the target table lacks, as Apple's, is not used. torch loads an installed backend such as torch_npu.
+    """
+    if torch is None:
+        import torch
+    hip, cuda = getattr(torch.version, "hip", None), getattr(torch.version, "cuda", None)
+    kind = "rocm" if hip else "cuda" if cuda else "cpu"
+    runtime = f"HIP {hip}" if hip else f"CUDA {cuda}" if cuda else ""
+    accelerator = torch.accelerator.current_accelerator()
+    if kind == "cpu" and accelerator and accelerator.type in DEVICE_TYPES:
+        kind = accelerator.type
+    if kind == "cpu":
+        return TorchDevices(kind, str(torch.__version__))
+    module = torch.get_device_module(DEVICE_TYPES[kind])
+    with warnings.catch_warnings(record=True) as caught:  # torch warns about a driver that is too old
+        warnings.simplefilter("always")
+        count = module.device_count() if module.is_available() else 0
+        devices = [_device(index, kind, module.get_device_properties(index)) for index in range(count)]
+    trouble = next(
+        (" ".join(str(warning.message).partition("(Triggered")[0].split()) for warning in caught), ""
+    )
+    return TorchDevices(kind, str(torch.__version__), tuple(devices), runtime, trouble)
+
+
+def _device(index: int, kind: str, properties: Any) -> TorchDevice:
+    arch = str(getattr(properties, "gcnArchName", ""))
+    flagged = bool(getattr(properties, "is_integrated", False))
+    memory_bytes = int(properties.total_memory)
+    integrated = kind == "rocm" and is_integrated(arch, memory_bytes, flagged)
+    major, minor = BFLOAT16_CAPABILITY
+    capability = (int(getattr(properties, "major", major)), int(getattr(properties, "minor", minor)))
+    return TorchDevice(index, str(properties.name), memory_bytes, integrated, capability)
+
+
+def list_in_child() -> TorchDevices:
+    """List the GPUs in a short process, so that this one opens no context on a GPU.
+
+    A context needs half a GiB, and a GPU in the mode EXCLUSIVE_PROCESS allows only one. A CPU build needs no process.
+    """
+    import torch
+
+    if not (torch.version.hip or torch.version.cuda or torch.accelerator.current_accelerator()):
+        return list_torch_devices(torch)
+    done = subprocess.run([sys.executable, "-m", __name__], capture_output=True, text=True)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise TargetError(
+            f"torch {torch.__version__} cannot list the GPUs: {reason}; fix: check the driver (nvidia-smi, rocm-smi)"
+        )
+    return parse(TorchDevices, json.loads(done.stdout.splitlines()[-1]), "devices")
+
+
+if __name__ == "__main__":
+    print(json.dumps(to_plain(list_torch_devices())))

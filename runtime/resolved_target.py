@@ -10,10 +10,17 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from runtime import cpu, ranks
-from runtime.detect import Hardware, detect_hardware, detected_target_name
+from runtime import detected_hardware, ranks
+from runtime.detected_hardware import (
+    BFLOAT16_CAPABILITY,
+    Hardware,
+    TorchDevice,
+    TorchDevices,
+    detect_hardware,
+    detected_target_name,
+    list_in_child,
+)
 from runtime.gpu_specs import DEVICE_TYPES, GIB, TARGETS, Target, TargetError, match_target
-from runtime.torch_devices import BFLOAT16_CAPABILITY, TorchDevice, TorchDevices, list_in_child
 
 if TYPE_CHECKING:
     from runtime.settings import TargetConfig
@@ -163,8 +170,12 @@ def _resolve_cpu(
     dtype = row.dtype if config.dtype == "auto" else config.dtype
     slow = "bfloat16 is tens of times slower than float32 on a CPU without bfloat16 instructions"
     note = _join([note, slow if dtype == "bfloat16" else None])
-    name, memory = (hardware.name, hardware.memory_bytes) if hardware.kind == "cpu" else (cpu.cpu_name(), 0)
-    memory = memory or cpu.memory_bytes()
+    name, memory = (
+        (hardware.name, hardware.memory_bytes)
+        if hardware.kind == "cpu"
+        else (detected_hardware.cpu_name(), 0)
+    )
+    memory = memory or detected_hardware.memory_bytes()
     return ResolvedTarget(row, "cpu", name, memory, dtype, row.attention_backend, None, torch, note)
 
 
