@@ -12,10 +12,9 @@ import numpy as np
 import torch
 
 from gpt2 import hellaswag, validation
-from gpt2.eval_texts import EvalText, read_text
 from gpt2.tokenizer import Tokenizer
 from gpt2.transformer import GPT2, learned_scalars
-from gpt2.validation import perplexity_of, row_losses
+from gpt2.validation import EvalText, perplexity_of, read_text, row_losses
 from runtime import ranks
 from runtime.errors import UserError, out_of_memory
 from runtime.eval_set_records import EvalSetEntry, EvaluatedText

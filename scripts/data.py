@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpt2 import dataset, hellaswag, tokenizer
-from gpt2.eval_texts import check_texts
+from gpt2.validation import check_texts
 from referee.pages.markup import counted
 from runtime.errors import run_command
 from scripts.study import load

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gpt2 import dataset, hellaswag
-from gpt2.eval_texts import check_texts
+from gpt2.validation import check_texts
 from ra.alternation import AlternationSettings
 from runtime import files, records, resolved_target, run_record
 from runtime.detected_hardware import cpu_threads, detected_target_name

@@ -7,7 +7,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("bench", "gpt2", "referee", "ra", "grpo", "runtime", "scripts", "study")
 # file -> lines that mean CUDA or an NVIDIA or AMD card, and why
 ALLOWED = {
-    "gpt2/platform_arithmetic.py": (1, "TF32 is a number format of NVIDIA cards"),
+    "gpt2/platforms.py": (1, "TF32 is a number format of NVIDIA cards"),
     "bench/card_kernels.py": (1, "on CUDA and ROCm one kernel supports float32"),
     "bench/card_studies.py": (3, "contexts on a GPU are CUDA's"),
     "runtime/provenance.py": (1, "the version of CUDA"),

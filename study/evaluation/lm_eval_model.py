@@ -23,8 +23,7 @@ from torch import Tensor, nn
 from transformers import GPT2Config, PreTrainedTokenizerFast
 
 from gpt2 import tokenizer
-from gpt2.platform_arithmetic import Autocast, on_platform
-from gpt2.platforms import parse_platform
+from gpt2.platforms import Autocast, on_platform, parse_platform
 from gpt2.sampling import Cache, CacheError, Drawing, logits, sample
 from gpt2.tokenizer import END_OF_TEXT, Tokenizer
 from gpt2.transformer import GPT2

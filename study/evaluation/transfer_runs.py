@@ -19,8 +19,7 @@ from gpt2 import dataset, hellaswag, tokenizer
 from gpt2.evaluator import Evaluator
 from gpt2.hellaswag import load_items
 from gpt2.initial_weights import state_digest
-from gpt2.platform_arithmetic import on_platform
-from gpt2.platforms import Platform, name_of_device, parse_platform
+from gpt2.platforms import Platform, name_of_device, on_platform, parse_platform
 from runtime import attention_kernels, records
 from runtime.errors import UserError
 from runtime.files import DamagedFileError, write_bytes

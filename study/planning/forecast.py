@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpt2.eval_texts import HUB_FILE, read_text
+from gpt2.validation import HUB_FILE, read_text
 from ra.alternation import AlternationSettings
 from ra.arms import parse_arm
 from ra.variants import variant

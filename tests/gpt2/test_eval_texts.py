@@ -9,10 +9,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from gpt2 import eval_texts
 from gpt2 import text_sources as sources
-from gpt2.eval_texts import read_text
+from gpt2 import validation
 from gpt2.text_sources import DataError
+from gpt2.validation import read_text
 from runtime.errors import UserError
 from runtime.settings import DataConfig, EvalSet
 from tests.published import published
@@ -27,7 +27,7 @@ def data(folder: Path, name: str = "bytes") -> DataConfig:
     return DataConfig("files", (), 0, folder / "prepared", 1, name)
 
 
-def read(folder: Path, name: str, pattern: str, tokens: str = "bytes", block: int = 8) -> eval_texts.EvalText:
+def read(folder: Path, name: str, pattern: str, tokens: str = "bytes", block: int = 8) -> validation.EvalText:
     return read_text(
         EvalSet(name, pattern and str(folder / pattern)), data(folder, tokens), block, report=print
     )
@@ -104,7 +104,7 @@ def test_wikitext_has_articles_without_marks_and_counts_the_original(tmp_path: P
         ' = Robert <unk> =\n\nHe was born in 1,984, in London.\n== Career ==\nHe said: "it is good" (really). ',
         " = Second =\nIt rose by 3.5°C.\n",
     ]
-    articles = list(eval_texts.articles(RAW))
+    articles = list(validation.articles(RAW))
     assert found.bytes == sum(len(article.encode()) for article in articles)
     assert found.words == sum(len([*article.split()]) + 2 for article in articles)
     plain = read(tmp_path, "other", "wiki.test.raw")
@@ -117,7 +117,7 @@ def test_wikitext_comes_from_the_hub_once(tmp_path: Path, monkeypatch: pytest.Mo
 
     def load_dataset(path: str, name: str, split: str, streaming: bool) -> list[dict[str, str]]:
         asked.append((path, name, split))
-        return [{"page": article} for article in eval_texts.articles(RAW)]
+        return [{"page": article} for article in validation.articles(RAW)]
 
     monkeypatch.setitem(
         sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset, __spec__=True)

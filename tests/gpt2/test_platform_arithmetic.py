@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from gpt2 import cpu_linear
 from gpt2.initial_weights import initialise
-from gpt2.platform_arithmetic import ForeignArithmetic, on_platform
-from gpt2.platforms import KINDS, PlatformError, parse_platform
+from gpt2.platforms import KINDS, ForeignArithmetic, PlatformError, on_platform, parse_platform
 from gpt2.training_step import build_model
 from gpt2.transformer import GPT2
 from ra.alternation import AlternationSettings

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from gpt2 import evaluator, tokenizer
-from gpt2.eval_texts import EvalText
 from gpt2.initial_weights import initialise
 from gpt2.transformer import GPT2
+from gpt2.validation import EvalText
 
 EOT = 96
 

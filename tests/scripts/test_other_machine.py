@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gpt2.platform_arithmetic import on_platform
-from gpt2.platforms import Platform, parse_platform
+from gpt2.platforms import Platform, on_platform, parse_platform
 from runtime import run_record
 from runtime.attention_kernels import prepare_device
 from runtime.errors import UserError

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2 import eval_texts, shards
+from gpt2 import shards, validation
 from gpt2 import text_sources as sources
 from gpt2.hellaswag import load_items
 from gpt2.tokenizer import ALL
@@ -66,7 +66,7 @@ def test_one_text_is_the_same_in_every_reader_and_its_ids_bytes_and_words_agree(
     assert found == {each: expected.strip() if each == "HellaSwag" else expected for each in found}
     for tokens, each in ALL.items():
         config = DataConfig("files", (), 0, tmp_path, 1, tokens)
-        held_out = eval_texts.read_text(EvalSet("x", str(tmp_path / "a.jsonl")), config, 1, ignore)
+        held_out = validation.read_text(EvalSet("x", str(tmp_path / "a.jsonl")), config, 1, ignore)
         train = np.frombuffer(shards.encode([found["corpus"]], 0, tokens)[0], "<u2").tolist()
         assert train == [*each.encode(text if "\r" not in text else expected), each.eot]
         assert held_out.documents[0].tolist() == train[:-1]

@@ -12,10 +12,10 @@ from lm_eval.api.instance import Instance
 from lm_eval.tasks.wikitext.preprocess_wikitext import process_results, wikitext_detokenizer
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from gpt2 import eval_texts, evaluator, tokenizer
-from gpt2.eval_texts import read_text
+from gpt2 import evaluator, tokenizer, validation
 from gpt2.initial_weights import initialise
 from gpt2.transformer import GPT2
+from gpt2.validation import read_text
 from runtime.settings import DataConfig, EvalSet
 from study.evaluation.lm_eval_model import ScoredModel
 
@@ -65,7 +65,7 @@ def test_a_model_has_the_measures_of_the_task_wikitext(name: str, tmp_path: Path
     )
     found = evaluator.entry(text, score)
 
-    documents = [{"page": article} for article in eval_texts.articles(RAW)]
+    documents = [{"page": article} for article in validation.articles(RAW)]
     scored = ScoredModel(model, encoding, contextlib.nullcontext)
     requests = [
         Instance("loglikelihood_rolling", document, (wikitext_detokenizer(document),), number)
