@@ -18,7 +18,7 @@ from gpt2.clocks import device_synchroniser
 from gpt2.measured_memory import PeakMeter
 from gpt2.training_step import Stepper, build_model
 from gpt2.transformer import ModelParts
-from ra.alternation import AlternationSettings
+from ra.arms import AlternationSettings
 from ra.variants import variant
 from runtime import attention_kernels
 from runtime.resolved_target import ResolvedTarget

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from gpt2.training_step import Stepper
 from gpt2.transformer import GPT2, CausalSelfAttention
-from ra.alternation import AlternationSettings
-from ra.names import reciprocal_layers
+from ra.arms import AlternationSettings, reciprocal_layers
 from ra.reciprocal_attention import exchange_query_and_key
 from ra.variants import variant
 from runtime.run_plan import BatchPlan

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gpt2.training_step import build_model
 from gpt2.transformer import GPT2, restore_step
-from ra.alternation import AlternationSettings
+from ra.arms import AlternationSettings
 from ra.hooks import custom_folder
 from ra.variants import variant
 from runtime.dotconfig import read_symbols

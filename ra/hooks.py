@@ -19,10 +19,9 @@ from typing import Any
 from torch import nn
 
 from gpt2.initial_weights import keyed_generator
-from ra import custom, names
-from ra.alternation import AlternationSettings
+from ra import arms, custom
+from ra.arms import AlternationSettings, VariantError, is_custom, source
 from ra.global_state import FIX, GlobalState
-from ra.names import VariantError, is_custom, source
 from runtime.dotconfig import number_in
 from runtime.settings import OPTIMIZER_NUMBERS
 
@@ -107,15 +106,15 @@ def module_name(name: str) -> str:
 @contextmanager
 def custom_folder(folder: Path) -> Iterator[None]:
     """Within the block, custom variants are the files of another folder. They may import others of ra/custom."""
-    before = names.CUSTOM_FOLDER, custom.__path__
+    before = arms.CUSTOM_FOLDER, custom.__path__
     loaded = {module for module in sys.modules if module.startswith("ra.custom.")}
     modules = {module: sys.modules.pop(module) for module in loaded}
-    names.CUSTOM_FOLDER, custom.__path__ = folder, [str(folder), *custom.__path__]
+    arms.CUSTOM_FOLDER, custom.__path__ = folder, [str(folder), *custom.__path__]
     importlib.invalidate_caches()
     try:
         yield
     finally:
-        names.CUSTOM_FOLDER, custom.__path__ = before
+        arms.CUSTOM_FOLDER, custom.__path__ = before
         for module in [module for module in sys.modules if module.startswith("ra.custom.")]:
             del sys.modules[module]
         sys.modules.update(modules)

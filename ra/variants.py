@@ -18,11 +18,20 @@ from typing import Any
 from torch import nn
 
 from gpt2.transformer import CausalSelfAttention, ModelParts
-from ra.alternation import AlternationSettings
-from ra.arms import COSTS, Arm, known_arm, parse_arm
+from ra.arms import (
+    COSTS,
+    LEARNED,
+    PATTERNS,
+    AlternationSettings,
+    Arm,
+    VariantError,
+    known_arm,
+    known_variants,
+    parse_arm,
+    reciprocal_layers,
+)
 from ra.counts import count, matched_width
 from ra.hooks import AttentionSpec, Hooks, load_hooks
-from ra.names import LEARNED, PATTERNS, VariantError, known_variants, reciprocal_layers
 from ra.noise import add_noise
 from ra.noise_schedule import NoiseSchedule
 from ra.reciprocal_attention import (
@@ -90,7 +99,7 @@ class Variant:
 
 
 def variant(name: str, model: ModelConfig, alternation: AlternationSettings) -> Variant:
-    """Build the arm `name` for a model. VariantError (of ra.names) for an unknown name."""
+    """Build the arm `name` for a model. VariantError (of ra.arms) for an unknown name."""
     arm = known_arm(name, model.layers)
     width, note = _width(arm.model_name, model, alternation) if arm.match else (model.width, "")
     model = replace(model, width=width)

@@ -1,6 +1,6 @@
 """Convert a strictly parsed .config to frozen dataclasses. Checks the ranges of floats, which Kconfig lacks.
 
-Kconfig holds the defaults. `ra.alternation` and `study.study_settings` read the symbols of attentions and study.
+Kconfig holds the defaults. `ra.arms` and `study.study_settings` read the symbols of attentions and study.
 """
 
 from __future__ import annotations

@@ -12,11 +12,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from ra import names
-from ra.admission.process import examine_variants
+from ra import arms
+from ra.admission.child_process import examine_variants
 from ra.admission.results import CHECKS, FAILED, Cost, Costs, Examination, Outcome, Violation
-from ra.alternation import AlternationSettings
-from ra.arms import parse_arm
+from ra.arms import AlternationSettings, parse_arm
 from referee.pages.document import (
     HTML,
     MARKDOWN,
@@ -74,9 +73,9 @@ def _saved(name: str, config: Config, alternation: AlternationSettings, autocast
     """The file of a variant's result: its name is the hash of everything that the result depends on."""
     digest = hashlib.sha256()
     sources = [path for folder in ("gpt2", "ra") for path in ROOT.glob(f"{folder}/**/*.py")]
-    custom = any(map(names.is_custom, parse_arm(name).file_variants))
-    for path in sorted({*sources, *names.CUSTOM_FOLDER.glob("*.py")}):
-        if path.parent != names.CUSTOM_FOLDER or custom:
+    custom = any(map(arms.is_custom, parse_arm(name).file_variants))
+    for path in sorted({*sources, *arms.CUSTOM_FOLDER.glob("*.py")}):
+        if path.parent != arms.CUSTOM_FOLDER or custom:
             digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     settings = [dataclasses.asdict(config.model), dataclasses.asdict(alternation), name, autocast]
     machine = [importlib.metadata.version("torch"), platform.python_version(), platform.machine()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ra.names import PATTERNS
+from ra.arms import PATTERNS
 from referee.pages.document import Legend
 from referee.pages.html_page import COLORS
 from referee.pages.markup import ColorLabel

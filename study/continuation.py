@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ra import names
+from ra import arms
 from ra.arms import parse_arm
 from referee.pages.markup import to_plain
 from runtime import checkpoint, run_record
@@ -56,7 +56,7 @@ def _problem(folder: Path) -> str:
     arm = parse_arm(record.variant)
     if arm.noise:
         return f"{folder}: the size of its noise depends on the planned iterations"
-    for source in (names.source(name) for name in arm.file_variants if names.is_custom(name)):
+    for source in (arms.source(name) for name in arm.file_variants if arms.is_custom(name)):
         copy = folder.parents[1] / "own" / source.name
         if not copy.is_file() or copy.read_bytes() != source.read_bytes():
             return f"{source} differs from {copy}, the source of that run"

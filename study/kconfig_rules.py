@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.grpo_settings import GrpoSettings
-from ra.alternation import AlternationSettings
+from ra.arms import AlternationSettings
 from runtime.dotconfig import INTEGER, ConfigError, Entry, Symbols, parse_lines
 from runtime.settings import Config
 from study.study_settings import StudySettings

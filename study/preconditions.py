@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ra import names
+from ra import arms
 from ra.arms import parse_arm
 from runtime import files, run_record
 from runtime.errors import UserError, free_bytes, gib
@@ -151,9 +151,9 @@ def snapshot_sources(study_dir: Path, variants: Iterable[str], has_runs: Callabl
     not compared.
     """
     parsed = [parse_arm(name) for name in variants]
-    for name in dict.fromkeys(file for arm in parsed for file in arm.file_variants if names.is_custom(file)):
+    for name in dict.fromkeys(file for arm in parsed for file in arm.file_variants if arms.is_custom(file)):
         users = [arm.name for arm in parsed if name in arm.file_variants]
-        source = names.source(name)
+        source = arms.source(name)
         copy = study_dir / "own" / source.name
         try:
             content = read_bytes(source)

@@ -13,8 +13,7 @@ from typing import Annotated, cast
 
 from msgspec import Meta
 
-from ra.arms import parse_arm
-from ra.names import PATTERNS
+from ra.arms import PATTERNS, parse_arm
 from runtime import records, run_record
 from runtime.files import DamagedFileError
 from runtime.records import Count, Record, Text

@@ -16,7 +16,7 @@ from typing import Any
 
 from gpt2 import dataset, hellaswag
 from gpt2.validation import check_texts
-from ra.alternation import AlternationSettings
+from ra.arms import AlternationSettings
 from runtime import files, records, resolved_target, run_record
 from runtime.detected_hardware import cpu_threads, detected_target_name
 from runtime.dotconfig import Symbols

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ra.arms import control_arms, parse_arm, refuse_equal_arms
-from ra.names import VariantError, refuse_misnamed_files
+from ra.arms import VariantError, control_arms, parse_arm, refuse_equal_arms, refuse_misnamed_files
 from runtime.dotconfig import Symbols, number_in
 from runtime.errors import UserError
 from runtime.settings import OPTIMIZER_NUMBERS, BudgetConfig, ModelConfig

@@ -12,7 +12,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from ra.alternation import AlternationSettings
+from ra.arms import AlternationSettings
 from runtime import attention_kernels, ranks, records, run_record
 from runtime.dotconfig import read_symbols
 from runtime.errors import UserError, disk_full, explain_full_disk, explain_missing_compiler, out_of_memory

@@ -10,7 +10,7 @@ from torch import nn
 
 from gpt2.trainer import TrainingRun
 from gpt2.transformer import ModelParts
-from ra.alternation import AlternationSettings
+from ra.arms import AlternationSettings
 from ra.variants import variant
 from runtime import checkpoint, run_record
 from runtime.resolved_target import resolve

@@ -6,7 +6,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from ra import names
+from ra import arms
 from runtime.errors import short_path, source_line
 from runtime.records import Record
 
@@ -45,7 +45,7 @@ def error_line(error: BaseException) -> tuple[str, int, str] | None:
     """File, line and function of the innermost frame in ra/custom, else in ra/ outside of this package."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = str(Path(__file__).parent)
-    for folder in (names.CUSTOM_FOLDER, Path(__file__).parents[1]):
+    for folder in (arms.CUSTOM_FOLDER, Path(__file__).parents[1]):
         found = [f for f in frames if f.filename.startswith(f"{folder}/") and not f.filename.startswith(ours)]
         if found:
             return short_path(found[-1].filename), found[-1].lineno or 0, found[-1].name

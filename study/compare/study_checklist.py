@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ra.arms import parse_arm
-from ra.names import LEARNED
+from ra.arms import LEARNED, parse_arm
 from referee.numerics.setup.checklist_rows import (
     EQUAL,
     FATAL,

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ra.arms import control_groups
-from ra.names import one_class
+from ra.arms import control_groups, one_class
 from referee.pages.document import (
     Block,
     BulletList,

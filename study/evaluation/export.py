@@ -16,10 +16,9 @@ from pathlib import Path
 from gpt2 import tokenizer
 from gpt2.transformers_config import model_config, tokenizer_files
 from gpt2.transformers_files import to_transformers
-from ra.arms import parse_arm
+from ra.arms import parse_arm, reciprocal_layers
 from ra.control import swap_query_and_key
 from ra.exported import CONFIG, CUSTOM, WEIGHTS
-from ra.names import reciprocal_layers
 from runtime import files
 from runtime.errors import UserError
 from study.evaluation.loaded_runs import TrainedRun, load_run

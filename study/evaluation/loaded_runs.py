@@ -21,11 +21,9 @@ from gpt2 import dataset, tokenizer
 from gpt2.resume import check_fits
 from gpt2.training_step import build_model
 from gpt2.transformer import GPT2, learned_scalars, restore_step
-from ra import attention_maps, names
-from ra.alternation import AlternationSettings
-from ra.arms import parse_arm
+from ra import arms, attention_maps
+from ra.arms import LEARNED, AlternationSettings, parse_arm, reciprocal_layers
 from ra.hooks import custom_folder
-from ra.names import LEARNED, reciprocal_layers
 from ra.variants import variant
 from referee.numerics.text_files import text_parts
 from referee.pages.html_page import render_html
@@ -126,9 +124,7 @@ def recorded_variants(run_dir: Path, name: str) -> Iterator[list[str]]:
     Yields a note on the files that differ.
     """
     folder = run_dir.resolve().parent.parent / "own"
-    changed = [
-        path for path in sorted(folder.glob("*.py")) if _differs(path, names.CUSTOM_FOLDER / path.name)
-    ]
+    changed = [path for path in sorted(folder.glob("*.py")) if _differs(path, arms.CUSTOM_FOLDER / path.name)]
     used: list[Path] = []
     if changed:
         with custom_folder(folder):

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ra.names import VariantError, custom_variants
+from ra.arms import VariantError, custom_variants
 from runtime import run_record
 from runtime.errors import UserError
 from runtime.resolved_target import export_environment
@@ -56,7 +56,7 @@ def open_run(run_dir: Path, record: run_record.RunRecord, step: int, from_start:
 def _build_arm(
     run_dir: Path, record: run_record.RunRecord, config: Config, symbols: Symbols
 ) -> tuple[Config, ModelParts]:
-    from ra.alternation import AlternationSettings
+    from ra.arms import AlternationSettings
     from ra.variants import variant
 
     try:

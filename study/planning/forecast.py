@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpt2.validation import HUB_FILE, read_text
-from ra.alternation import AlternationSettings
-from ra.arms import parse_arm
+from ra.arms import AlternationSettings, parse_arm
 from ra.variants import variant
 from runtime.detected_hardware import cpu_threads, detect_hardware
 from runtime.dotconfig import Symbols

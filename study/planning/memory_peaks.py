@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2.measured_memory import measure
-from ra.alternation import AlternationSettings
+from ra.arms import AlternationSettings
 from ra.variants import Variant, variant
 from referee.pages.document import Document, render_terminal
 from referee.pages.html_page import render_html

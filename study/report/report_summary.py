@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ra.arms import control_groups, parse_arm
-from ra.names import custom_variants, files_with, one_class, published_variants
+from ra.arms import control_groups, custom_variants, files_with, one_class, parse_arm, published_variants
 from referee.pages.document import Finding
 from referee.pages.markup import Code, Strong, Text
 from referee.verdict.looks import nominal_levels

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ra import names
+from ra import arms
 from study import kconfig_commands as commands
 from study.make_arguments import variables_by_target
 from tests.checkout import link_project
@@ -102,7 +102,7 @@ def test_every_defconfig_command_of_the_docs_writes_a_configuration(
     for page in PAGES:  # the custom variants that the docs show
         for file in re.findall(r"`ra/custom/(\w+\.py)`", page.read_text(encoding="utf-8")):
             (custom / file).touch()
-    monkeypatch.setattr(names, "CUSTOM_FOLDER", custom)
+    monkeypatch.setattr(arms, "CUSTOM_FOLDER", custom)
     for file in ("texts/a.txt", "wiki.test.raw"):  # the texts of CONFIG_EVAL_SETS
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text("text")

@@ -15,7 +15,7 @@ from gpt2.initial_weights import initialise
 from gpt2.platforms import KINDS, ForeignArithmetic, PlatformError, on_platform, parse_platform
 from gpt2.training_step import build_model
 from gpt2.transformer import GPT2
-from ra.alternation import AlternationSettings
+from ra.arms import AlternationSettings
 from ra.variants import variant
 from runtime.settings import ModelConfig
 

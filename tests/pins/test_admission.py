@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ra.names import LEARNED
+from ra.arms import LEARNED
 from tests.pins.admission import ADMITTED, results
 from tests.ra.admission.broken_parts import BROKEN_PARTS
 from tests.ra.admission.test_broken_parts import arm_of

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ra.alternation import AlternationSettings
+from ra.arms import AlternationSettings
 from runtime.dotconfig import ConfigError, Symbols, parse_lines
 
 

@@ -11,9 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ra import names
-from ra.arms import KEYS, RECIPE, control_groups, controls_of, known_arm, parse_arm, refuse_equal_arms
-from ra.names import PATTERNS, VariantError, published_variants
+from ra import arms
+from ra.arms import (
+    KEYS,
+    PATTERNS,
+    RECIPE,
+    VariantError,
+    control_groups,
+    controls_of,
+    known_arm,
+    parse_arm,
+    published_variants,
+    refuse_equal_arms,
+)
 from runtime.run_record import run_name
 from runtime.settings import OPTIMIZER_NUMBERS
 
@@ -75,14 +85,14 @@ TAKES_APART = re.compile(
 )
 MAY = {
     "ra/arms.py",
-    "ra/names.py",  # the layers of RA:...
+    "ra/arms.py",  # the layers of RA:...
     "runtime/run_record.py",  # the folder of a run
     "study/kconfig_commands.py",  # a defconfig with its fragments
 }
 
 
 def test_no_other_file_takes_a_name_apart() -> None:
-    root = Path(names.__file__).parents[1]
+    root = Path(arms.__file__).parents[1]
     rooms = ("ra", "gpt2", "runtime", "grpo", "study", "scripts", "bench")
     found = {
         str(path.relative_to(root))
@@ -158,11 +168,11 @@ def test_a_part_is_a_definition_and_no_line_of_a_docstring(
 ) -> None:
     (tmp_path / "mine.py").write_text('"""Text.\n\nnorm: of text\nmlp(x) = x\n"""\nposition = recipe = {}\n')
     (tmp_path / "faulty.py").write_text("def norm(:\n")
-    monkeypatch.setattr(names, "CUSTOM_FOLDER", tmp_path)
-    assert names.files_with("norm") == ["RMS"]
-    assert names.files_with("mlp") == ["SWIGLU"]
-    assert names.files_with("position") == ["NOPE", "ROTARY", "MINE"]
-    assert names.files_with("recipe") == ["MINE"]
+    monkeypatch.setattr(arms, "CUSTOM_FOLDER", tmp_path)
+    assert arms.files_with("norm") == ["RMS"]
+    assert arms.files_with("mlp") == ["SWIGLU"]
+    assert arms.files_with("position") == ["NOPE", "ROTARY", "MINE"]
+    assert arms.files_with("recipe") == ["MINE"]
 
 
 @given(st.text("BRALENx+=:,.0123456789e-", max_size=20))
@@ -173,7 +183,7 @@ def test_any_text_is_an_arm_or_an_error(text: str) -> None:
 
 def test_custom_files_are_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text("")
-    monkeypatch.setattr(names, "CUSTOM_FOLDER", tmp_path)
+    monkeypatch.setattr(arms, "CUSTOM_FOLDER", tmp_path)
     arm = parse_arm("GATED+NORM=mine+MLP=window")
     assert dict(arm.parts) == {"norm": "MINE", "mlp": "WINDOW"}
     assert arm.file_variants == ("GATED", "MINE", "WINDOW")

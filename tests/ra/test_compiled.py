@@ -14,8 +14,7 @@ from torch._dynamo.backends.common import aot_autograd
 from gpt2.initial_weights import initialise
 from gpt2.training_step import build_model
 from gpt2.transformer import GPT2
-from ra.alternation import AlternationSettings
-from ra.names import LEARNED, published_variants
+from ra.arms import LEARNED, AlternationSettings, published_variants
 from ra.variants import variant
 from runtime.settings import ModelConfig
 

@@ -9,10 +9,10 @@ import torch
 
 from gpt2.initial_weights import initialise
 from gpt2.transformer import GPT2
-from ra import names
+from ra import arms
 from ra.admission.examine import examine
 from ra.admission.probe import Probe
-from ra.alternation import AlternationSettings
+from ra.arms import AlternationSettings
 from ra.variants import Variant, variant
 from runtime.settings import ModelConfig
 from tests.pins.admission import hold_to_pin
@@ -28,7 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Replace ra/custom by an empty folder."""
     folder = tmp_path / "folder"
     folder.mkdir()
-    monkeypatch.setattr(names, "CUSTOM_FOLDER", folder)
+    monkeypatch.setattr(arms, "CUSTOM_FOLDER", folder)
     monkeypatch.setattr("ra.custom.__path__", [str(folder)])
     return folder
 
@@ -82,9 +82,9 @@ def test_the_documented_parts_are_admitted_alone_and_with_other_attentions(folde
 
 def test_every_published_arm_is_in_the_table_of_the_docs() -> None:
     rows = dict(re.findall(r"^\| `([A-Z]+)` \| .*\| (.*?) \| .*? \|$", PAGE, re.MULTILINE))
-    for name in names.published_variants():
+    for name in arms.published_variants():
         for source in re.findall(r"arXiv:[0-9.]+|commit [0-9a-f]{8}", rows[name].replace(" at ", " commit ")):
-            assert source in " ".join(names.source(name).read_text().split()), name
+            assert source in " ".join(arms.source(name).read_text().split()), name
 
 
 def test_the_docs_give_file_and_variant_one_name() -> None:
@@ -113,7 +113,7 @@ def test_the_docs_give_file_and_variant_one_name() -> None:
     ],
 )
 def test_a_broken_file_is_named_with_its_line(folder: Path, text: str, message: str) -> None:
-    with pytest.raises(names.VariantError, match=message) as caught:
+    with pytest.raises(arms.VariantError, match=message) as caught:
         build(folder, text)
     assert re.match(r"CUSTOM_VARIANT_\d+: ra/custom/custom_variant_\d+\.py", str(caught.value))
     assert "\n" not in str(caught.value)

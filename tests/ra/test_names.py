@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ra import names
-from ra.names import PATTERNS, VariantError, is_fixed_pattern, reciprocal_layers, refuse_misnamed_files
+from ra import arms
+from ra.arms import PATTERNS, VariantError, is_fixed_pattern, reciprocal_layers, refuse_misnamed_files
 from runtime.errors import UserError
 
 LAYERS = st.integers(1, 60)
@@ -102,7 +102,7 @@ def test_any_text_is_a_variant_or_refused(text, layers):
 def test_a_custom_file_with_an_impossible_name_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, says: str
 ) -> None:
-    monkeypatch.setattr(names, "CUSTOM_FOLDER", tmp_path)
+    monkeypatch.setattr(arms, "CUSTOM_FOLDER", tmp_path)
     (tmp_path / "__init__.py").touch()
     (tmp_path / "abs_keys2.py").touch()
     refuse_misnamed_files()

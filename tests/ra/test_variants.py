@@ -15,10 +15,9 @@ import torch
 from gpt2.initial_weights import initialise, weights_digest
 from gpt2.training_step import build_model
 from gpt2.transformer import GPT2
-from ra import names
-from ra.alternation import AlternationSettings
+from ra import arms
+from ra.arms import AlternationSettings, VariantError
 from ra.counts import count, matched_width
-from ra.names import VariantError
 from ra.variants import Variant, variant
 from runtime.settings import ModelConfig
 from tests import small_runs
@@ -63,7 +62,7 @@ Custom = Callable[[str], str]
 @pytest.fixture
 def custom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Custom:
     """Write a file into an empty ra/custom; return its name without .py."""
-    monkeypatch.setattr(names, "CUSTOM_FOLDER", tmp_path)
+    monkeypatch.setattr(arms, "CUSTOM_FOLDER", tmp_path)
     monkeypatch.setattr("ra.custom.__path__", [str(tmp_path)])
 
     def write(text: str) -> str:

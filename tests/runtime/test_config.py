@@ -315,6 +315,6 @@ def test_an_error_names_the_line_that_set_the_value():
 def test_reading_a_config_needs_neither_torch_nor_kconfiglib():
     program = (
         "import sys; sys.modules |= dict.fromkeys(['torch', 'kconfiglib', 'numpy'])\n"
-        "import runtime.settings, ra.names, ra.alternation, study.study_settings"
+        "import runtime.settings, ra.arms, ra.arms, study.study_settings"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])

@@ -108,7 +108,7 @@ NOT_ON_A_TERMINAL = {
     "study/trackers.py",
     "study/verdict_tracker.py",
     "runtime/detected_hardware.py",
-    "ra/admission/child.py",
+    "ra/admission/child_process.py",
     "study/executors/place.py",
 }
 

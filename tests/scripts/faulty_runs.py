@@ -11,8 +11,8 @@ import torch
 
 from gpt2.trainer import TrainingRun
 from gpt2.training_step import NotFiniteError
-from ra import names
-from ra.alternation import AlternationSettings
+from ra import arms
+from ra.arms import AlternationSettings
 from ra.variants import variant
 from runtime import attention_kernels, ranks, run_record
 from runtime.dotconfig import read_symbols
@@ -98,7 +98,7 @@ def workplace(folder: Path, **sources: str) -> Iterator[Path]:
     patch.chdir(folder)
     patch.setenv("RA_DETECTED", "cpu")
     patch.delenv("MAKEFLAGS", raising=False)
-    patch.setattr(names, "CUSTOM_FOLDER", folder / "custom")
+    patch.setattr(arms, "CUSTOM_FOLDER", folder / "custom")
     patch.setattr("ra.custom.__path__", [str(folder / "custom")])
     patch.setattr("sys.dont_write_bytecode", True)
     threads = torch.get_num_threads()

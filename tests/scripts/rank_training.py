@@ -19,7 +19,7 @@ import torch
 import torch._dynamo  # the first optimizer loads it
 
 from gpt2 import gradients
-from ra import names
+from ra import arms
 from runtime import ranks
 from runtime.ranks import free_port
 from tests.scripts.faulty_runs import train_configured
@@ -28,7 +28,7 @@ from tests.scripts.faulty_runs import train_configured
 def main() -> int:
     """Train the runs of the argument; return 1 if a rank failed."""
     folder, patch = Path.cwd(), pytest.MonkeyPatch()
-    patch.setattr(names, "CUSTOM_FOLDER", folder / "custom")
+    patch.setattr(arms, "CUSTOM_FOLDER", folder / "custom")
     patch.setattr("ra.custom.__path__", [str(folder / "custom")])
     return max(fork(spec) for spec in json.loads(sys.argv[1]))
 

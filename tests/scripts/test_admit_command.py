@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ra import names
+from ra import arms
 from runtime.errors import UserError
 from scripts import admit as command
 from study import kconfig_commands as commands
@@ -33,7 +33,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("MAKEFLAGS", raising=False)
     commands.main(["defconfig", "gpt2-ra-ablation-smoke"])
     (tmp_path / "custom").mkdir()
-    monkeypatch.setattr(names, "CUSTOM_FOLDER", tmp_path / "custom")
+    monkeypatch.setattr(arms, "CUSTOM_FOLDER", tmp_path / "custom")
     return tmp_path
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ra import names
+from ra import arms
 from ra.exported import WEIGHTS, load_run
 from runtime.errors import UserError
 from scripts import export
@@ -76,7 +76,7 @@ def scaled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for folder in (custom, own):
         folder.mkdir(parents=True)
         (folder / "scaled.py").write_text(SCALED)
-    monkeypatch.setattr(names, "CUSTOM_FOLDER", custom)
+    monkeypatch.setattr(arms, "CUSTOM_FOLDER", custom)
     monkeypatch.setattr("ra.custom.__path__", [str(custom)])
     yield custom / "scaled.py"
     sys.modules.pop("ra.custom.scaled", None)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from gpt2.training_step import NotFiniteError
-from ra import names
+from ra import arms
 from runtime import run_record
 from runtime.errors import UserError
 from runtime.signals import Stop
@@ -212,7 +212,7 @@ def attention(layer, spec):
 def test_a_custom_variant_is_replayed_and_its_changed_or_missing_source_is_named(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(names, "CUSTOM_FOLDER", tmp_path)
+    monkeypatch.setattr(arms, "CUSTOM_FOLDER", tmp_path)
     monkeypatch.setattr("ra.custom.__path__", [str(tmp_path)])
     monkeypatch.setattr("sys.dont_write_bytecode", True)
     source = tmp_path / "scaled.py"

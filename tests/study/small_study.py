@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from gpt2.trainer import TrainingRun
-from ra.alternation import AlternationSettings
+from ra.arms import AlternationSettings
 from ra.variants import variant
 from runtime.resolved_target import resolve
 from runtime.run_plan import RunPlan, plan_batch

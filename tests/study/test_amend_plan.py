@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpt2.optimizer import warmup_iterations
-from ra.alternation import AlternationSettings
+from ra.arms import AlternationSettings
 from ra.variants import variant
 from runtime import run_record
 from runtime.run_plan import WARM_UP_STEPS, BatchPlan

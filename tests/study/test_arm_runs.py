@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpt2.trainer import TrainingRun
-from ra.names import published_variants
+from ra.arms import published_variants
 from ra.variants import variant
 from referee.pages.document import render_markdown
 from runtime import run_record

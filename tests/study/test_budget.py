@@ -19,7 +19,7 @@ from gpt2 import trainer, validation
 from gpt2.clocks import Clocks, ClockTimer
 from gpt2.trainer import TrainingRun
 from gpt2.training_step import Stepper, StepResult
-from ra.alternation import AlternationSettings
+from ra.arms import AlternationSettings
 from ra.variants import variant
 from runtime import checkpoint, metrics_log, run_record
 from runtime.resolved_target import resolve

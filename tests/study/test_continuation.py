@@ -191,7 +191,7 @@ def test_a_study_without_the_states_is_refused(
     names: str,
 ) -> None:
     study = shutil.copytree(short.study, tmp_path / "study")
-    monkeypatch.setattr("ra.names.CUSTOM_FOLDER", tmp_path)
+    monkeypatch.setattr("ra.arms.CUSTOM_FOLDER", tmp_path)
     (tmp_path / "mine.py").write_text("x = 1\n")
     text = (study / "config").read_text()
     check_starts(study, text, [("B", 0)])

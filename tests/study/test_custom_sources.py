@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ra import names
+from ra import arms
 from runtime.errors import UserError
 from study.preconditions import snapshot_sources
 
@@ -14,7 +14,7 @@ from study.preconditions import snapshot_sources
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "ra-own"
     folder.mkdir()
-    monkeypatch.setattr(names, "CUSTOM_FOLDER", folder)
+    monkeypatch.setattr(arms, "CUSTOM_FOLDER", folder)
     (folder / "mine.py").write_text("first idea\n")
     return folder / "mine.py"
 

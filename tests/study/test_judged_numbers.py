@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ra import names
+from ra import arms
 from study.runs import read_runs
 from study.study import Study
 from tests.faults.workplace import Workplace
@@ -48,13 +48,13 @@ def place(tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch) -> Workp
     found = Workplace(tmp_path / "project", texts)
     (found.folder / "ra").unlink()
     shutil.copytree(ROOT / "ra", found.folder / "ra")
-    monkeypatch.setattr(names, "CUSTOM_FOLDER", found.folder / "ra/custom")
+    monkeypatch.setattr(arms, "CUSTOM_FOLDER", found.folder / "ra/custom")
     return found
 
 
 def study(place: Workplace, name: str, text: str) -> subprocess.CompletedProcess[str]:
     """Run a study of B and of a custom variant."""
-    (names.CUSTOM_FOLDER / f"{name.lower()}.py").write_text(text)
+    (arms.CUSTOM_FOLDER / f"{name.lower()}.py").write_text(text)
     place.configure(VARIANTS=f"B {name}", GPT2_MAX_ITERS="6", GPT2_DROPOUT="0")
     return place.here("scripts.study")
 

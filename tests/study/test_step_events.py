@@ -7,7 +7,7 @@ import pytest
 
 from gpt2.clocks import EventTimer
 from gpt2.training_step import Stepper
-from ra.alternation import AlternationSettings
+from ra.arms import AlternationSettings
 from ra.variants import variant
 from runtime.resolved_target import resolve
 from runtime.run_plan import WARM_UP_STEPS, plan_batch

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ra import names
+from ra import arms
 from ra.admission.examine import examine
 from ra.admission.probe import Probe
-from ra.alternation import AlternationSettings
+from ra.arms import AlternationSettings
 from runtime.settings import ModelConfig
 from tests.pins.admission import hold_to_pin
 from tests.ra.admission.broken_parts import BROKEN_PARTS
@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             f"def {part}({arguments}):\n    return kind(spec{', layer' if part == 'norm' else ''})\n"
         )
     patch = pytest.MonkeyPatch()
-    patch.setattr(names, "CUSTOM_FOLDER", folder)
+    patch.setattr(arms, "CUSTOM_FOLDER", folder)
     patch.setattr("ra.custom.__path__", [str(folder)])
     yield folder
     patch.undo()

@@ -10,8 +10,7 @@ from ra.admission.causality import future_leak
 from ra.admission.examine import CHECKS, examine
 from ra.admission.probe import Probe, inputs, row_rounding
 from ra.admission.results import OUTSIDE
-from ra.alternation import AlternationSettings
-from ra.names import LEARNED, PATTERNS, published_variants
+from ra.arms import LEARNED, PATTERNS, AlternationSettings, published_variants
 from runtime.settings import ModelConfig
 from tests.pins.admission import hold_to_pin
 

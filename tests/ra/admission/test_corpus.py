@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from ra import names
+from ra import arms
+from ra.admission.child_process import examine_variants
 from ra.admission.examine import examine
 from ra.admission.probe import Probe
-from ra.admission.process import examine_variants
-from ra.alternation import AlternationSettings
+from ra.arms import AlternationSettings
 from runtime.settings import ModelConfig
 from tests.pins.admission import hold_to_pin
 from tests.ra.admission import broken, correct
@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         text = f"from {variant.__module__} import {variant.__name__} as kind\n\n\n"
         (folder / f"{name.lower()}.py").write_text(f"{text}def attention(layer, spec):\n    return {make}\n")
     patch = pytest.MonkeyPatch()
-    patch.setattr(names, "CUSTOM_FOLDER", folder)
+    patch.setattr(arms, "CUSTOM_FOLDER", folder)
     patch.setattr("ra.custom.__path__", [str(folder)])
     yield folder
     patch.undo()

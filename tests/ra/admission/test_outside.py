@@ -8,11 +8,11 @@ import pytest
 
 import gpt2.trainer  # noqa: F401  (the functions that judge)
 import ra.custom
-from ra import names
+from ra import arms
 from ra.admission import examine
+from ra.admission.child_process import examine_variants
 from ra.admission.probe import Probe
-from ra.admission.process import examine_variants
-from ra.alternation import AlternationSettings
+from ra.arms import AlternationSettings
 from runtime.settings import ModelConfig
 
 STUDY = ModelConfig("test", 2, 2, 16, 16, 0.0)
@@ -53,11 +53,11 @@ def outcome(**code: str) -> str:
         receiver, sender = os.pipe()
         child = os.fork()
         if not child:
-            names.CUSTOM_FOLDER, ra.custom.__path__, examine.CHECKS = Path(folder), [folder], CHECKS
+            arms.CUSTOM_FOLDER, ra.custom.__path__, examine.CHECKS = Path(folder), [folder], CHECKS
             try:
                 found = examine.examine(Probe("MINE", STUDY, ALTERNATION)).violations
                 text = str(found[0]) if found else "admitted"
-            except names.VariantError as error:
+            except arms.VariantError as error:
                 text = str(error)
             except BaseException as error:
                 text = repr(error)
@@ -107,7 +107,7 @@ def test_a_subclass_of_tensor_is_no_output() -> None:
 def test_a_variant_that_changes_its_process_leaves_the_results_of_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(names, "CUSTOM_FOLDER", tmp_path)
+    monkeypatch.setattr(arms, "CUSTOM_FOLDER", tmp_path)
     blank = {"loaded": "", "built": "pass", "stochastic": "False"}
     for name in ("first", "second", "third"):
         code = "torch.set_default_dtype(torch.float64)" if name == "second" else "pass"

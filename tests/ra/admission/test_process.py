@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from ra import names
-from ra.admission.process import examine_variants
-from ra.alternation import AlternationSettings
+from ra import arms
+from ra.admission.child_process import examine_variants
+from ra.arms import AlternationSettings
 from runtime.settings import ModelConfig
 from tests.pins.admission import hold_to_pin
 
@@ -29,7 +29,7 @@ def attention(layer, spec):
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(names, "CUSTOM_FOLDER", tmp_path)
+    monkeypatch.setattr(arms, "CUSTOM_FOLDER", tmp_path)
     return tmp_path
 
 
@@ -54,5 +54,5 @@ def test_a_hang_ends_at_the_time_limit(folder: Path) -> None:
 
 def test_a_file_that_cannot_be_loaded_is_an_error_with_its_line(folder: Path) -> None:
     (folder / "unloadable.py").write_text("x = 1\ny = x.missing\n")
-    with pytest.raises(names.VariantError, match=r"unloadable\.py, line 2: AttributeError"):
+    with pytest.raises(arms.VariantError, match=r"unloadable\.py, line 2: AttributeError"):
         examine_variants(["UNLOADABLE"], STUDY, ALTERNATION)

@@ -14,9 +14,8 @@ from gpt2.optimizer import parameter_groups
 from gpt2.sampling import Cache, logits
 from gpt2.training_step import build_model
 from gpt2.transformer import GPT2
-from ra.alternation import AlternationSettings
+from ra.arms import AlternationSettings, published_variants
 from ra.attention_maps import layer_maps, queries_and_keys
-from ra.names import published_variants
 from ra.published.rotary import RotaryPosition
 from ra.published.swiglu import SwiGLU
 from ra.reciprocal_attention import LearnedHardAttention

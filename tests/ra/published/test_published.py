@@ -11,8 +11,7 @@ from gpt2.allocation_tracker import AllocationTracker
 from gpt2.initial_weights import initialise
 from gpt2.training_step import build_model
 from gpt2.transformer import GPT2, CausalSelfAttention
-from ra.alternation import AlternationSettings
-from ra.names import published_variants
+from ra.arms import AlternationSettings, published_variants
 from ra.variants import variant
 from runtime.settings import ModelConfig
 

@@ -14,7 +14,7 @@ import torch
 from gpt2.initial_weights import initialise
 from gpt2.training_step import build_model
 from ra import attention_maps
-from ra.alternation import AlternationSettings
+from ra.arms import AlternationSettings
 from ra.control import swap_query_and_key
 from ra.variants import variant
 from runtime import checkpoint, run_record

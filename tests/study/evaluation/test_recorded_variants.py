@@ -9,8 +9,8 @@ import torch
 
 from gpt2.initial_weights import initialise
 from gpt2.training_step import build_model
-from ra import names
-from ra.alternation import AlternationSettings
+from ra import arms
+from ra.arms import AlternationSettings
 from ra.variants import variant
 from runtime import checkpoint, run_record
 from runtime.dotconfig import read_symbols
@@ -41,7 +41,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config_file: Path) 
     custom, run_dir = tmp_path / "custom", tmp_path / "study/runs/SHIFT0"
     for folder in (custom, run_dir, tmp_path / "study/own"):
         folder.mkdir(parents=True)
-    monkeypatch.setattr(names, "CUSTOM_FOLDER", custom)
+    monkeypatch.setattr(arms, "CUSTOM_FOLDER", custom)
     monkeypatch.setattr("ra.custom.__path__", [str(custom)])
     (custom / "_shift_helper.py").write_text("FACTOR = 3.0\n")
     for path in (custom / "shift.py", tmp_path / "study/own/shift.py"):
@@ -82,4 +82,4 @@ def test_another_file_in_the_checkout_changes_nothing_and_a_note_says_so(
         sys.modules.pop("ra.custom.shift", None)
         assert not torch.allclose(outputs(before), outputs(inspect.load_run(run_dir)))
     else:
-        assert names.custom_variants() == []
+        assert arms.custom_variants() == []

@@ -9,7 +9,7 @@ import pytest
 from gpt2 import predicted_memory
 from gpt2.predicted_memory import predict
 from gpt2.transformer import ModelParts
-from ra.alternation import AlternationSettings
+from ra.arms import AlternationSettings
 from ra.variants import variant
 from runtime import resolved_target
 from runtime.settings import Config

@@ -10,8 +10,7 @@ from gpt2.measured_memory import measure
 from gpt2.predicted_memory import Prediction, StepWorkload, predict
 from gpt2.transformer import ModelParts
 from gpt2.validation import EVALUATION_TOKENS
-from ra.alternation import AlternationSettings
-from ra.names import published_variants
+from ra.arms import AlternationSettings, published_variants
 from ra.variants import Variant, variant
 from runtime.resolved_target import TARGETS, ResolvedTarget
 from runtime.run_plan import micro_batches

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ra.alternation import AlternationSettings
+from ra.arms import AlternationSettings
 from ra.variants import variant
 from runtime import resolved_target
 from runtime.settings import Config
