@@ -26,7 +26,7 @@ from runtime.records import Amount, Count, Record, Share, Text
 
 RECORD, METRICS, RESPONSES, CONFIG, PLAN = "run.json", "metrics.jsonl", "responses", "config", "plan.json"
 FINISHED, DIVERGED, RUNNING, INTERRUPTED, FAILED = "finished", "diverged", "running", "interrupted", "failed"
-EXIT_INTERRUPTED = 3  # of `python -m grpo.train`
+EXIT_INTERRUPTED = 3  # of `python -m grpo.worker`
 ENDED = (FINISHED, DIVERGED)  # runs that are not repeated
 
 

@@ -12,7 +12,9 @@ import importlib.metadata
 import os
 import platform
 import shutil
+import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,16 +27,24 @@ from trl import GRPOConfig
 from gpt2.initial_weights import derive_seed
 from grpo import records
 from grpo.grpo_settings import GrpoSettings, noise_of, run_name
-from grpo.grpo_trainer import DivergedError, DivergenceMonitor, RolloutNoiseTrainer, RolloutRewards
+from grpo.grpo_trainer import (
+    DivergedError,
+    DivergenceMonitor,
+    RolloutNoiseTrainer,
+    RolloutRewards,
+    noisy_norms,
+)
 from grpo.gsm8k import Problem, digest, read_problems, reward, standard_error
-from grpo.records import AccuracyEvaluation, GrpoRecord, Response, write_responses
-from grpo.rollout_noise import noisy_norms
+from grpo.records import EXIT_INTERRUPTED, AccuracyEvaluation, GrpoRecord, Response, write_responses
 from runtime import files
 from runtime.detected_hardware import cpu_threads
-from runtime.errors import UserError, one_line
+from runtime.dotconfig import read_symbols
+from runtime.errors import UserError, one_line, run_command
 from runtime.files import DamagedFileError
 from runtime.metrics_log import append_metrics, truncate_metrics
-from runtime.signals import Stop
+from runtime.output import printable
+from runtime.resolved_target import export_environment
+from runtime.signals import Interrupted, Stop
 
 
 @torch.no_grad()
@@ -356,3 +366,38 @@ class GrpoRun:
         seconds = time.monotonic() - self.started
         self.record = self.record.replace(status=status, error=error, seconds=seconds)
         records.write(self.run_dir, self.record)
+
+
+# `python -m grpo.worker RUN_DIR/config ARM SEED`: train or resume one run. `make grpo` starts it.
+#
+# Progress goes to standard output, everything else to RUN_DIR/log.txt.
+
+
+def main() -> int:
+    config, arm, seed = sys.argv[1:]
+    settings = GrpoSettings.from_symbols(read_symbols(Path(config)))
+    stop = Stop().install(os.getppid())
+    export_environment()  # before torch is imported
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace")
+
+    def say(text: str) -> None:
+        print(printable(text), file=out, flush=True)
+
+    with files.open_append(settings.run_dir(arm, int(seed)) / "log.txt") as log:
+        for descriptor in (1, 2):  # of libraries
+            os.dup2(log.fileno(), descriptor)
+        try:
+            status = GrpoRun(settings, arm, int(seed), stop, say).run()
+        except Interrupted:  # before its first step
+            return EXIT_INTERRUPTED
+        except Exception as error:
+            known = isinstance(error, UserError)
+            say(f"error: {error}" if known else f"error: {type(error).__name__}: {one_line(error)[:200]}")
+            if not known:
+                traceback.print_exc(file=log)
+            return 1
+    return EXIT_INTERRUPTED if status == "interrupted" else 0
+
+
+if __name__ == "__main__":
+    run_command(main)

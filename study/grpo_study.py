@@ -103,9 +103,9 @@ def run_study(settings: GrpoSettings, config: str, ended: Callable[[], object]) 
 
 
 def _child(config: Path, arm: str, seed: int) -> int:
-    """Run `python -m grpo.train` and pass a signal on to it. Returns its exit status."""
+    """Run `python -m grpo.worker` and pass a signal on to it. Returns its exit status."""
     environment = {"CUDA_VISIBLE_DEVICES": "0", "TOKENIZERS_PARALLELISM": "false"} | dict(os.environ)
-    command = [sys.executable, "-m", "grpo.train", str(config), arm, str(seed)]
+    command = [sys.executable, "-m", "grpo.worker", str(config), arm, str(seed)]
     process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
     previous = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     try:

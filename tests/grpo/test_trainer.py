@@ -12,10 +12,9 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig
 
-from grpo.grpo_trainer import DivergedError, RolloutNoiseTrainer, RolloutRewards, TokenLogps
+from grpo.grpo_trainer import DivergedError, RolloutNoiseTrainer, RolloutRewards, TokenLogps, draw
 from grpo.gsm8k import read_problems
 from grpo.records import read_responses
-from grpo.rollout_noise import draw
 from grpo.worker import evaluate
 from ra.noise_schedule import NoiseSchedule
 from tests.grpo.tiny import write_model, write_problems
@@ -96,7 +95,7 @@ def test_recorded_log_probabilities_are_those_of_the_noisy_model(
     run.state.global_step, run.state.max_steps = 1, 3
     tokens = run.processing_class("Ada has 3 apples")["input_ids"]
     (completions, logps) = run._generate_single_turn([tokens] * 3, None, {}, 3)
-    from grpo.rollout_noise import rollout_noise
+    from grpo.grpo_trainer import rollout_noise
 
     assert [len(one) for one in completions] == [len(one) for one in logps]
     for completion, found in zip(completions, logps, strict=True):

@@ -166,7 +166,7 @@ def test_a_study_ends_with_a_page_and_interrupted_runs_end_with_the_same_numbers
     run_dir.mkdir(parents=True)
     (run_dir / "config").write_bytes((place.folder / ".config").read_bytes())
     child = ("results/second/runs/strong0/config", "strong", "0")
-    status, printed = place.stop_at("step 8/10", signal.SIGKILL, "grpo.train", *child)
+    status, printed = place.stop_at("step 8/10", signal.SIGKILL, "grpo.worker", *child)
     assert status == -signal.SIGKILL, printed
     record = records.read(run_dir)
     assert record
