@@ -26,8 +26,7 @@ from runtime.run_record import RunRecord
 from study import plan_file
 from study.executors.child_process import Session
 from study.plan_file import Plan
-from study.planning.memory_page import format_bytes
-from study.planning.memory_peaks import measure_variant
+from study.planning.memory_page import format_bytes, measure_variant
 from study.study import Study
 
 STEPS, STOP_AT = 14, 7

@@ -9,7 +9,7 @@ from bench.suite import run_suite
 from bench.suites import NAMES, load_suite
 from runtime.errors import run_command
 from runtime.resolved_target import export_environment
-from study.make_arguments import command_arguments
+from study.kconfig_commands import command_arguments
 
 
 def describe_suites() -> str:

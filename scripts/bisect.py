@@ -18,8 +18,8 @@ from runtime import run_record
 from runtime.errors import UserError, run_command
 from runtime.provenance import source_digests
 from scripts.record import result_folder, run_arguments, show_differences
-from study.compare.diagnosed_runs import RunSide, read_sides
-from study.evaluation.run_replay import enter_environment, open_run
+from study.compare.loaded_studies import RunSide, read_sides
+from study.evaluation.loaded_runs import enter_environment, open_run
 
 USAGE = "make bisect RUN=results/STUDY/runs/NAME [AGAINST=results/OTHER/runs/NAME]"
 VARIABLES = {"AGAINST": "", "STEP": "", "SYMPTOM": "", "OUT": ""}  # and RUN

@@ -23,7 +23,7 @@ from referee.numerics.monitor.monitor_tables import rank_folders
 from referee.numerics.trend.trend import record_command
 from runtime.errors import UserError, run_command
 from scripts.record import result_folder
-from study.compare.diagnosed_runs import (
+from study.compare.loaded_studies import (
     ABSENT,
     BLOCKING,
     RunSide,
@@ -31,7 +31,7 @@ from study.compare.diagnosed_runs import (
     differing_settings,
     read_sides,
 )
-from study.make_arguments import command_arguments
+from study.kconfig_commands import command_arguments
 
 USAGE = 'fix: make diagnose RUNS="results/a/runs/B0 results/b/runs/B0"'
 

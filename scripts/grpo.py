@@ -11,11 +11,10 @@ from referee.pages.html_page import render_html
 from runtime.dotconfig import read_symbols, read_text
 from runtime.errors import UserError, run_command
 from runtime.files import write_json, write_text
-from study.grpo_page import grpo_document
-from study.grpo_report import as_json, build_report
+from study.grpo_page import as_json, build_report, grpo_document
 from study.grpo_study import check, run_study
-from study.kconfig_files import load_strictly
-from study.make_arguments import refuse_assignments
+from study.kconfig_commands import refuse_assignments
+from study.kconfig_rules import load_strictly
 
 CONFIG = Path(".config")
 

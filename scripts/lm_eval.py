@@ -14,7 +14,7 @@ from pathlib import Path
 from referee.pages.document import render_terminal
 from runtime.errors import UserError, run_command
 from runtime.resolved_target import export_environment
-from study.make_arguments import command_arguments
+from study.kconfig_commands import command_arguments
 
 USUAL = "hellaswag lambada_openai piqa arc_easy winogrande"
 
@@ -41,8 +41,7 @@ def main() -> int:
             "lm_eval is not installed; fix: make lm-eval, or pip install 'lm_eval[hf]==0.4.13'"
         ) from None
     from study.evaluation.lm_eval_page import results_document
-    from study.evaluation.lm_eval_runs import evaluate_run
-    from study.evaluation.lm_eval_tasks import load_tasks
+    from study.evaluation.lm_eval_runs import evaluate_run, load_tasks
 
     tasks = load_tasks(names, given.task_data)
     found = []

@@ -13,7 +13,7 @@ from runtime import run_record
 from runtime.errors import run_command
 from runtime.resolved_target import export_environment
 from scripts.record import record_run, result_folder, run_arguments
-from study.evaluation.run_replay import enter_environment, open_run
+from study.evaluation.loaded_runs import enter_environment, open_run
 
 USAGE = "make oracle RUN=results/STUDY/runs/NAME STEP=40, or RECORD=the folder of a step"
 VARIABLES = {"STEP": "", "RECORD": "", "OTHER": "", "OUT": ""}  # and RUN

@@ -12,7 +12,7 @@ from referee.pages.document import render_terminal
 from runtime.dotconfig import NUMBER
 from runtime.errors import UserError, run_command
 from scripts.study import first_line, load
-from study.make_arguments import command_arguments
+from study.kconfig_commands import command_arguments
 
 
 def spread(text: str) -> float | None:
@@ -31,8 +31,7 @@ def main() -> None:
     given = spread(parser.parse_args(command_arguments(("SPREAD",))).spread)
     symbols, config, settings = load()
     print(first_line(config, settings) + "\n", flush=True)
-    from study.planning.forecast import forecast
-    from study.planning.plan_page import plan_document
+    from study.planning.plan_page import forecast, plan_document
     from study.planning.planned_power import find_past_studies, study_sight
 
     values = {name: entry.value for name, entry in symbols.entries.items()}

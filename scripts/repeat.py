@@ -18,7 +18,7 @@ from runtime import run_record
 from runtime.errors import UserError, run_command
 from runtime.output import LiveLine
 from scripts.record import result_folder, run_arguments
-from study.evaluation.run_replay import enter_environment, open_run
+from study.evaluation.loaded_runs import enter_environment, open_run
 
 if TYPE_CHECKING:
     from gpt2.replay import RunReplay

@@ -19,7 +19,7 @@ from runtime.dotconfig import read_symbols
 from runtime.errors import UserError, run_command
 from runtime.files import write_json, write_text
 from runtime.resolved_target import export_environment
-from study.make_arguments import command_arguments
+from study.kconfig_commands import command_arguments
 from study.study_settings import StudySettings
 
 CONFIG = Path(".config")
@@ -58,8 +58,7 @@ def main() -> None:
     local = [one.name for one in wanted if not one.machine]
     labels = [one.label for one in wanted if one.machine]
     export_environment()  # before torch is imported
-    from study.evaluation.transfer_matrix import as_json, build_transfer, counted_runs
-    from study.evaluation.transfer_records import elsewhere
+    from study.evaluation.transfer_matrix import as_json, build_transfer, counted_runs, elsewhere
     from study.evaluation.transfer_runs import evaluate_run
     from study.report.transfer_page import transfer_document
 

@@ -35,9 +35,9 @@ from study.executors.child_process import (
 from study.executors.claims import ClaimObserver
 from study.executors.executor import Ended, Executor, Message, Started, Task, TaskProgress, last_step
 from study.plan_file import Plan
-from study.rate_tuning import RunList
 from study.runs import read_record
 from study.terminal import Terminal, outcome
+from study.tuned_rates import RunList
 
 POLL_SECONDS = 1.0
 MOST_LOSSES = 3  # of a run with its machine or with one of its ranks, without a step between them

@@ -27,7 +27,7 @@ from runtime.run_plan import BatchPlan
 from study import admit, amend_plan, plan_file, planner
 from study.continuation import check_starts, continued
 from study.dispatch import Dispatcher, full_disk_error
-from study.evaluation.attention_data import uninspected_runs
+from study.evaluation.attention_page import uninspected_runs
 from study.executors.child_process import (
     EXIT_FAILED,
     EXIT_FINISHED,
@@ -54,9 +54,8 @@ from study.preconditions import (
     require_space,
     snapshot_sources,
 )
-from study.rate_tuning import RunList
-from study.report import report_files as write
-from study.report.report_files import render_terminal
+from study.report import report_page as write
+from study.report.report_page import render_terminal
 from study.runs import read_records
 from study.step_timing import DoesNotFitError, Timing
 from study.study_lock import locked
@@ -71,6 +70,7 @@ from study.terminal import (
     summary,
 )
 from study.trackers import ExperimentLoggers
+from study.tuned_rates import RunList
 from study.verdict_tracker import track_verdict
 
 

@@ -47,7 +47,7 @@ NO_TORCH = (
     "study.runs",
     "study.analysis.verdict",
     "study.report.report_data",
-    "study.report.report_files",
+    "study.report.report_page",
     "study.compare.compared_studies",
     "study.grpo_page",
     "study.grpo_study",

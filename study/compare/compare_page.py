@@ -25,22 +25,99 @@ from referee.pages.document import (
     Table,
     render_markdown,
 )
+from referee.pages.figures import Plain, axis, figure, line, points
 from referee.pages.html_page import render_html
-from referee.pages.markup import Strong, Text, number_with_detail
+from referee.pages.markup import Strong, Text, escape_html, number_with_detail
 from referee.verdict.statistics import percent
 from runtime import files
 from runtime.errors import UserError, disk_full
 from study.analysis.verdict import Verdict
-from study.arm_colors import legend
-from study.compare import compare_figures as figures
-from study.compare.alignment import Alignment, Errors
+from study.arm_colors import color, legend
 from study.compare.compare_sizes import sizes_section
-from study.compare.compared_studies import StudyComparison, as_json
-from study.compare.ranking import Across, verdict_agreement
-from study.report.eval_set_section import compared_section
+from study.compare.compared_studies import (
+    TOLERANCE,
+    Across,
+    Alignment,
+    Errors,
+    StudyComparison,
+    as_json,
+    verdict_agreement,
+)
+from study.report.method import change, shown, shown_bits
 from study.report.report_data import bits
-from study.report.report_sentences import change, shown, shown_bits
+from study.report.report_figures import in_percent
+from study.report.report_sections import compared_section
 from study.runs import variant_order
+
+# Draw changes of perplexity and differences of training losses for plotly.
+
+
+# In the order of the studies. The variants' own colors mean variants on every page.
+STUDY_COLORS = ("var(--accent)", "var(--bad)", "var(--v8)", "var(--v6)", "var(--v7)", "var(--v9)")
+NARROW = {"margin": {"l": 90, "r": 12}, "font": {"size": 11}}
+
+
+def changes(comparison: StudyComparison) -> Plain | None:
+    """Change of perplexity: one row for each variant, one point with its interval for each study."""
+    rows = comparison.changes()
+    if not rows:
+        return None
+    first, *others = labels = [study.label for study in comparison.studies]
+    series = [f"{label} against {first}" for label in others] if comparison.absolute else labels
+    data = []
+    for place, name in enumerate(series):
+        known = [(variant, interval) for variant, changed in rows if (interval := changed[place])]
+        estimates = [in_percent(interval) for _, interval in known]
+        data.append(
+            points(
+                name,
+                STUDY_COLORS[place % len(STUDY_COLORS)],
+                estimates,
+                [escape_html(variant) for variant, _ in known],
+                ["circle-open" if low is None else "circle" for _, low, _ in estimates],
+                orientation="h",
+                hovertemplate=f"%{{y}}: %{{x:+.3g}} %<extra>{escape_html(name)}</extra>",
+            )
+        )
+    names = [escape_html(variant) for variant, _ in reversed(rows)]
+    return figure(
+        data,
+        140 + 44 * len(rows),
+        (130, 24, 34, 48),
+        NARROW,
+        showlegend=True,
+        legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+        scattermode="group",
+        xaxis=axis("change, % of perplexity (left is better)", zeroline=True, zerolinewidth=2),
+        yaxis={"type": "category", "categoryorder": "array", "categoryarray": names, "automargin": "left"},
+    )
+
+
+def curves(lines: list[Alignment], variants: list[str]) -> Plain:
+    """Relative difference of losses in percent against iteration, one line for each run, on a logarithmic axis.
+
+    A zero leaves a gap: a logarithmic axis cannot show it.
+    """
+    data = [
+        line(
+            one.run,
+            color(one.variant, variants),
+            group=one.variant,
+            width=1.6,
+            x=list(one.curve),
+            y=[float(f"{100 * value:.4g}") if value > 0 else None for value in one.curve.values()],
+            hovertemplate=f"iteration %{{x}}: %{{y:.3g}} %<extra>{escape_html(one.run)}</extra>",
+        )
+        for one in lines
+    ]
+    end = max(one.iterations for one in lines)
+    data.append(
+        line("one percent", "var(--ink)", width=1.2, dash="dash", x=[1, end], y=[100 * TOLERANCE] * 2)
+    )
+    across = axis("iteration", exponentformat="SI", minexponent=4)
+    upwards = axis("difference of the loss, %", type="log", nticks=7)
+    return figure(data, 400, (66, 24, 12, 48), NARROW, xaxis=across, yaxis=upwards)
+
 
 PAGES = (HTML, MARKDOWN)
 VERDICTS = "The verdict of each study and the change of perplexity against its control arms."
@@ -131,7 +208,7 @@ def _verdict_section(comparison: StudyComparison) -> Section:
 
 def _main_section(comparison: StudyComparison) -> Section:
     title = "At equal tokens" if comparison.absolute else "Each study against its control arms"
-    return Section(title, [Figure("changes", figures.changes(comparison), CHANGES), _main_table(comparison)])
+    return Section(title, [Figure("changes", changes(comparison), CHANGES), _main_table(comparison)])
 
 
 def _main_table(comparison: StudyComparison) -> Table:
@@ -208,7 +285,7 @@ def _alignment_section(comparison: StudyComparison) -> Section:
         if lines:
             caption = f"{first} and {other}, running mean. Dashed: one percent."
             blocks += [
-                Figure(f"curves{number}", figures.curves(lines, variants), caption),
+                Figure(f"curves{number}", curves(lines, variants), caption),
                 alignment_table(lines),
             ]
     return Section("Do the training losses coincide?", blocks)

@@ -3,20 +3,312 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from ra.arms import control_groups, parse_arm
+import numpy as np
+
+from ra.arms import control_arms, control_groups, controls_of, parse_arm
 from referee.numerics.setup.checklist_rows import EQUAL, ChecklistRow
-from referee.verdict.statistics import Interval, mean, mean_interval
-from study.compare.alignment import Alignment, align
+from referee.verdict.looks import adjusted_for_looks
+from referee.verdict.statistics import Interval, holm, mean, mean_interval, paired_t
+from runtime.metrics_log import Steps, read_steps
+from study.analysis.verdict import BETTER, INTERIM, NO_ANSWER, VERDICT_SEEDS, WORSE, Verdict
 from study.compare.compare_sizes import SizeComparison, compare_sizes
 from study.compare.loaded_studies import LoadedStudy, read_studies
-from study.compare.ranking import Across, Order, across
 from study.compare.study_checklist import checklist
+from study.curves import thinned
 from study.runs import final_losses, variant_order
+
+# Compare training losses of the same run in two studies at equal iterations.
+#
+# The same variant and seed has the same batches and initial weights in both, so its curves first differ by rounding and
+# then separate as training amplifies it. They are compared with a tolerance of one percent, and with the A/A errors:
+# the differences between control arms of one study at the same seed, which are noise alone.
+
+
+TOLERANCE = 0.01  # relative difference of the loss
+TENTH = 0.1  # of the shared iterations: the early and the late part
+WINDOWS = 50  # a running mean spans 1 / WINDOWS of the shared iterations, at least SMALLEST_WINDOW
+SMALLEST_WINDOW = 5
+POINTS = 200  # of a curve in a figure
+Curve = dict[int, float]  # iteration -> value, ascending
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Relative difference of two curves: at the first shared iteration, means over the first and the last tenth."""
+
+    first: float
+    early: float
+    late: float
+
+    @classmethod
+    def largest(cls, errors: Iterable[Errors]) -> Errors:
+        """Return the largest value of each part."""
+        return cls(*map(max, zip(*map(dataclasses.astuple, errors), strict=True)))
+
+    def within(self, limit: Errors) -> bool:
+        """Whether every part is at most the limit's."""
+        return self.first <= limit.first and self.early <= limit.early and self.late <= limit.late
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """One run in two studies."""
+
+    studies: tuple[str, str]
+    run: str
+    variant: str
+    seed: int
+    iterations: int  # that both curves have
+    errors: Errors
+    control_errors: Errors | None  # the largest between two control arms of the seed; None without two arms
+    differs_from: int | None  # first iteration with another loss
+    parts_from: int | None  # first iteration beyond the tolerance, see `parts_at`
+    unreadable: int  # lines of both metrics.jsonl
+    curve: Curve  # running means at up to POINTS iterations, for a figure
+
+    @property
+    def within_tolerance(self) -> bool:
+        return self.errors.within(Errors(TOLERANCE, TOLERANCE, TOLERANCE))
+
+    @property
+    def within_control_errors(self) -> bool | None:
+        """Whether the errors are at most those between control arms.
+
+        Control arms are different functions of the same weights, so they differ at the first step already. The same
+        run differs there by rounding only; a larger first error means other weights or batches.
+        """
+        return None if self.control_errors is None else self.errors.within(self.control_errors)
+
+
+def losses(steps: Steps) -> Curve:
+    """Return the training loss in nats at each iteration; the last one of an iteration counts."""
+    return {step.iteration: step.loss for step in steps.steps}
+
+
+def relative_difference(one: Curve, other: Curve) -> Curve:
+    """Return |one - other| / |one| at the shared iterations."""
+    return {k: abs(one[k] - other[k]) / max(abs(one[k]), 1e-12) for k in sorted(one.keys() & other.keys())}
+
+
+def summarize(difference: Curve) -> Errors:
+    """Summarize a curve of at least one relative difference."""
+    values = list(difference.values())
+    part = max(1, round(TENTH * len(values)))
+    return Errors(values[0], mean(values[:part]), mean(values[-part:]))
+
+
+def running_means(difference: Curve) -> Curve:
+    """Return iteration k -> mean over the full window that starts at k."""
+    width = min(len(difference), max(SMALLEST_WINDOW, len(difference) // WINDOWS))
+    sums = np.cumsum([0.0, *difference.values()])
+    means = np.maximum(sums[width:] - sums[:-width], 0.0) / width
+    return dict(zip(difference, means.tolist(), strict=False))
+
+
+def parts_at(difference: Curve, limit: float) -> int | None:
+    """Return the first iteration at which the value and its running mean are above the limit; None if none is."""
+    means = running_means(difference)
+    return next((k for k, value in means.items() if min(value, difference[k]) > limit), None)
+
+
+def align(one: LoadedStudy, other: LoadedStudy) -> list[Alignment]:
+    """Compare every run that counts in both studies and shares an iteration; seed by seed."""
+    curves = [
+        {key: read_steps(run.file(study.path, "metrics.jsonl")) for key, run in study.runs().items()}
+        for study in (one, other)
+    ]
+    shared = sorted(curves[0].keys() & curves[1].keys(), key=lambda key: (key[1], key[0]))
+    limits = {seed: _control_errors(curves, seed) for _, seed in shared}
+    found = []
+    for variant, seed in shared:
+        a, b = (table[variant, seed] for table in curves)
+        difference = relative_difference(losses(a), losses(b))
+        if not difference:
+            continue
+        means = running_means(difference)
+        found.append(
+            Alignment(
+                studies=(one.label, other.label),
+                run=one.runs()[variant, seed].name,
+                variant=variant,
+                seed=seed,
+                iterations=len(difference),
+                errors=summarize(difference),
+                control_errors=limits[seed],
+                differs_from=next((k for k, value in difference.items() if value), None),
+                parts_from=parts_at(difference, TOLERANCE),
+                unreadable=a.damaged + b.damaged,
+                curve={k: means[k] for k in thinned(list(means), POINTS)},
+            )
+        )
+    return found
+
+
+def _control_errors(curves: Sequence[Mapping[tuple[str, int], Steps]], seed: int) -> Errors | None:
+    """Return the largest errors between two control arms of one study at this seed."""
+    found = []
+    for table in curves:
+        arms = {name: losses(steps) for (name, at), steps in table.items() if at == seed}
+        found += [
+            summarize(difference)
+            for x, y in combinations(control_arms(arms), 2)
+            if y in controls_of(x, arms) and (difference := relative_difference(arms[x], arms[y]))
+        ]
+    return Errors.largest(found) if found else None
+
+
+# Order the variants that all studies have, as far as noise permits, and compare the orders.
+
+
+NO_ORDER = "one seed: no order"
+ALL_CUT = "no run ended its schedule: no order"
+LEVEL = 0.05  # of a test, after Holm
+
+# Whether studies agree on a variant.
+AGREE = "agree"
+CONTRADICT = "contradict each other"
+SOME = "no contradiction"
+NONE = "no study can tell"
+ALONE = "-"  # fewer than two studies have it
+
+Losses = dict[str, dict[int, float]]  # variant -> seed -> final loss in nats
+
+
+@dataclass(frozen=True)
+class Order:
+    """The shared variants within one study, over seeds that all the ranked ones have."""
+
+    study: str
+    seeds: list[int]
+    ranked: list[str]
+    better: list[tuple[str, str]]  # of each pair the first is better, beyond noise
+    why_not: str  # the reason for no order, else empty
+
+    def places(self, name: str) -> tuple[int, int] | None:
+        """The first and the last place that noise permits; None for a variant that is not ranked."""
+        if name not in self.ranked:
+            return None
+        above = sum(worse == name for _, worse in self.better)
+        below = sum(better == name for better, _ in self.better)
+        return 1 + above, len(self.ranked) - below
+
+    def sign(self, name: str, other: str) -> int:
+        """-1 if the variant is better than the other, 1 if worse, 0 if noise permits both."""
+        return ((other, name) in self.better) - ((name, other) in self.better)
+
+
+@dataclass(frozen=True)
+class Across:
+    """A variant that all studies have: its places (low, high) in each, None where it has none."""
+
+    variant: str
+    control: bool
+    places: list[tuple[int, int] | None]
+    agreement: str
+
+
+def order(study: LoadedStudy, names: Sequence[str]) -> Order:
+    """Order these variants by mean loss as far as noise permits.
+
+    Control arms are one class and share their mean. A real change is apart from the class by the report's verdict,
+    and from another real change by a paired t test over the seeds, adjusted for looks and by Holm over the pairs; in
+    both cases only towards the side on which its mean lies, and from VERDICT_SEEDS on.
+    """
+    table: Losses = {name: {} for name in names}
+    for (name, seed), run in study.runs().items():
+        if name in table and run.name not in study.report.cut:
+            table[name][seed] = run.record.validation.loss
+    seeds = _seeds(table)
+    if len(seeds) < 2:
+        return Order(study.label, seeds, [], [], NO_ORDER if seeds else ALL_CUT)
+    losses = {name: [row[at] for at in seeds] for name, row in table.items() if row.keys() >= set(seeds)}
+    return Order(study.label, seeds, list(losses), better_pairs(losses, study.report.verdicts), "")
+
+
+def _seeds(table: Losses) -> list[int]:
+    """Choose the seeds to rank over: two or more if possible, then most variants, then most seeds."""
+    sets = [frozenset(losses) for losses in table.values()]
+    if not sets:
+        return []
+
+    def worth(seeds: frozenset[int]) -> tuple[bool, int, int, list[int]]:
+        return (
+            len(seeds) > 1,
+            bool(seeds) * sum(seeds <= other for other in sets),
+            len(seeds),
+            sorted(seeds),
+        )
+
+    best = max([*sets, sets[0].intersection(*sets)], key=worth)
+    return sorted(best)
+
+
+def better_pairs(losses: dict[str, list[float]], verdicts: Sequence[Verdict]) -> list[tuple[str, str]]:
+    """Return the pairs of which the tests and the means call the first better than the second."""
+    words = {verdict.variant: verdict.word for verdict in verdicts}
+    looks = {verdict.variant: verdict.reads for verdict in verdicts}
+    arms = control_arms(losses)
+    real = [name for name in losses if name not in arms]
+    against = [(name, arm) for name in real for arm in controls_of(name, arms)]
+    found = [(name, arm) for name, arm in against if words.get(name) == BETTER]
+    found += [(arm, name) for name, arm in against if words.get(name) == WORSE]
+    pairs = list(combinations([name for name in real if words.get(name) != INTERIM], 2))
+    tests = [paired_t([a - b for a, b in zip(losses[x], losses[y], strict=True)]) for x, y in pairs]
+    raw = [1.0 if test.p_value is None else test.p_value for test in tests]
+    reads = [max(looks.get(x, ()), looks.get(y, ()), key=len) for x, y in pairs]
+    adjusted = holm([adjusted_for_looks(p, read) for p, read in zip(raw, reads, strict=True)])
+    for (x, y), test, p in zip(pairs, tests, adjusted, strict=True):
+        if p < LEVEL and test.difference.count >= VERDICT_SEEDS:
+            found.append((x, y) if test.difference.mean < 0 else (y, x))
+    level = {name: mean(values) for name, values in losses.items()}
+    for group in control_groups(arms):
+        level |= dict.fromkeys(group, mean([level[name] for name in group]))
+    return [(x, y) for x, y in found if level[x] < level[y]]
+
+
+def across(studies: Sequence[LoadedStudy]) -> tuple[list[Order], list[Across]]:
+    """Order the variants that all studies have within each study; say whether the studies agree on each."""
+    shared = sorted(set.intersection(*(set(study.report.variants) for study in studies)), key=variant_order)
+    orders = [order(study, shared) for study in studies]
+    rows = [
+        Across(
+            name, parse_arm(name).is_control, [one.places(name) for one in orders], _agreement(name, orders)
+        )
+        for name in shared
+    ]
+    return orders, rows
+
+
+def _agreement(name: str, orders: Sequence[Order]) -> str:
+    """Whether the variant differs from the same others, in the same direction, in the studies that rank it."""
+    ranked = [one for one in orders if name in one.ranked]
+    others = {other for one in ranked for other in one.ranked}
+    signs = [{one.sign(name, other) for one in ranked if other in one.ranked} for other in others]
+    if len(ranked) < 2:
+        return ALONE
+    if any({-1, 1} <= found for found in signs):
+        return CONTRADICT
+    if all(found <= {0} for found in signs):
+        return NONE
+    return AGREE if all(len(found) <= 1 for found in signs) else SOME
+
+
+def verdict_agreement(words: Sequence[str]) -> str:
+    """Whether the verdicts of studies on one variant agree."""
+    if len(words) < 2:
+        return ALONE
+    if {BETTER, WORSE} <= set(words):
+        return CONTRADICT
+    if set(words) <= set(NO_ANSWER):
+        return NONE
+    return AGREE if len(set(words)) == 1 else SOME
+
 
 ARMS = "control arms"
 

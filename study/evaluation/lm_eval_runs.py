@@ -3,22 +3,196 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
+import functools
+import hashlib
 import io
+import json
+import logging
 import math
+import os
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from gpt2.initial_weights import state_digest
+from gpt2.text_sources import probe_hub
+from referee.numerics.text_files import json_lines
 from runtime import records, run_record
 from runtime.errors import UserError, first_sentences
 from study.evaluation.lm_eval_model import RunModel
 from study.evaluation.lm_eval_records import FILE, LmEvalRecord, Metric, TaskResult, read
-from study.evaluation.lm_eval_tasks import questions_digest
 from study.evaluation.loaded_runs import finished_record, require_last_weights
+
+# Load tasks of lm-evaluation-harness, from local files where TASK_DATA names a folder, else from the hub.
+
+
+KINDS = {".jsonl": "json", ".parquet": "parquet"}  # suffix -> builder of the library datasets
+SPLITS = ("test_split", "validation_split", "training_split", "fewshot_split")
+PLACES = {
+    "dataset_path",
+    "dataset_name",
+    "dataset_kwargs",
+    "metadata",
+    "tag",
+    *SPLITS,
+}  # not what a task asks
+FEWSHOT_SEED = 1234  # the harness's default
+
+
+def quiet() -> None:
+    """Silence progress bars and remarks of the harness's libraries. Errors are still raised."""
+    os.environ.setdefault("DISABLE_MULTIPROC", "1")  # of the bootstrap: its processes would import torch
+    import datasets
+
+    datasets.disable_progress_bars()
+    for name in ("lm_eval", "datasets", "huggingface_hub"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+@functools.cache
+def task_manager() -> Any:
+    """Return the harness's index of all its tasks. It takes seconds to build."""
+    quiet()
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager()
+
+
+def load_tasks(names: Sequence[str], data: Path | None = None, manager: Any = None) -> dict[str, Any]:
+    """Return the tasks by name, with their items. Groups and tags are replaced by their tasks.
+
+    data: a folder with local files, DATA/<task>.jsonl or DATA/<task>/<split>*.jsonl (or .parquet). Nothing is
+    downloaded then. UserError for an unknown task, and for items that are neither local nor on the hub.
+    """
+    quiet()
+    if data is not None and not data.is_dir():
+        raise UserError(
+            f"TASK_DATA={data} is not a folder; fix: TASK_DATA= a folder with hellaswag.jsonl and others"
+        )
+    manager = manager or task_manager()
+    for name in names:
+        if name not in manager.all_tasks:
+            near = difflib.get_close_matches(name, manager.all_tasks, n=3)
+            meant = f"did you mean {' or '.join(near)}?" if near else "python -m lm_eval ls tasks lists all"
+            raise UserError(f"TASKS names {name}, which lm-evaluation-harness does not have; fix: {meant}")
+    online = data is not None or _reach_hub()
+    tasks: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as cache:
+        for name in dict.fromkeys(names):
+            if data is None:
+                why = "its items are not on this machine, and the hub cannot be reached" * (not online)
+                tasks |= _load(name, manager, name, why, f"TASK_DATA= a folder with {name}.jsonl")
+            else:
+                local = {"group": "local", "task": [_local(name, data, cache, manager)]}
+                fix = f"correct the files in {data}; items have the fields of the data set of {name}"
+                tasks |= _load(local, manager, name, "", fix)
+    return tasks
+
+
+def _reach_hub() -> bool:
+    """Return whether the hub answers; without it, let the libraries use their cache and not retry for minutes."""
+    import datasets
+    from huggingface_hub import constants
+
+    try:
+        probe_hub("TASKS")
+    except UserError:
+        datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
+    return not datasets.config.HF_HUB_OFFLINE
+
+
+def _load(wanted: Any, manager: Any, name: str, why: str, fix: str) -> dict[str, Any]:
+    """Load tasks, zero-shot unless they say otherwise. why, fix: of the error, by default what the library says."""
+    try:
+        tasks: dict[str, Any] = manager.load([wanted])["tasks"]
+        for task in tasks.values():
+            if task.get_config("num_fewshot") is None:
+                task.set_config(key="num_fewshot", value=0)
+            task.set_fewshot_seed(seed=FEWSHOT_SEED)
+    except Exception as error:  # the libraries raise many kinds
+        why = why or f"its items cannot be loaded ({first_sentences(error)})"
+        raise UserError(f"{name}: {why}; fix: {fix} (docs/lm-eval.md)") from error
+    return tasks
+
+
+def _local(name: str, data: Path, cache: str, manager: Any) -> dict[str, Any]:
+    """Return the specification of a task whose splits are local files."""
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    path = manager.task_index[name].yaml_path
+    config = load_yaml(path, resolve_func=False) if path else {}
+    evaluated = config.get("test_split") or config.get("validation_split")
+    if not evaluated:
+        raise UserError(
+            f"{name} is not a single task with a split of items; fix: TASKS= single tasks by name"
+        )
+    files = {
+        split: _files(data / name, split, config) for split in {config.get(key) for key in SPLITS} if split
+    }
+    files[evaluated] = [
+        path for path in (data / f"{name}{suffix}" for suffix in KINDS) if path.is_file()
+    ] or files[evaluated]
+    files = {split: paths for split, paths in files.items() if paths}
+    if evaluated not in files:
+        raise UserError(
+            f"TASK_DATA={data} has no items of {name}; fix: {data / name}.jsonl, or {data / name}/{evaluated}*.jsonl "
+            "(or .parquet)"
+        )
+    kinds = {KINDS[path.suffix] for paths in files.values() for path in paths}
+    if len(kinds) > 1:
+        raise UserError(f"{data / name} has files of two kinds; fix: keep only .jsonl or only .parquet")
+    for path in (path for paths in files.values() for path in paths if path.suffix == ".jsonl"):
+        _check_fields(path)
+    shows = bool(config.get("num_fewshot"))  # a missing file of examples is an error then
+    return {
+        "task": name,
+        "dataset_path": kinds.pop(),
+        "dataset_name": None,
+        "dataset_kwargs": {
+            "data_files": {split: [str(path.resolve()) for path in paths] for split, paths in files.items()},
+            "cache_dir": cache,
+            "keep_in_memory": True,
+        },
+        **{key: config.get(key) if shows or config.get(key) in files else None for key in SPLITS},
+    }
+
+
+def _files(folder: Path, split: str, config: dict[str, Any]) -> list[Path]:
+    """Return the files of a split, which may lie as on the hub: in a folder of the configuration, or in data/."""
+    inner = folder / str(config.get("dataset_name") or "")
+    root = inner if inner.is_dir() else folder
+    return [path for path in sorted(root.rglob(f"{split}*")) if path.suffix in KINDS]
+
+
+def _check_fields(path: Path) -> None:
+    """UserError for a broken line, and for a line with other fields than the first: they would be read as "None"."""
+    first = None
+    for where, row in json_lines(path):
+        fields = sorted(row) if isinstance(row, dict) else None
+        first = first or fields
+        if fields is None or fields != first:
+            shown = json.dumps(row)[:40] if fields is None else f"the fields {', '.join(fields) or 'none'}"
+            needed = (
+                f"the fields {', '.join(first)} of the first line"
+                if first
+                else "one object with fields a line"
+            )
+            raise UserError(f"{where} has {shown}; fix: {needed}")
+
+
+def questions_digest(task: Any) -> str:
+    """Return the SHA-256 of what a task asks, how it is scored, and its prepared items, in order."""
+    config = {key: value for key, value in task.dump_config().items() if key not in PLACES}
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
+    for item in task.eval_docs:
+        digest.update(json.dumps(item, sort_keys=True, default=str).encode() + b"\n")
+    return digest.hexdigest()
+
 
 BOOTSTRAP = 1000  # resamples, of metrics without a formula for the standard error: 2 % of it
 DIGITS = 9  # of a number of an item

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from gpt2.resume import check_fits
 from gpt2.training_step import build_model
 from gpt2.transformer import GPT2, learned_scalars, restore_step
 from ra import arms, attention_maps
-from ra.arms import LEARNED, AlternationSettings, parse_arm, reciprocal_layers
+from ra.arms import LEARNED, AlternationSettings, VariantError, custom_variants, parse_arm, reciprocal_layers
 from ra.hooks import custom_folder
 from ra.variants import variant
 from referee.numerics.text_files import text_parts
@@ -30,22 +31,31 @@ from referee.pages.html_page import render_html
 from runtime import checkpoint, files, run_record
 from runtime.dotconfig import read_symbols
 from runtime.errors import UserError
+from runtime.resolved_target import export_environment
 from runtime.settings import Config
-from study.evaluation.attention_data import (
+from study.evaluation.attention_page import (
     STATISTICS,
     AttentionMap,
     InputText,
     LayerAttention,
     Masses,
     RunAttention,
+    attention_document,
     early_late_means,
     statistic_key,
     statistics_by_path,
     uninspected_runs,
     write,
 )
-from study.evaluation.attention_page import attention_document
+from study.executors.child_process import process_settings
 from study.runs import REMEDY, FinishedRecord
+
+if TYPE_CHECKING:
+    from gpt2.replay import RunReplay
+    from gpt2.transformer import ModelParts
+    from runtime.dotconfig import Symbols
+    from runtime.settings import Config
+
 
 # The text if the data of the run are not on this machine.
 SENTENCE = (
@@ -318,3 +328,62 @@ def summary(runs: Sequence[RunAttention], text: InputText) -> list[str]:
         )
         lines += [f"{run.name}: {note}" for note in run.notes]
     return lines
+
+
+# Open a run for a replay: its environment, its arm, and the folders of results.
+
+
+RESTARTED = "RA_RESTARTED"  # set in the process that was restarted
+
+
+def enter_environment(record: run_record.RunRecord, restart: bool) -> dict[str, str]:
+    """Set the variables of this machine and return the environment of the run. Call before torch is imported.
+
+    restart: whether to restart this process, once, where its environment is another.
+    """
+    export_environment()
+    restarted = os.environ.pop(RESTARTED, None)
+    environment = run_environment(record)
+    if restart and not restarted and environment != dict(os.environ):
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment | {RESTARTED: "1"})
+    return environment
+
+
+def run_environment(record: run_record.RunRecord) -> dict[str, str]:
+    """Return the environment of the training process: this one's, with the recorded variables of the run."""
+    recorded = record.environment.variables if record.environment else {}
+    return process_settings(os.environ | {name: str(value) for name, value in recorded.items()})
+
+
+def open_run(run_dir: Path, record: run_record.RunRecord, step: int, from_start: bool = False) -> RunReplay:
+    """Return the run before `step`, and print which checkpoints cannot be used."""
+    from gpt2.replay import RunReplay
+
+    build = functools.partial(_build_arm, run_dir)
+    replay = RunReplay(run_dir, record, step, build, from_start)
+    for line in replay.skipped:
+        print(line)
+    return replay
+
+
+def _build_arm(
+    run_dir: Path, record: run_record.RunRecord, config: Config, symbols: Symbols
+) -> tuple[Config, ModelParts]:
+    from ra.arms import AlternationSettings
+    from ra.variants import variant
+
+    try:
+        chosen = variant(record.variant, config.model, AlternationSettings.from_symbols(symbols))
+    except VariantError as error:
+        raise missing_source(run_dir, record) or error from error
+    return chosen.configure(config), chosen.parts
+
+
+def missing_source(run_dir: Path, record: run_record.RunRecord) -> UserError | None:
+    """Return an error that names the study's copy of a file that ra/custom lacks; None where none is lacking."""
+    for source in sorted((run_dir.resolve().parents[1] / "own").glob("*.py")):
+        if source.stem.upper() in record.variant.upper() and source.stem.upper() not in custom_variants():
+            return UserError(
+                f"{record.run} needs ra/custom/{source.name}, which does not exist; fix: copy {source} there"
+            )
+    return None

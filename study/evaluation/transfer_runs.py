@@ -29,7 +29,7 @@ from runtime.run_record import RunRecord
 from runtime.settings import Config
 from runtime.signals import Stop
 from study.evaluation.loaded_runs import TrainedRun, finished_record, load_run, require_last_weights
-from study.evaluation.transfer_records import (
+from study.evaluation.transfer_matrix import (
     FOLDER,
     ItemResults,
     PlatformRecord,

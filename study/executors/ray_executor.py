@@ -18,8 +18,7 @@ from typing import Any
 from runtime.errors import UserError
 from study.executors.child_process import EXIT_INTERRUPTED, StopAsked
 from study.executors.claims import newest, read_holder
-from study.executors.executor import EXIT_FILE, Ended, FollowedTask, Message, Started, Task
-from study.executors.place import task_to_json
+from study.executors.executor import EXIT_FILE, Ended, FollowedTask, Message, Started, Task, task_to_json
 
 UNLIMITED = 1_000_000
 LOOK_SECONDS = 5.0  # between two looks at the files of the running tasks
@@ -87,7 +86,7 @@ class RayExecutor:
     def submit(self, task: Task) -> None:
         (task.folder / EXIT_FILE).unlink(missing_ok=True)
         call = json.dumps([task_to_json(task)])
-        command = [sys.executable, "-m", "study.executors.place", call, "0"]
+        command = [sys.executable, "-m", "study.executors.executor", call, "0"]
         reference = self._remote.remote(command, str(Path.cwd()), "ray")
         self._followed[task.name] = _Followed(task, reference=reference)
 

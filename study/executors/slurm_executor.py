@@ -20,8 +20,7 @@ from pathlib import Path
 
 from runtime import files
 from runtime.errors import UserError
-from study.executors.executor import EXIT_FILE, Ended, FollowedTask, Message, Started, Task
-from study.executors.place import task_to_json
+from study.executors.executor import EXIT_FILE, Ended, FollowedTask, Message, Started, Task, task_to_json
 
 ARRAY_TASKS = 1000  # of one array; Slurm's MaxArraySize is 1001 by default
 UNLIMITED = 1_000_000
@@ -32,7 +31,7 @@ GRACE_SECONDS = 20.0  # for exit.json to appear on a shared folder after the job
 BATCH = """#!/bin/bash
 cd {root} || exit 1
 export RA_PLACE="slurm ${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID"
-exec {python} -m study.executors.place {tasks} "$SLURM_ARRAY_TASK_ID"
+exec {python} -m study.executors.executor {tasks} "$SLURM_ARRAY_TASK_ID"
 """
 
 

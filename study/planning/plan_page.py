@@ -2,15 +2,262 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpt2.validation import HUB_FILE, read_text
+from ra.arms import AlternationSettings, parse_arm
+from ra.variants import variant
 from referee.pages.document import Block, BulletList, Document, Paragraph, Section, Table
 from referee.verdict.statistics import perplexity_percent
-from runtime.errors import free_bytes, gib
-from runtime.gpu_specs import GIB
+from runtime.detected_hardware import cpu_threads, detect_hardware
+from runtime.dotconfig import Symbols
+from runtime.errors import UserError, free_bytes, gib
+from runtime.gpu_specs import GIB, TargetError
+from runtime.resolved_target import ResolvedTarget, resolve
+from runtime.settings import CORE_WORK, Config, EvalSet
+from study import plan_file
 from study.analysis.designs import MOST_CONTROLS, StudyDesign
 from study.analysis.verdict import VERDICT_SEEDS
-from study.planning.forecast import Forecast
-from study.planning.planned_power import Sight, StudySight
-from study.report.report_sentences import hours_text, seeds_text, size
+from study.executors.child_process import runs_that_fit
+from study.plan_file import LearningRates, Plan
+from study.planning.micro_batch import MemoryPlanError, Predictions
+from study.planning.planned_power import PastStudy, Sight, StudySight
+from study.preconditions import needed_bytes
+from study.report.method import hours_text, seeds_text, size
+from study.study_settings import StudySettings, most_runs
+from study.terminal import FORWARD_SHARE
+from study.tuned_rates import RunList
+
+# Forecast a study before its first run: runs, hours, disk space, memory. Nothing is trained or timed.
+
+
+@dataclass(frozen=True)
+class Hours:
+    """Seconds of one run of each variant, and the sources of the numbers. train is empty where they are unknown.
+
+    other: seconds of a run besides training; None where they are unknown.
+    """
+
+    train: dict[str, float]
+    train_source: str
+    other: float | None
+    other_source: str
+
+    def of(self, runs: Sequence[tuple[str, int]]) -> float | None:
+        """Hours of these runs; None where the seconds of one are unknown."""
+        names = [name if name in self.train else parse_arm(name).without_rate.name for name, _ in runs]
+        if not all(name in self.train for name in names):
+            return None
+        return sum(self.train[name] + (self.other or 0.0) for name in names) / 3600
+
+
+@dataclass(frozen=True)
+class PeakMemory:
+    """The predicted peak of the variant that needs most, or why there is none. usable: bytes of a process."""
+
+    target: str
+    usable: int
+    micro: int
+    accumulation: int
+    variant: str = ""
+    peak: int | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A study of one size. runs: as (variant, seed), the most where learning rates are not chosen yet.
+
+    fewest: the number of runs if all arms get one rate. pending: the runs that are not finished. looks: the numbers of
+    seeds at which the primary arm is judged, the present one last. at_once: runs at once on this machine.
+    """
+
+    settings: StudySettings
+    config: Config
+    runs: list[tuple[str, int]]
+    fewest: int
+    pending: list[tuple[str, int]]
+    one_seed: list[tuple[str, int]]
+    looks: tuple[int, ...]
+    hours: Hours
+    disk_bytes: int
+    memory: PeakMemory
+    at_once: int
+
+    def time(self, runs: Sequence[tuple[str, int]]) -> float | None:
+        """Hours until these runs are finished; None where the seconds of one are unknown."""
+        hours = self.hours.of(runs)
+        return None if hours is None else hours / self.at_once
+
+
+def forecast(symbols: Symbols, past: Sequence[PastStudy]) -> Forecast:
+    """Forecast the study of these symbols. past: finished studies of the same model and data, the newest first."""
+    config, settings = Config.from_symbols(symbols), StudySettings.from_symbols(symbols)
+    directory = settings.results_dir / settings.name
+    plan = plan_file.read_valid(directory)  # `make` rebuilds a damaged one
+    rates = plan.learning_rates if plan and plan.learning_rates else settings.rates
+    listed = RunList(directory, settings.variants, settings.seeds, rates)
+    runs = planned_runs(settings, settings.seeds, rates)
+    longer = planned_runs(settings, settings.seeds + 1, rates)
+    pending = [run for run in runs if not listed.is_done(*run)]
+    resolved = _resolve(config)
+    hours = _hours(config, settings, plan, past, resolved)
+    return Forecast(
+        settings=settings,
+        config=config,
+        runs=runs,
+        fewest=len(planned_runs(settings, settings.seeds, rates, one_rate=True)),
+        pending=pending,
+        one_seed=[run for run in longer if run[1] == settings.seeds],
+        looks=_looks(settings, plan if len(pending) < len(runs) else None),
+        hours=hours,
+        disk_bytes=needed_bytes(
+            config.model, [_iterations(config, plan, name) for name, _ in pending], config.optimizer.schedule
+        ),
+        memory=_memory(symbols, config, settings, plan, resolved),
+        at_once=_at_once(config, settings, resolved),
+    )
+
+
+def planned_runs(
+    settings: StudySettings, seeds: int, rates: LearningRates | None, one_rate: bool = False
+) -> list[tuple[str, int]]:
+    """Return every (variant, seed). Arms without a chosen rate get those that need the most runs, or one_rate."""
+    if rates is None:
+        return [(name, seed) for seed in range(seeds) for name in settings.variants]
+    return most_runs(settings.variants, seeds, rates, one_rate)
+
+
+def _looks(settings: StudySettings, plan: Plan | None) -> tuple[int, ...]:
+    """Return the looks of the primary arm that have a verdict. Fewer seeds than planned do not change the plan.
+
+    plan: None before the first run, when the plan follows CONFIG_SEEDS.
+    """
+    row = plan.variants.get(settings.primary) if plan else None
+    planned = row.looks if row and row.looks else ()
+    if not planned or settings.seeds > planned[-1]:
+        planned = (*planned, settings.seeds)
+    return tuple(seeds for seeds in planned if seeds >= VERDICT_SEEDS)
+
+
+def _resolve(config: Config) -> ResolvedTarget:
+    """Return this machine's device, or the configured target where it is another."""
+    try:
+        return resolve(config.target)
+    except TargetError:
+        return resolve(config.target, planning=True)
+
+
+def _at_once(config: Config, settings: StudySettings, resolved: ResolvedTarget) -> int:
+    """Return CONFIG_SLOTS, or for 0 the runs at once of this machine; 1 on a cluster, whose size is unknown."""
+    if settings.executor != "local" or config.target.ranks > 1:
+        return 1
+    if settings.slots or resolved.device_type != "cpu":
+        return settings.slots or (detect_hardware().count if resolved.torch else 1)
+    return runs_that_fit(config.target.cpu_threads, cpu_threads(0), resolved.memory_bytes, config.small_step)
+
+
+def _iterations(config: Config, plan: Plan | None, name: str) -> int:
+    """Return the iterations of a run as far as they are known without timing; 0 otherwise."""
+    if plan and plan.arm(name) in plan.variants:
+        return plan.row(name).iterations
+    limits = (config.budget.max_iterations, config.budget.max_tokens // _tokens(config))
+    return min(filter(None, limits), default=0)
+
+
+def _tokens(config: Config) -> int:
+    """Tokens of an iteration."""
+    return config.batch.effective * config.model.block_size
+
+
+def _hours(
+    config: Config,
+    settings: StudySettings,
+    plan: Plan | None,
+    past: Sequence[PastStudy],
+    resolved: ResolvedTarget,
+) -> Hours:
+    here = [study for study in past if study.device == resolved.device_name]
+    train, source = _training(config, settings, plan, here)
+    if not train and resolved.device_type == "cpu":
+        work = config.model.parameters * _iterations(config, None, "") * _tokens(config)
+        cores = config.target.cpu_threads or cpu_threads(0)
+        train = dict.fromkeys(settings.variants, work / (cores * CORE_WORK))
+        source = f"about {CORE_WORK:.0e} parameters x tokens a second of a core"
+    if not here:
+        return Hours(
+            train, source, None, "evaluation, saving and starting are not included: no finished study"
+        )
+    seconds = here[0].overhead_seconds()
+    other = f"{seconds:.0f} s of other time a run, as in {here[0].directory}"
+    for one in config.evaluation.sets:
+        if one.name in here[0].evaluated:
+            continue  # the overhead contains it
+        if tokens := _text_tokens(one, config):
+            more = tokens * here[0].seconds_per_token() * FORWARD_SHARE
+            seconds += more
+            other += f", and {more:.0f} s for the {tokens:,} tokens of {one.name}"
+        else:
+            other += f"; {one.name} of CONFIG_EVAL_SETS is not included: its text cannot be read here yet"
+    return Hours(train, source, seconds, other)
+
+
+def _text_tokens(one: EvalSet, config: Config) -> int:
+    """Return the tokens of a held-out text on this machine; 0 where it cannot be read. Nothing is downloaded."""
+    if not one.pattern and not (config.data.directory / HUB_FILE).is_file():
+        return 0
+    try:
+        return read_text(one, config.data, config.model.block_size, report=lambda text: None).tokens
+    except UserError:
+        return 0
+
+
+def _training(
+    config: Config, settings: StudySettings, plan: Plan | None, here: Sequence[PastStudy]
+) -> tuple[dict[str, float], str]:
+    """Return the training seconds of one run of each variant, and their source."""
+    timed = {name: plan.planned_seconds(name) for name in settings.variants if plan and name in plan.variants}
+    known = {name: seconds for name, seconds in timed.items() if seconds is not None}
+    if len(known) == len(settings.variants):
+        return (
+            known,
+            f"step times measured on this machine ({settings.results_dir / settings.name}/plan.json)",
+        )
+    budget = config.budget
+    limits: list[tuple[float, str]] = []
+    if budget.max_time_seconds:
+        text = f"CONFIG_GPT2_MAX_TIME={budget.max_time_seconds}, which the slowest variant takes"
+        limits.append((float(budget.max_time_seconds), text))
+    if here and (iterations := _iterations(config, None, "")):
+        seconds = iterations * _tokens(config) * here[0].seconds_per_token()
+        limits.append((seconds, f"the speed of the slowest variant in {here[0].directory}"))
+    if not limits:
+        return {}, "no step was timed, no time limit is set, and no finished study shows a speed"
+    seconds, source = min(limits)
+    return dict.fromkeys(settings.variants, seconds), source
+
+
+def _memory(
+    symbols: Symbols, config: Config, settings: StudySettings, plan: Plan | None, resolved: ResolvedTarget
+) -> PeakMemory:
+    at_once = _at_once(config, settings, resolved) if resolved.device_type == "cpu" else 1
+    predictions = Predictions(config, resolved, at_once)
+    alternation = AlternationSettings.from_symbols(symbols)
+    variants = [variant(name, config.model, alternation) for name in settings.variants]
+    target, usable = f"{resolved.target.name} ({resolved.device_name})", predictions.usable_bytes
+    try:
+        batch = predictions.choose_batch(variants, plan.batch if plan else None)
+    except MemoryPlanError as error:
+        return PeakMemory(target, usable, 0, 0, problem=f"{error}")
+    known = [one for one in variants if not predictions.unpredictable(one, batch.micro)]
+    if not known:
+        reason = predictions.unpredictable(variants[0], batch.micro)
+        return PeakMemory(target, usable, batch.micro, batch.accumulation, problem=reason)
+    needs_most = max(known, key=lambda one: predictions.peak_bytes(one, batch.micro))
+    peak = predictions.peak_bytes(needs_most, batch.micro)
+    return PeakMemory(target, usable, batch.micro, batch.accumulation, needs_most.name, peak)
+
 
 NIGHT_HOURS = 12
 NOTHING_RUNS = "This command trains nothing and times nothing."

@@ -16,9 +16,9 @@ from study import plan_file
 from study.analysis.designs import Noise, StudyDesign, cheapest_design, detectable_difference
 from study.analysis.verdict import Losses, control_losses
 from study.experiment import Configuration, configuration
-from study.rate_tuning import judged_at_best
 from study.runs import PENDING, Run, final_losses, read_expected, read_runs
 from study.study_settings import StudySettings, most_runs
+from study.tuned_rates import judged_at_best
 
 SAME = (
     "GPT2_MODEL_",

@@ -23,26 +23,25 @@ from runtime.run_record import bits_per_byte
 from study import plan_file
 from study.analysis.designs import Sensitivity, seed_hours, sensitivities
 from study.analysis.eval_set_results import EvalSets, eval_set_tables
-from study.analysis.paired_tests import ItemTest, item_tests
 from study.analysis.step_speed import Speed, speeds
-from study.analysis.tuned_verdicts import RateReport, finished_seeds, judge_rates, rate_report
 from study.analysis.verdict import (
     MARGIN,
+    ItemTest,
     Losses,
     VarianceCheck,
     Verdict,
     control_losses,
     earlier_verdicts,
+    item_tests,
     judge,
     odd_controls,
     variance_check,
 )
 from study.curves import probabilities
-from study.evaluation import attention_data as data
+from study.evaluation import attention_page as data
 from study.experiment import Design, Experiment, read_design, read_experiment
 from study.hellaswag_scores import TASKS, EndingsScore, Items, common_items, endings_score, left_out
 from study.plan_file import Continued, Plan, PlanBudget
-from study.rate_tuning import sort_runs
 from study.runs import (
     DAMAGED,
     PENDING,
@@ -57,6 +56,7 @@ from study.runs import (
     read_runs,
     variant_order,
 )
+from study.tuned_rates import RateReport, finished_seeds, judge_rates, rate_report, sort_runs
 
 MOST_DAMAGED = 8  # runs named on the first screen
 

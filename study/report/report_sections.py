@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from referee.pages.document import COPY, MARKDOWN, SORT, Block, Figure, Note, Only, Paragraph, Section, Table
-from referee.pages.markup import Text, number_with_detail
-from study.arm_colors import color_label
+from referee.pages.document import (
+    COPY,
+    FILTER,
+    MARKDOWN,
+    SORT,
+    Block,
+    BulletList,
+    Details,
+    Figure,
+    Note,
+    Only,
+    Paragraph,
+    Section,
+    Table,
+)
+from referee.pages.figures import Plain, axis, figure, line, trace
+from referee.pages.markup import Link, Strong, Text, counted, escape_html, number_with_detail
+from referee.verdict.statistics import percent, perplexity, with_interval
+from study.analysis.eval_set_results import EvalSetRow, EvalSets, EvalSetTable
+from study.arm_colors import color, color_label
 from study.curves import probabilities, scalars, thinned, training_curves, validation_curves
 from study.hellaswag_scores import TASKS, EndingsScore, EndingsTask
-from study.report import figures, figures_final, figures_ranking
-from study.report.report_data import Report, Row, bits, ended_runs
-from study.report.report_sentences import (
+from study.report import report_figures
+from study.report.method import (
     capped,
     difference,
     hours_text,
@@ -23,7 +40,9 @@ from study.report.report_sentences import (
     shown,
     shown_bits,
 )
-from study.runs import BASELINE, losses
+from study.report.report_data import Report, Row, bits, ended_runs
+from study.runs import BASELINE, losses, variant_order
+from study.tuned_rates import ArmRates, RateReport, RateRun
 
 ABOUT_RESULTS = (
     "after the last update, mean over seeds [95 % interval]. The difference is to the mean of the control arms of the "
@@ -99,10 +118,10 @@ def training_section(report: Report, study_dir: Path) -> Section:
     band, together = (BAND, TOGETHER) if several else ("", "")
     validation, training = validation_curves(ended_runs(report)), training_curves(study_dir, report.used)
     places = thinned(sorted(set.intersection(*(set(losses(run.record)) for run in report.used))), 100)
-    ranking, order = figures_ranking.over_training(report, places)
-    curves = figures.loss_curves(validation, tokens_per_update, "validation", True)
-    steps = figures.loss_curves(training, tokens_per_update, "training", False)
-    about = f"{band}{together}{figures.coinciding(validation)}"
+    ranking, order = report_figures.over_training(report, places)
+    curves = report_figures.loss_curves(validation, tokens_per_update, "validation", True)
+    steps = report_figures.loss_curves(training, tokens_per_update, "training", False)
+    about = f"{band}{together}{report_figures.coinciding(validation)}"
     parts: dict[str, list[Block]] = {
         "Validation": [Figure("validation", curves, about)],
         "Differences and ranking": [
@@ -136,7 +155,7 @@ def endings_section(report: Report, task: EndingsTask) -> Section:
     caption = f"Filled: acc.{open_marks} Bars: one standard error of the items."
     return Section(title, [
         Note(task.about),
-        Figure(task.key, figures_final.endings(report, task), caption),
+        Figure(task.key, report_figures.endings(report, task), caption),
         Table.of(report.rows, columns, tools=(SORT, COPY)),
         Note("± one standard error of the items, which more seeds do not shrink: same items. Chance is 25 %."),
         near_chance_note(report, task),
@@ -191,7 +210,7 @@ def cost_section(report: Report) -> Section:
     cut = ", ".join(f"{row.variant} ({row.cut} of {len(row.seeds)})" for row in report.rows if row.cut)
     times = Note(ABOUT_TIMES if report.speeds else "")
     short = Note(cut and f"Cut short (the learning rate did not finish its decay): {cut}.")
-    drawn = Figure("cost", figures_final.cost(report), ABOUT_COST)
+    drawn = Figure("cost", report_figures.cost(report), ABOUT_COST)
     return Section(
         "Speed and memory", [drawn, Table.of(report.rows, columns, tools=(SORT, COPY)), times, short]
     )
@@ -203,7 +222,7 @@ def alternation_section(report: Report) -> Section:
     for number, found in enumerate(probabilities(report.used)):
         seeds = seeds_text(found.seeds)
         caption = f"{found.variant}: mean over {seeds}. From blue, the first layer, to orange, the last."
-        blocks.append(Figure(f"alternation{number}", figures.alternation(found), caption))
+        blocks.append(Figure(f"alternation{number}", report_figures.alternation(found), caption))
     tables: list[Block] = []
     for name, moments in report.learned.items():
         layers = [str(layer) for layer in range(len(moments["last"]))]
@@ -225,3 +244,223 @@ def alternation_section(report: Report) -> Section:
 
 def _layers(values: list[float]) -> str:
     return " ".join(f"{value:.3f}" for value in values)
+
+
+# The held-out texts of one or several studies as a section of a page. Needs no torch.
+
+
+Shown = Callable[[EvalSetTable, EvalSetRow], str]
+NO_VERDICT = "The validation loss decides: no verdict uses this section."
+ABOUT = (
+    "Nats of all tokens per word (parts between white space), per token and per byte: mean over seeds [95 % interval]. "
+    "Disjoint windows; the last of a document keeps its left context (lm-evaluation-harness, loglikelihood_rolling). "
+    "Lower is better. The difference is of the perplexity per token, paired by seed, to the mean of the control arms."
+)
+
+
+def held_out_section(found: EvalSets, names: Sequence[str]) -> Section:
+    """Return the section of a report. names: the variants of the report, for their colours."""
+    blocks: list[Block] = []
+    for table in found.tables:
+        columns: dict[str, Callable[[EvalSetRow], Text]] = {
+            "variant": lambda row: color_label(row.variant, names),
+            "runs": lambda row: str(row.runs) if row.runs == row.of else f"{row.runs} of {row.of}",
+            **{head: functools.partial(_cell, shown, table) for head, shown in SHOWN.items()},
+            "against control arms": lambda row: number_with_detail(_difference(row)),
+        }
+        blocks.append(
+            Section(
+                table.name, [Table.of(table.rows, columns), Note(size_text(table)), _left_out(table)], level=3
+            )
+        )
+    if not blocks:
+        return Section("", [])
+    return Section("Held-out texts", [Note(f"{NO_VERDICT} {ABOUT}"), *blocks])
+
+
+def compared_section(studies: Mapping[str, EvalSets], units: str) -> Section:
+    """Return the section of a comparison: a table for each text that a study has. units: the studies' tokens."""
+    names = dict.fromkeys(table.name for found in studies.values() for table in found.tables)
+    blocks: list[Block] = []
+    for name in names:
+        tables = {
+            label: table for label, found in studies.items() for table in found.tables if table.name == name
+        }
+        rows = {label: {row.variant: row for row in table.rows} for label, table in tables.items()}
+        variants = sorted({variant for one in rows.values() for variant in one}, key=variant_order)
+        lines: list[list[Text]] = [
+            [
+                variant,
+                *(
+                    _cell(shown, tables[label], rows[label][variant])
+                    if variant in rows.get(label, {})
+                    else "-"
+                    for shown in SHOWN.values()
+                    for label in studies
+                ),
+            ]
+            for variant in variants
+        ]
+        heads = [f"{head}, {label}" for head in SHOWN for label in studies]
+        blocks.append(Section(name, [Table(["variant", *heads], lines), Note(_same_text(tables))], level=3))
+    about = Note(f"{NO_VERDICT} Mean over seeds [95 % interval]. A token is {units}.")
+    return Section("Held-out texts", [about, *blocks] if blocks else [])
+
+
+def _cell(shown: Shown, table: EvalSetTable, row: EvalSetRow) -> Text:
+    return number_with_detail(shown(table, row))
+
+
+def _same_text(tables: Mapping[str, EvalSetTable]) -> str:
+    """Say whether the studies have one text, and the size of each."""
+    texts = {table.text_sha256 for table in tables.values()}
+    sizes = " ".join(f"{label}: {size_text(table)}" for label, table in tables.items())
+    if len(texts) > 1:
+        return f"The studies have different texts of this name: do not compare them. {sizes}"
+    tokens = {table.tokens_sha256 for table in tables.values()}
+    other = (
+        " The tokens differ: compare the perplexity per word and the bits per byte only."
+        if len(tokens) > 1
+        else ""
+    )
+    return f"One text.{other} {sizes}"
+
+
+SHOWN: dict[str, Shown] = {
+    "word perplexity": lambda table, row: with_interval(
+        row.loss, lambda loss: perplexity(table.by_word(loss))
+    ),
+    "perplexity per token": lambda table, row: with_interval(row.loss, perplexity),
+    "bits per byte": lambda table, row: with_interval(
+        row.loss, lambda loss: f"{table.bits_per_byte(loss):.3f}"
+    ),
+}
+
+
+def size_text(table: EvalSetTable) -> str:
+    """The size of a text and the digest by which it is recognised."""
+    return (
+        f"{counted(table.documents, 'document')}, {counted(table.words, 'word')}, {table.bytes:,} bytes, "
+        f"{table.tokens:,} tokens; "
+        f"SHA-256 {table.text_sha256[:12]}."
+    )
+
+
+def _left_out(table: EvalSetTable) -> Note:
+    names = ", ".join(table.left_out)
+    return Note(
+        names
+        and f"Left out, evaluated on another text of this name: {names}; fix: restore the text, delete the folders of "
+        "these runs, then run `make`."
+    )
+
+
+def _difference(row: EvalSetRow) -> str:
+    return "control arm" if row.control else with_interval(row.against_controls, percent)
+
+
+# The section of a report on learning rates: loss against rate, the choice, and edges of the grid. Needs no torch.
+
+
+NARROW = {"margin": {"l": 62, "r": 84}, "font": {"size": 11}, "height": 340}
+ABOUT_RATES = (
+    "Final validation loss of the tuning runs; lower is better. Lines: mean over the tuning seeds. Small points: each "
+    "seed. Rings: the chosen rate. A run without a finite loss has no point."
+)
+ABOUT_TABLE = (
+    "Mean final validation loss in nats over the tuning seeds, which are not judged. Bold: the chosen rate. The "
+    "control arms are one function class and share one choice, from the mean over all of them."
+)
+
+
+def learning_rates_blocks(rates: RateReport, variants: Sequence[str]) -> list[Block]:
+    """Return the figure, the table, the edges of the grid, and the runs."""
+    names = list(dict.fromkeys([*variants, *(arm.arm for arm in rates.arms)]))
+    columns: dict[str, Callable[[ArmRates], Text]] = {
+        "arm": lambda arm: color_label(arm.arm, names),
+        **{rate: _rate_cell(rate) for rate in rates.rates},
+        "chosen": lambda arm: arm.chosen or "not yet",
+    }
+    runs: dict[str, Callable[[RateRun], Text]] = {
+        "run": lambda run: run.run if run.status == "missing" else Link(run.run, f"runs/{run.run}/run.json"),
+        "status": lambda run: "pending" if run.status == "missing" else run.status,
+        "loss": lambda run: "-" if run.loss is None else f"{run.loss:.4f}",
+        "without a loss because": lambda run: run.why_not,
+    }
+    listed = Table.of([*rates.tuning, *rates.others], runs, (3,), tools=(SORT, FILTER))
+    return [
+        Figure("learning-rates", loss_against_rate(rates, names), ABOUT_RATES),
+        Table.of(rates.arms, columns, tools=(SORT, COPY)),
+        Note(ABOUT_TABLE),
+        BulletList(edge_sentences(rates)),
+        Details(f"{len(listed.rows)} runs at tuning seeds and at other rates", [listed]),
+    ]
+
+
+def _rate_cell(rate: str) -> Callable[[ArmRates], Text]:
+    def cell(arm: ArmRates) -> Text:
+        loss = arm.means.get(rate)
+        text = "-" if loss is None else f"{loss:.4f}"
+        return Strong(text) if rate == arm.chosen else text
+
+    return cell
+
+
+def edge_sentences(rates: RateReport) -> list[str]:
+    """Return a sentence for each arm whose rate is at the edge of the grid; the control arms share one."""
+    groups: dict[str, list[ArmRates]] = {}
+    for arm in rates.arms:
+        if arm.next_rate:
+            groups.setdefault("" if arm.control else arm.arm, []).append(arm)
+    sentences = []
+    for arms in groups.values():
+        chosen, further = arms[0].chosen, arms[0].next_rate
+        lowest = chosen == rates.rates[0]
+        grid = [further, *rates.rates] if lowest else [*rates.rates, further]
+        sentences.append(
+            f"Warning: the best rate of {', '.join(arm.arm for arm in arms)}, {chosen}, is the "
+            f"{'lowest' if lowest else 'highest'} of the grid, so a rate beyond it may be better; fix: extend the grid "
+            f'to {further}: CONFIG_LEARNING_RATES="{" ".join(grid)}" under another CONFIG_STUDY_NAME.'
+        )
+    return sentences
+
+
+def loss_against_rate(rates: RateReport, names: Sequence[str]) -> Plain | None:
+    """Draw loss against rate on a logarithmic axis: the mean of each arm, its seeds, and a ring at its choice."""
+    data: list[Plain] = []
+    for arm in rates.arms:
+        means = [(float(rate), loss) for rate, loss in arm.means.items() if loss is not None]
+        ink, seeds = (
+            color(arm.arm, names),
+            [run for run in rates.tuning if run.arm == arm.arm and run.loss is not None],
+        )
+        if not seeds:
+            continue
+        hover = f"%{{y:.4f}} nats at %{{x}}<br>{escape_html(arm.arm)}"
+        data.append(
+            line(
+                arm.arm, ink, arm.arm, label=arm.arm, marker={"size": 7},
+                x=[rate for rate, _ in means], y=[loss for _, loss in means], hovertemplate=f"mean {hover}",
+            )
+        )  # fmt: skip
+        data.append(
+            trace(
+                f"{arm.arm}, seeds", arm.arm, mode="markers", marker={"size": 4, "color": ink},
+                x=[float(run.rate) for run in seeds], y=[run.loss for run in seeds],
+                text=[f"seed {run.seed}" for run in seeds], hovertemplate=f"%{{text}}: {hover}",
+            )
+        )  # fmt: skip
+        if arm.means.get(arm.chosen) is not None:
+            ring = {"size": 16, "symbol": "circle-open", "color": ink, "line": {"color": ink, "width": 2}}
+            data.append(
+                trace(
+                    f"{arm.arm}, chosen", arm.arm, mode="markers", marker=ring, x=[float(arm.chosen)],
+                    y=[arm.means[arm.chosen]], hovertemplate=f"chosen: {hover}",
+                )
+            )  # fmt: skip
+    if not data:
+        return None
+    ticks = {"tickvals": [float(rate) for rate in rates.rates], "ticktext": rates.rates}
+    across = axis("learning rate", type="log", **ticks)
+    upwards = axis("final validation loss (nats), tuning seeds", nticks=7)
+    return figure(data, 400, (70, 110, 12, 48), NARROW, xaxis=across, yaxis=upwards)

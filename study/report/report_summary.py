@@ -11,7 +11,6 @@ from referee.verdict.looks import nominal_levels
 from referee.verdict.statistics import mean, percent, undetected_ratios
 from study.analysis.designs import SeedsNeeded, Sensitivity
 from study.analysis.step_speed import Speed
-from study.analysis.tuned_verdicts import RateReport
 from study.analysis.verdict import (
     BETTER,
     CANNOT_TELL,
@@ -25,9 +24,7 @@ from study.analysis.verdict import (
     Verdict,
 )
 from study.arm_colors import color_label
-from study.report.rate_section import edge_sentences
-from study.report.report_data import Report
-from study.report.report_sentences import (
+from study.report.method import (
     ONE_SEED,
     capped,
     difference,
@@ -41,7 +38,10 @@ from study.report.report_sentences import (
     some,
     uncounted,
 )
+from study.report.report_data import Report
+from study.report.report_sections import edge_sentences
 from study.runs import BASELINE, DIVERGED
+from study.tuned_rates import RateReport
 
 
 def power_sentences(estimate: Sensitivity) -> list[str]:

@@ -25,9 +25,17 @@ from referee.pages.document import (
 from referee.pages.figures import Plain, axis, figure, trace
 from referee.pages.markup import Strong, Text, escape_html
 from referee.verdict.statistics import mean, mean_interval
-from study.evaluation.transfer_matrix import ENDS, GAP, TransferReport, TransferVerdict
-from study.evaluation.transfer_records import ItemGap, PlatformRecord, gap, item_gap
-from study.report.report_sentences import p_text, seeds_text
+from study.evaluation.transfer_matrix import (
+    ENDS,
+    GAP,
+    ItemGap,
+    PlatformRecord,
+    TransferReport,
+    TransferVerdict,
+    gap,
+    item_gap,
+)
+from study.report.method import p_text, seeds_text
 
 METHOD = (
     "Gap: loss on a platform minus loss on the platform of training, of the same weights on the same windows; lower is "

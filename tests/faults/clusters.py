@@ -219,7 +219,7 @@ def ray_cluster(bench: Bench) -> Iterator[tuple[Any, list[Any], Workplace]]:
 
 def busy_node(nodes: list[Any], place: Workplace) -> Any:
     """The node whose raylet has the run among its descendants."""
-    (process,) = [number for number, words in place._processes() if "study.executors.place" in words]
+    (process,) = [number for number, words in place._processes() if "study.executors.executor" in words]
     while process > 1:
         status = Path(f"/proc/{process}/status").read_text()
         process = int(status.partition("PPid:")[2].split()[0])
@@ -239,7 +239,7 @@ def ray_node(bench: Bench) -> str:
         wait_for(lambda: place.steps() > 8)
         node = busy_node(nodes, place)
         place.send(signal.SIGKILL, "scripts.train")  # a power cut: the process and its node
-        place.send(signal.SIGKILL, "study.executors.place")
+        place.send(signal.SIGKILL, "study.executors.executor")
         cluster.remove_node(node, allow_graceful=False)
         output, _ = process.communicate(timeout=PATIENCE_SECONDS)
         good = not process.returncode and "lost with its machine" in output and same_numbers(bench, place)

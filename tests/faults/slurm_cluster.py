@@ -105,7 +105,7 @@ class SlurmCluster:
 
     def kill_node(self, node: str, place: Path) -> None:
         """Send SIGKILL to the node's slurmd and to all jobs, which run in the folder `place`, as in a power cut."""
-        named = (*_named("scripts.train"), *_named("study.executors.place"))
+        named = (*_named("scripts.train"), *_named("study.executors.executor"))
         jobs = [process for process in named if _folder(process) == place.resolve()]
         self._signal([self._nodes[node].pid, *_named("slurmstepd: ["), *jobs])
         self._nodes[node].wait()

@@ -11,11 +11,11 @@ from itertools import chain
 from grpo.grpo_settings import BASELINE
 from grpo.records import GrpoPlan
 from referee.verdict.statistics import noise_floor
-from study.analysis.size_trend import trends
-from study.analysis.tuned_verdicts import confirm, moved
 from study.analysis.verdict import Verdict, control_losses, earlier_verdicts, judge, odd_controls
+from study.compare.compare_sizes import trends
 from study.evaluation.transfer_matrix import TransferVerdict, TransferVerdicts, judge_transfer
-from study.grpo_report import ArmResult, _judged
+from study.grpo_page import ArmResult, _judged
+from study.tuned_rates import confirm, moved
 from tests.pins.loss_tables import PARAMETERS, SIZES, LossTable, Table, loss_tables
 from tests.pins.pinned import Row
 

@@ -109,7 +109,7 @@ NOT_ON_A_TERMINAL = {
     "study/verdict_tracker.py",
     "runtime/detected_hardware.py",
     "ra/admission/child_process.py",
-    "study/executors/place.py",
+    "study/executors/executor.py",
 }
 
 

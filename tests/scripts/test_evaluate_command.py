@@ -10,7 +10,7 @@ import pytest
 
 from runtime import checkpoint, records, run_record
 from study.evaluation.loaded_runs import load_run
-from study.evaluation.transfer_records import gap, read
+from study.evaluation.transfer_matrix import gap, read
 from tests.checked_files import write_checked
 from tests.faults.in_process import train
 from tests.faults.workplace import Workplace, write_stories

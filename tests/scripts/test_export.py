@@ -16,7 +16,7 @@ from runtime.gpu_specs import AOTRITON, TargetError
 from scripts import memory
 from scripts.dev import control
 from study import kconfig_commands as commands
-from study.planning import memory_peaks as peaks
+from study.planning import memory_page as peaks
 from tests.checkout import link_project
 
 ROOT = Path(__file__).parents[2]

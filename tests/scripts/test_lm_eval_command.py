@@ -11,7 +11,7 @@ import pytest
 
 from runtime import checkpoint, run_record
 from study.evaluation import lm_eval_records as records
-from study.evaluation.lm_eval_tasks import load_tasks
+from study.evaluation.lm_eval_runs import load_tasks
 from study.evaluation.loaded_runs import load_run
 from study.verify import verify_study
 from tests.faults.in_process import train

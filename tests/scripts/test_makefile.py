@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from runtime.errors import UserError
-from study.make_arguments import (
+from study.kconfig_commands import (
     command_arguments,
     make_variables,
     refuse_assignments,

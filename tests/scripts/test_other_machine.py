@@ -21,8 +21,14 @@ from runtime.errors import UserError
 from scripts.transfer import main
 from study.evaluation import transfer_runs as evaluate
 from study.evaluation import transfer_runs as items
-from study.evaluation.transfer_matrix import build_transfer, counted_runs
-from study.evaluation.transfer_records import PlatformRecord, elsewhere, read, write
+from study.evaluation.transfer_matrix import (
+    PlatformRecord,
+    build_transfer,
+    counted_runs,
+    elsewhere,
+    read,
+    write,
+)
 from tests.faults.in_process import train
 from tests.faults.workplace import STUDY, Workplace, write_stories
 from tests.hellaswag_items import FIXTURE

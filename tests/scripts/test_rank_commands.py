@@ -19,7 +19,7 @@ from scripts import bisect as bisect_command
 from scripts import monitor as monitor_command
 from scripts import record as record_command
 from scripts import trend as trend_command
-from study.evaluation.run_replay import open_run
+from study.evaluation.loaded_runs import open_run
 from tests.scripts.faulty_runs import HALF, ROOT, configured, train, workplace
 
 pytestmark = pytest.mark.slow

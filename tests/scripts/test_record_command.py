@@ -19,7 +19,7 @@ from runtime.errors import UserError
 from runtime.signals import Stop
 from scripts import oracle as oracle_command
 from scripts import record as command
-from study.evaluation import run_replay
+from study.evaluation import loaded_runs
 from tests import small_runs
 from tests.checked_files import write_checked
 from tests.scripts import faulty_runs
@@ -260,7 +260,7 @@ def test_the_process_restarts_with_the_environment_of_the_run(finished: Path, tm
     content["environment"]["variables"] = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     write_checked(run_dir / "run.json", content)
     environment = run_record.load(run_dir)
-    found = run_replay.run_environment(environment)
+    found = loaded_runs.run_environment(environment)
     assert found["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     done = subprocess.run(
         [sys.executable, "-m", "scripts.record", f"--run={run_dir}", "--step=1", f"--out={tmp_path / 'out'}"],
@@ -276,11 +276,11 @@ def test_the_process_restarts_once_in_an_environment_that_always_differs(
     finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record, restarts = run_record.load(finished), []
-    monkeypatch.setattr(run_replay, "run_environment", lambda record: dict(os.environ) | {"DIFFERS": "y"})
-    monkeypatch.setattr(run_replay, "export_environment", lambda: None)
+    monkeypatch.setattr(loaded_runs, "run_environment", lambda record: dict(os.environ) | {"DIFFERS": "y"})
+    monkeypatch.setattr(loaded_runs, "export_environment", lambda: None)
     monkeypatch.setattr(os, "execve", lambda path, words, environment: restarts.append(environment))
-    run_replay.enter_environment(record, restart=True)
+    loaded_runs.enter_environment(record, restart=True)
     (restarted,) = restarts
-    monkeypatch.setenv(run_replay.RESTARTED, restarted[run_replay.RESTARTED])
-    assert run_replay.RESTARTED not in run_replay.enter_environment(record, restart=True)
+    monkeypatch.setenv(loaded_runs.RESTARTED, restarted[loaded_runs.RESTARTED])
+    assert loaded_runs.RESTARTED not in loaded_runs.enter_environment(record, restart=True)
     assert len(restarts) == 1

@@ -21,7 +21,7 @@ from runtime.metrics_log import read_steps
 from runtime.records import read, to_plain
 from runtime.settings import Config
 from study import plan_file
-from study.evaluation import attention_data as data
+from study.evaluation import attention_page as data
 from study.hellaswag_scores import ItemScores, ItemsFile
 from study.preconditions import quarantine_damaged
 from study.report.report_data import as_json, build_report

@@ -12,7 +12,7 @@ from study.analysis.verdict import BETTER, EXPLORATORY, INTERIM, PRIMARY
 from study.experiment import recorded_settings
 from study.plan_file import Plan, Primary, from_json
 from study.report import report_data as build
-from study.report import report_files as write
+from study.report import report_page as write
 from study.study_settings import StudySettings
 from tests.checked_files import write_checked
 from tests.study.report import rendered

@@ -17,7 +17,7 @@ from grpo.records import AccuracyEvaluation, GrpoRecord
 from referee.verdict.looks import FIRST_SHARE
 from runtime.settings import TrackingConfig
 from study.analysis.verdict import judge
-from study.grpo_report import GrpoReport, build_report
+from study.grpo_page import GrpoReport, build_report
 
 PROBLEMS = 1000
 SETTINGS = GrpoSettings(

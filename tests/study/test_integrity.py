@@ -14,7 +14,7 @@ from scripts import verify as command
 from study.compare import compared_studies as compare
 from study.evaluation.loaded_runs import load_run
 from study.report import report_data as build
-from study.report import report_files as write
+from study.report import report_page as write
 from study.verify import verify_study
 from tests.checked_files import write_checked
 from tests.study import compared

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from scripts.dev.simulate_verdicts import Values
-from study.analysis.tuned_verdicts import confirm, moved
 from study.analysis.verdict import BETTER, WORSE, judge
 from study.plan_file import LearningRates
 from study.study_settings import choose, control_rate
+from study.tuned_rates import confirm, moved
 from tests.study import simulated_rates as tested
 
 RATES = ("1e-3", "2e-3", "4e-3")

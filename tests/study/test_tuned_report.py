@@ -16,10 +16,10 @@ from study import plan_file
 from study.compare.loaded_studies import read_studies
 from study.compare.study_checklist import checklist
 from study.plan_file import LearningRates
-from study.rate_tuning import choose_rates
 from study.report.report_data import build_report
 from study.runs import EXPECTED, Expected, ExpectedRun, read_runs
 from study.study_settings import judged_runs, tuning_runs
+from study.tuned_rates import choose_rates
 from tests.checked_files import write_checked
 from tests.study.sample_records import a_plan, a_record, edit
 

@@ -8,8 +8,8 @@ import pytest
 
 from runtime import run_record
 from study.analysis.step_speed import slopes
+from study.report import method as sentences
 from study.report import report_data as build
-from study.report import report_sentences as sentences
 from study.runs import Run
 from tests.checked_files import write_checked
 from tests.study.report import rendered

@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 from referee.verdict.statistics import Interval
-from study.analysis.size_trend import CANNOT_TELL, GROWS, HOLDS, SHRINKS, SizeTrend, contrast, trends
 from study.analysis.verdict import Verdict, judge
+from study.compare.compare_sizes import CANNOT_TELL, GROWS, HOLDS, SHRINKS, SizeTrend, contrast, trends
 
 PARAMETERS = (1_000_000, 10_000_000, 100_000_000)
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.metrics_log import read_steps
-from study.compare import alignment
+from study.compare import compared_studies
 from study.compare import compared_studies as build
 from tests.study.compared import a_study
 
@@ -22,14 +22,14 @@ def test_errors_equal_those_of_numpy_and_the_divergence_is_at_its_known_step() -
     base = 3 + 7 / np.arange(1, 1001)
     other = base.copy()
     other[600:] *= 1.05
-    difference = alignment.relative_difference(curve(base), curve(other))
-    found = alignment.summarize(difference)
+    difference = compared_studies.relative_difference(curve(base), curve(other))
+    found = compared_studies.summarize(difference)
     expected = np.abs(other - base) / base
     assert (found.first, found.early) == (0.0, 0.0)
     assert found.late == pytest.approx(expected[-100:].mean())
-    at = alignment.parts_at(difference, alignment.TOLERANCE)
+    at = compared_studies.parts_at(difference, compared_studies.TOLERANCE)
     assert at == 601
-    assert alignment.parts_at(difference, 0.06) is None
+    assert compared_studies.parts_at(difference, 0.06) is None
 
 
 @settings(max_examples=50, deadline=None)
@@ -37,7 +37,7 @@ def test_errors_equal_those_of_numpy_and_the_divergence_is_at_its_known_step() -
 def test_running_means_equal_those_of_numpy(values: list[float]) -> None:
     width = min(len(values), max(5, len(values) // 50))
     expected = np.convolve(values, np.ones(width) / width, mode="valid")
-    means = alignment.running_means(curve(np.array(values)))
+    means = compared_studies.running_means(curve(np.array(values)))
     assert list(means) == list(range(1, len(expected) + 1))
     assert list(means.values()) == pytest.approx(expected, abs=1e-12)
 
@@ -63,7 +63,7 @@ def test_a_run_is_judged_by_one_percent_and_by_the_spread_of_equivalent_arms(
     assert line.within_control_errors is False
     assert [one.within_control_errors for one in comparison.alignments if one.run != "B0"] == [True] * 9
     assert (line.differs_from, line.parts_from, line.unreadable) == (51, 51, 1)
-    assert len(line.curve) <= alignment.POINTS
+    assert len(line.curve) <= compared_studies.POINTS
     assert sum(one.within_tolerance for one in comparison.alignments) == 9
 
 
@@ -95,6 +95,6 @@ def test_lines_without_training_losses_are_skipped(tmp_path: Path) -> None:
     )]  # fmt: skip
     (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, "{"]))
     found = read_steps(tmp_path / "metrics.jsonl")
-    assert alignment.losses(found) == {1: 5.0}
+    assert compared_studies.losses(found) == {1: 5.0}
     assert found.damaged == 7
-    assert alignment.losses(read_steps(tmp_path / "absent")) == {}
+    assert compared_studies.losses(read_steps(tmp_path / "absent")) == {}

@@ -12,8 +12,8 @@ from runtime import records
 from runtime.errors import UserError
 from study.analysis.verdict import BETTER, CANNOT_TELL, EQUIVALENT, INTERIM, WORSE
 from study.compare import compared_studies as build
+from study.compare.compared_studies import AGREE, ALONE, CONTRADICT, NONE, SOME, verdict_agreement
 from study.compare.loaded_studies import labels
-from study.compare.ranking import AGREE, ALONE, CONTRADICT, NONE, SOME, verdict_agreement
 from tests.study.compared import (
     Settings,
     a_study,

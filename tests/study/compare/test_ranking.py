@@ -13,8 +13,8 @@ from scipy import stats
 from runtime import run_record
 from study.analysis.verdict import BETTER, judge
 from study.compare import compared_studies as build
-from study.compare import ranking as compare_ranking
-from study.compare.ranking import NO_ORDER, Order
+from study.compare import compared_studies as compare_ranking
+from study.compare.compared_studies import NO_ORDER, Order
 from tests.study.compared import (
     VARIANTS,
     Change,

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from runtime.run_record import run_name
-from study.analysis.size_trend import CANNOT_TELL, HOLDS, SHRINKS
-from study.compare.compare_sizes import SizeComparison, effects_figure
+from study.compare.compare_sizes import CANNOT_TELL, HOLDS, SHRINKS, SizeComparison, effects_figure
 from study.compare.compared_studies import build_comparison
 from study.report.report_data import build_report
 from tests.study.sample_records import a_study, edit

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from study.evaluation.lm_eval_tasks import load_tasks, quiet
+from study.evaluation.lm_eval_runs import load_tasks, quiet
 from tests.hellaswag_items import FIXTURE
 
 NAMES = ("hellaswag", "lambada_openai", "piqa", "arc_easy", "winogrande")

@@ -15,7 +15,7 @@ from gpt2 import hellaswag, tokenizer
 from gpt2.initial_weights import initialise
 from gpt2.transformer import GPT2
 from study.evaluation.lm_eval_model import ScoredModel
-from study.evaluation.lm_eval_tasks import load_tasks
+from study.evaluation.lm_eval_runs import load_tasks
 from tests.hellaswag_items import FIXTURE, REAL
 from tests.published import published
 

@@ -22,15 +22,17 @@ from runtime.dotconfig import read_symbols
 from runtime.errors import UserError
 from runtime.settings import Config
 from study.evaluation import loaded_runs as inspect
-from study.evaluation.attention_data import (
+from study.evaluation.attention_page import (
     FILE,
     InputText,
     RunAttention,
     early_late_means,
+    even_spread,
+    map_figure,
+    ratios,
     read_study,
 )
-from study.evaluation.attention_page import even_spread, map_figure, ratios
-from study.report import report_files as write
+from study.report import report_page as write
 from tests.checked_files import write_checked
 from tests.checkout import link_project
 from tests.study.sample_records import a_record, edit

@@ -14,7 +14,7 @@ from runtime import run_record
 from study.evaluation import lm_eval_records as records
 from study.evaluation.lm_eval_page import NO_VERDICT, TaskResults, compare_arms
 from study.evaluation.lm_eval_records import LmEvalRecord, Metric, TaskResult
-from study.report import report_files as write
+from study.report import report_page as write
 from study.verify import verify_study
 from tests.checked_files import write_checked
 from tests.study.sample_records import a_study

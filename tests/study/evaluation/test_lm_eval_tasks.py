@@ -11,7 +11,7 @@ from huggingface_hub import constants
 from pyarrow import parquet
 
 from runtime.errors import UserError
-from study.evaluation.lm_eval_tasks import load_tasks, questions_digest
+from study.evaluation.lm_eval_runs import load_tasks, questions_digest
 from tests.study.evaluation.conftest import NAMES
 
 

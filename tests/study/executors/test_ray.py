@@ -91,7 +91,7 @@ def test_a_task_is_a_ray_task_that_ray_does_not_repeat(ray: FakeRay, tmp_path: P
     assert ray.options == {"num_cpus": 2, "num_gpus": 1, "max_retries": 0}
     built.submit(a_task(tmp_path, "B0"))
     (command, folder, place) = ray.calls[0]
-    assert command[:3] == [sys.executable, "-m", "study.executors.place"]
+    assert command[:3] == [sys.executable, "-m", "study.executors.executor"]
     assert (folder, place) == (str(Path.cwd()), "ray")
 
 

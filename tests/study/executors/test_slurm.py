@@ -225,7 +225,7 @@ def test_before_the_time_limit_a_run_saves_and_its_job_is_requeued(
         {"name": "B0", "arguments": [str(place.study), "B", "0"], "folder": str(run), "log": str(run / "log")}
     ]
     process = subprocess.Popen(
-        [sys.executable, "-m", "study.executors.place", json.dumps(tasks), "0"],
+        [sys.executable, "-m", "study.executors.executor", json.dumps(tasks), "0"],
         cwd=place.folder,
         env=place.environment(RA_PLACE="slurm 7_0"),
     )

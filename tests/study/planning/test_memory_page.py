@@ -9,12 +9,7 @@ from hypothesis import strategies as st
 from gpt2.allocation_tracker import KINDS, Allocation, Timeline
 from gpt2.predicted_memory import Prediction
 from referee.pages.html_page import render_html
-from study.planning.memory_page import (
-    COLUMNS,
-    MemoryRow,
-    memory_document,
-    timeline_figure,
-)
+from study.planning.memory_page import COLUMNS, MemoryRow, memory_document, timeline_figure
 
 PHASES = ("forward", "backward", "optimizer", "evaluation")
 MIB = 2**20

@@ -16,8 +16,7 @@ from runtime.dotconfig import Symbols, read_symbols
 from runtime.settings import CORE_WORK, load_config
 from study import plan_file
 from study.analysis.designs import Noise, detectable_difference
-from study.planning.forecast import forecast, planned_runs
-from study.planning.plan_page import plan_document, times
+from study.planning.plan_page import forecast, plan_document, planned_runs, times
 from study.planning.planned_power import find_past_studies, published_noise, study_sight
 from study.preconditions import needed_bytes
 from study.study_settings import StudySettings, judged_runs, most_runs, tuning_runs

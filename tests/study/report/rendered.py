@@ -4,10 +4,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from referee.pages.document import render_markdown
-from study.report import report_files as write
+from study.report import report_page as write
 from study.report.report_data import Report
-from study.report.report_files import render_terminal
-from study.report.report_page import report_document
+from study.report.report_page import render_terminal, report_document
 
 NO_CURVES = Path("no-such-study")  # training curves and attention are files of the study
 VOID = {"meta", "br", "input", "link", "img", "hr"}

@@ -10,9 +10,9 @@ import pytest
 from scipy import stats
 
 from runtime import records, run_record
+from study.report import method as sentences
 from study.report import report_data as build
-from study.report import report_files as write
-from study.report import report_sentences as sentences
+from study.report import report_page as write
 from study.report import report_summary as summary
 from tests.checked_files import write_checked
 from tests.study.report import rendered

@@ -13,9 +13,9 @@ import pytest
 from referee.pages.markup import to_markdown
 from runtime import run_record
 from study import runs
+from study.report import method as sentences
 from study.report import report_data as build
-from study.report import report_files as write
-from study.report import report_sentences as sentences
+from study.report import report_page as write
 from study.report import report_summary as summary
 from tests.checked_files import write_checked
 from tests.study.report import rendered
@@ -307,7 +307,7 @@ def test_small_differences_are_printed_with_their_digits_and_zero_without_a_sign
 
 
 def test_the_report_needs_no_torch() -> None:
-    code = "import sys, scripts.report, study.report.report_files; sys.exit('torch' in sys.modules)"
+    code = "import sys, scripts.report, study.report.report_page; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(runs.__file__).parents[1]).returncode == 0
 
 

@@ -6,10 +6,9 @@ import pytest
 
 from referee.pages.document import Paragraph
 from referee.pages.markup import to_plain
+from study.report.method import CAPPED, capped
 from study.report.report_data import as_json, build_report
-from study.report.report_files import latex_caption
-from study.report.report_page import report_document
-from study.report.report_sentences import CAPPED, capped
+from study.report.report_page import latex_caption, report_document
 from tests.runtime.test_config import VALUES
 from tests.study.report import rendered
 from tests.study.sample_records import a_study

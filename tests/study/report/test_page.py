@@ -15,8 +15,8 @@ from scipy import stats
 from referee.pages import html_page
 from runtime import run_record
 from study import curves, runs
-from study.report import figures_final
 from study.report import report_data as build
+from study.report import report_figures
 from tests.checked_files import write_checked
 from tests.study.browser import percent
 from tests.study.report.rendered import outline, page
@@ -70,7 +70,7 @@ def test_the_noise_bands_are_a_t_interval_of_the_spread_of_the_control_arms(tmp_
     report = build.build_report(study)
     assert report.floor is not None
     half = stats.t.ppf(0.975, 9) * report.floor.sigma * math.sqrt((1 + 1 / 4) / 3)
-    drawn = figures_final.differences(report)
+    drawn = report_figures.differences(report)
     assert drawn is not None
     assert drawn["layout"]["shapes"][0]["x1"] == pytest.approx(percent(report.verdicts[0].margin))
     band = specified(page(study))["ranking"]["choices"][0]["options"][0]["data"][0]["y"]
@@ -152,7 +152,7 @@ def test_strings_of_records_have_no_effect_on_the_page(tmp_path: Path) -> None:
 def test_the_page_needs_no_torch(tmp_path: Path) -> None:
     a_study(tmp_path)
     code = (
-        "import sys, pathlib; from study.report.report_files import write_report; "
+        "import sys, pathlib; from study.report.report_page import write_report; "
         "write_report(pathlib.Path(sys.argv[1])); "
         "sys.exit('torch' in sys.modules)"
     )

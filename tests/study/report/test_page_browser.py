@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from study.report import report_files as write
+from study.report import report_page as write
 from tests.checked_files import write_checked
 from tests.study.browser import BROWSER, empty, faultless, look, percent
 from tests.study.sample_records import UPDATE, VARIANTS, a_study, edit

@@ -12,16 +12,11 @@ from ra import attention_maps
 from referee.pages.html_page import render_html
 from study.compare import compare_page as write
 from study.compare import compared_studies as compare
-from study.evaluation import attention_data
-from study.evaluation.attention_data import (
-    InputText,
-    RunAttention,
-    statistic_key,
-    statistics_by_path,
-)
+from study.evaluation import attention_page
+from study.evaluation.attention_page import InputText, RunAttention, statistic_key, statistics_by_path
 from study.evaluation.loaded_runs import READABLE, head_maps, layer_attention
 from study.planning.memory_page import memory_document
-from study.report.report_files import write_report
+from study.report.report_page import write_report
 from tests.study import sample_records as records
 from tests.study.browser import BROWSER, faultless, percent, printed
 from tests.study.compared import a_study, recorded
@@ -133,7 +128,7 @@ def with_attention(folder: Path) -> tuple[Path, list[RunAttention]]:
         ]
         layers = tuple(layer.replace(**values) for layer, values in zip(one.layers, scaled, strict=True))
         attentions[place] = one.replace(layers=layers)
-    attention_data.write(study, attentions, a_text(60))
+    attention_page.write(study, attentions, a_text(60))
     write_report(study)
     return study, attentions
 

@@ -15,7 +15,7 @@ from referee.pages.latex import render_latex
 from referee.pages.markup import Code, Strong
 from runtime.errors import UserError
 from scripts import report as command
-from study.report.report_files import LATEX_FILE, write_latex, write_report
+from study.report.report_page import LATEX_FILE, write_latex, write_report
 from tests.study.browser import printed
 from tests.study.sample_records import VARIANTS, a_study, edit
 

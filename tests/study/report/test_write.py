@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-from study.evaluation import attention_data as data
-from study.report import report_files as write
+from study.evaluation import attention_page as data
+from study.report import report_page as write
 from tests.checked_files import write_checked
 from tests.study.report import rendered
 from tests.study.sample_records import a_study, edit

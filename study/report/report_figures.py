@@ -1,0 +1,405 @@
+"""Differences and ranks of the variants over the course of training, as one figure for plotly (plain data)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ra.arms import control_arms, control_groups, controls_of
+from referee.pages.figures import Estimate, Plain, axis, band, faded, figure, line, points, trace
+from referee.pages.markup import escape_html
+from referee.verdict.statistics import Interval, mean, noise_floor, perplexity_percent
+from study.analysis.verdict import (
+    BETTER,
+    INTERIM,
+    VERDICT_SEEDS,
+    WORSE,
+    Losses,
+    control_losses,
+    judge,
+    noise_band,
+)
+from study.arm_colors import color, palette_index
+from study.curves import Curve, Probabilities
+from study.experiment import Design
+from study.hellaswag_scores import CHANCE, EndingsTask
+from study.report.report_data import Report
+from study.runs import losses
+
+# The curves of a study as figures: loss over training, and the probabilities of a learned variant.
+#
+# Each function gives a figure for plotly (plain data), or None where the records hold nothing to draw.
+
+
+SYMBOLS = (
+    "circle", "square", "diamond", "triangle-up", "cross", "star", "x", "pentagon", "hexagon", "bowtie"
+)  # fmt: skip
+MARGIN = (62, 96, 12, 48)
+SCALES = [{"name": f"{kind} axis", "layout": {"xaxis": {"type": kind}}} for kind in ("linear", "log")]
+COINCIDE = 0.01  # of the vertical axis
+NARROW = {"margin": {"l": 60, "r": 78}, "font": {"size": 11}, "height": 330}
+
+
+def time_unit(seconds: float) -> tuple[float, str]:
+    """(seconds of a unit, its name) for an axis that ends at `seconds`."""
+    for size, name in ((3600.0, "hours"), (60.0, "minutes")):
+        if seconds >= 3 * size:
+            return size, name
+    return 1.0, "seconds"
+
+
+def rounded(values: Sequence[float], digits: int = 6) -> list[float]:
+    """To so many significant digits, which is more than a figure shows."""
+    return [float(f"{value:.{digits}g}") for value in values]
+
+
+def variant_line(variant: str, variants: Sequence[str], size: int | None, **attributes: Any) -> Plain:
+    """The variant's line with its name at the end. size: of its markers, a second sign beside its color."""
+    symbol = SYMBOLS[palette_index(variant, variants) % len(SYMBOLS)]
+    attributes |= {"marker": {"symbol": symbol, "size": size}} if size else {}
+    return line(variant, color(variant, variants), variant, label=variant, **attributes)
+
+
+def loss_curves(curves: list[Curve], tokens_per_update: int | None, what: str, markers: bool) -> Plain | None:
+    """Mean loss of each variant with the range of its seeds, against tokens, training time or updates."""
+    curves = [curve for curve in curves if curve.tokens]
+    if not curves:
+        return None
+    variants = [curve.variant for curve in curves]
+    # a variant's band, where it has one, lies behind its line
+    drawn = [
+        (curve, is_band) for curve in curves for is_band in ((True, False) if curve.seeds > 1 else (False,))
+    ]
+    data = [
+        band(f"{curve.variant}, lowest to highest seed", color(curve.variant, variants), 0.14, curve.variant)
+        if is_band
+        else variant_line(curve.variant, variants, 6 if markers else None)
+        for curve, is_band in drawn
+    ]
+    choices = [
+        {"label": "Horizontal axis", "options": _across(drawn, tokens_per_update)},
+        {"label": "Vertical axis", "options": _upwards(drawn, what)},
+        {"label": "Horizontal scale", "options": SCALES},
+    ]
+    return figure(data, 420, MARGIN, NARROW, choices, yaxis={"nticks": 7})
+
+
+def coinciding(curves: Sequence[Curve]) -> str:
+    """A sentence on the curves that coincide at the scale of the figure; "" where there are none.
+
+    They lie within COINCIDE of the vertical axis from the first curve, at every point that both have.
+    """
+    first = next((curve for curve in curves if curve.tokens), None)
+    if first is None:
+        return ""
+    every = [loss for curve in curves for loss in curve.loss]
+    near = COINCIDE * (max(every) - min(every))
+    at = dict(zip(first.tokens, first.loss, strict=True))
+    names = [
+        curve.variant
+        for curve in curves
+        if (gaps := [abs(at[x] - y) for x, y in zip(curve.tokens, curve.loss, strict=True) if x in at])
+        and max(gaps) <= near
+    ]
+    if len(names) < 2:
+        return ""
+    return f" The curves of {', '.join(names[:-1])} and {names[-1]} coincide at this scale and look like one."
+
+
+def _across(drawn: list[tuple[Curve, bool]], tokens_per_update: int | None) -> list[Plain]:
+    """The same curves against tokens, training time and, where a batch is known, updates."""
+    unit, name = time_unit(max(curve.seconds[-1] for curve, _ in drawn))
+    each = tokens_per_update or 1
+    rows: list[tuple[str, str, str, str, Callable[[Curve], list[float]]]] = [
+        ("tokens", "tokens", "~s", "%{x:.4s} tokens", lambda curve: curve.tokens),
+        ("training time", f"training time ({name})", "", f"%{{x:.2f}} {name}",
+         lambda curve: [value / unit for value in curve.seconds]),
+        ("updates", "updates", "~s", "update %{x:,.0f}", lambda curve: [value / each for value in curve.tokens]),
+    ]  # fmt: skip
+    options = []
+    for option, title, ticks, hover, values in rows if tokens_per_update else rows[:2]:
+        forward = [rounded(values(curve)) for curve, _ in drawn]
+        data = [{"x": x + x[::-1] if is_band else x, "hovertemplate": f"%{{y:.5g}} at {hover}"}
+                for x, (_, is_band) in zip(forward, drawn, strict=True)]  # fmt: skip
+        options.append({"name": option, "data": data, "layout": {"xaxis": axis(title, tickformat=ticks)}})
+    return options
+
+
+def _upwards(drawn: list[tuple[Curve, bool]], what: str) -> list[Plain]:
+    """Perplexity on a logarithmic axis, on which its curve has the shape of the loss, and the loss itself."""
+    losses = [curve.high + curve.low[::-1] if is_band else curve.loss for curve, is_band in drawn]
+    perplexities = [[math.exp(min(value, 300.0)) for value in loss] for loss in losses]
+    wide = max(map(max, losses)) - min(map(min, losses)) > math.log(8)
+    # D2: ticks at 1, 2 and 5 of each decade
+    logarithmic = axis(f"{what} perplexity", type="log", tickformat="~s", dtick="D2" if wide else None)
+    linear = axis(f"{what} loss (nats)", type="linear", tickformat="", dtick=None)
+    return [
+        {"name": name, "data": [{"y": rounded(value)} for value in values], "layout": {"yaxis": vertical}}
+        for name, values, vertical in (("perplexity", perplexities, logarithmic), ("loss", losses, linear))
+    ]
+
+
+def alternation(found: Probabilities) -> Plain:
+    """The probability of the reciprocal path in each layer as training goes on."""
+    last = max(1, len(found.layers[0]) - 1)
+    data = [
+        line(
+            f"layer {layer}",
+            shade(layer / last),
+            found.variant,
+            label=f"layer {layer}",
+            marker={"size": 5},
+            x=found.tokens,
+            y=rounded(values, 5),
+            hovertemplate="%{y:.3f} at %{x:.4s} tokens",
+        )
+        for layer, values in enumerate(zip(*found.layers, strict=True))
+    ]
+    half = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 0.5, "y1": 0.5}
+    half["line"] = {"color": "var(--noise)", "width": 1, "dash": "dot"}
+    across = axis("tokens", tickformat="~s")
+    upwards = axis("probability of the reciprocal path", nticks=7)
+    return figure(data, 380, MARGIN, NARROW, xaxis=across, yaxis=upwards, shapes=[half])
+
+
+def shade(share: float) -> str:
+    """A color between blue (0, the first layer) and orange (1, the last) of the page's palette."""
+    return f"mix(--v1, --v5, {share:.3g})"
+
+
+# The final numbers of a study as figures: differences with their intervals, tasks of four endings, speed and memory.
+#
+# Each function gives a figure for plotly (plain data), or None where the records hold nothing to draw.
+
+
+ROW = 38  # pixels of one line of an interval plot
+NARROW_COLUMN = {"margin": {"l": 78, "r": 12}, "font": {"size": 11}}
+
+
+def _rows(labels: Sequence[str]) -> Plain:
+    """A vertical axis with labels at 0, -1, -2, ... from the top."""
+    ticks = {"tickvals": [-place for place in range(len(labels))], "ticktext": list(labels)}
+    return ticks | {
+        "showgrid": False,
+        "zeroline": False,
+        "range": [0.6 - len(labels), 0.6],
+        "fixedrange": True,
+        "automargin": "left",
+    }
+
+
+def _upright(kind: str, left: float, right: float, **style: object) -> Plain:
+    """A shape over the whole height."""
+    return {"type": kind, "x0": left, "x1": right, "yref": "paper", "y0": 0, "y1": 1} | style
+
+
+def in_percent(interval: Interval) -> Estimate:
+    """A difference of losses with its bounds, as changes of perplexity in percent."""
+    low, high = (None if end is None else perplexity_percent(end) for end in (interval.low, interval.high))
+    return perplexity_percent(interval.mean), low, high
+
+
+def differences(report: Report) -> Plain | None:
+    """Final differences to the control arms in percent of perplexity, and the margin of equivalence in grey."""
+    rows = sorted(report.rows, key=lambda row: row.control)  # real changes first
+    lines = [(row.variant, row.against_controls) for row in rows if row.against_controls]
+    if not lines:
+        return None
+    data, ends = [], [0.0]
+    for place, (name, interval) in enumerate(lines):
+        estimate = middle, low, high = in_percent(interval)
+        ends += filter(None, estimate)
+        bounds = "one seed: no interval" if low is None else f"[{low:+.3f} %, {high:+.3f} %]"
+        ink, hover = color(name, report.variants), f"{middle:+.3f} % {bounds}"
+        data.append(points(name, ink, [estimate], [-place], "circle", group=name, hovertemplate=hover))
+    shapes = [_upright("line", 0, 0, line={"color": "var(--soft)", "width": 1})]
+    if report.verdicts:
+        limit = report.verdicts[0].margin
+        equivalent = perplexity_percent(-limit), perplexity_percent(limit)
+        grey = faded("var(--noise)", 0.16)
+        shapes.insert(0, _upright("rect", *equivalent, fillcolor=grey, line={"width": 0}, layer="below"))
+        if equivalent[1] < 2 * max(map(abs, ends)):  # else the estimates would be too small to see
+            ends += equivalent
+    margin = 0.06 * (max(ends) - min(ends)) or 1.0
+    reach = [min(ends) - margin, max(ends) + margin]
+    return figure(
+        data,
+        90 + ROW * len(lines),
+        (150, 24, 12, 52),
+        NARROW_COLUMN | {"margin": {"l": 122, "r": 12}},
+        xaxis=axis("% of perplexity (lower is better)", zeroline=False, range=reach),
+        yaxis=_rows([escape_html(name) for name, _ in lines]),
+        shapes=shapes,
+    )
+
+
+def endings(report: Report, task: EndingsTask) -> Plain | None:
+    """Accuracies on a task with one standard error of the items, and chance."""
+    rows = [row for row in report.rows if getattr(row, task.key).acc is not None]
+    if not rows:
+        return None
+    data = []
+    for place, row in enumerate(rows):
+        score, ink = getattr(row, task.key), color(row.variant, report.variants)
+        for key, y, symbol in zip(
+            task.measures, (0.14 - place, -0.14 - place), ("circle", "circle-open"), strict=False
+        ):
+            x, half = 100 * (getattr(score, key) or 0.0), 100 * (getattr(score, f"{key}_stderr") or 0.0)
+            name, hover = f"{row.variant} {key}", f"{key} {x:.2f} ± {half:.2f} %"
+            estimates = [(x, x - half, x + half)]
+            data.append(points(name, ink, estimates, [y], symbol, group=row.variant, hovertemplate=hover))
+    chance, red = 100 * CHANCE, "var(--bad)"
+    label = {
+        "x": chance,
+        "y": 1,
+        "yref": "paper",
+        "yanchor": "bottom",
+        "text": "chance, 25 %",
+        "showarrow": False,
+    }
+    return figure(
+        data,
+        96 + ROW * len(rows),
+        (96, 24, 26, 52),
+        NARROW_COLUMN,
+        xaxis=axis("% of items right", zeroline=False, nticks=8),
+        yaxis=_rows([escape_html(row.variant) for row in rows]),
+        shapes=[_upright("line", chance, chance, line={"color": red, "width": 1.5, "dash": "dash"})],
+        annotations=[label | {"font": {"size": 11, "color": red}}],
+    )
+
+
+def cost(report: Report) -> Plain | None:
+    """Tokens a second and peak memory of each variant, as bars from zero: two panels, one choice of variants."""
+    speed = [(row.variant, row.tokens_per_second) for row in report.rows if row.tokens_per_second]
+    memory = [(row.variant, row.peak_memory_bytes / 2**30) for row in report.rows if row.peak_memory_bytes]
+    if not speed and not memory:
+        return None
+    data = [
+        trace(
+            name,
+            name,
+            type="bar",
+            orientation="h",
+            x=[value],
+            y=[escape_html(name)],
+            xaxis=across,
+            yaxis="y",
+            width=0.55,
+            marker={"color": color(name, report.variants)},
+            text=[format(value, shape)],
+            textposition="auto",
+            cliponaxis=False,
+            hovertemplate=f"%{{x:{shape}}}",
+        )
+        for values, across, shape in ((speed, "x", ",.0f"), (memory, "x2", ",.2f"))
+        for name, value in values
+    ]
+    names = [escape_html(name) for name in reversed(report.variants)]
+    panel = {"rangemode": "tozero", "nticks": 5}
+    return figure(
+        data,
+        100 + ROW * len(names),
+        (96, 24, 12, 52),
+        NARROW_COLUMN,
+        barmode="overlay",
+        uniformtext={"minsize": 10, "mode": "show"},
+        xaxis=axis("tokens a second", domain=[0, 0.47], tickformat="~s", **panel),
+        xaxis2=axis("peak memory (GiB)", domain=[0.53, 1], **panel),
+        yaxis={
+            "categoryorder": "array",
+            "categoryarray": names,
+            "showgrid": False,
+            "fixedrange": True,
+            "automargin": "left",
+        },
+    )
+
+
+def over_training(report: Report, places: Sequence[int]) -> tuple[Plain | None, str]:
+    """Each variant's difference to the mean of the control arms during training, with their noise; and ranks.
+
+    places: the tokens at which every counted run was evaluated. Means are over the seeds that all variants have;
+    ranks need as many as a verdict. None where there is nothing to compare. Also returns a sentence on the ranks.
+    """
+    by_run = {(run.variant, run.seed): losses(run.record) for run in report.runs if run.used}
+    names = [name for name in report.variants if controls_of(name, report.variants)]
+    every = [{seed for name, seed in by_run if name == variant and seed is not None} for variant in names]
+    seeds = sorted(set.intersection(*every)) if places else []
+    if not seeds or len(names) < 2:
+        return None, ""
+    tables = [{name: {seed: by_run[name, seed][at] for seed in seeds} for name in names} for at in places]
+    hover = "%{y:+.3f} % at %{x:.4s} tokens"
+    lines = []
+    for name in names:
+        means = [mean(list(table[name].values())) for table in tables]
+        centres = [mean([mean(arms) for arms in control_losses(table, arm=name)]) for table in tables]
+        percents = [perplexity_percent(loss - centre) for loss, centre in zip(means, centres, strict=True)]
+        lines.append({"y": rounded(percents), "hovertemplate": hover})
+    data = [variant_line(name, names, 7, x=list(places)) for name in names]
+    halves = _noise(tables)
+    if halves:
+        edges = [perplexity_percent(half) for half in halves + [-half for half in reversed(halves)]]
+        lines.insert(0, {"y": rounded(edges)})
+        data.insert(0, band("noise", "var(--noise)", 0.16, x=[*places, *reversed(places)]))
+    upright = axis("% of perplexity", zeroline=True, nticks=7)
+    views = [{"name": "difference", "data": lines, "layout": {"yaxis": upright}}]
+    said = ""
+    interim = any(verdict.word == INTERIM for verdict in report.verdicts)
+    if len(seeds) >= VERDICT_SEEDS and not interim and len(control_groups(names)) == 1:
+        words = [_words(table, report.design) for table in tables]
+        ladder = axis("rank (1 is best)", dtick=1, range=[len(names) + 0.5, 0.5])
+        hover = "rank %{y} at %{x:.4s} tokens"
+        ranks = [_ranks(table, found) for table, found in zip(tables, words, strict=True)]
+        lines = [{"y": [rank[name] for rank in ranks], "hovertemplate": hover} for name in names]
+        hidden: list[Plain] = [{"x": [], "y": []}] if halves else []
+        views.append({"name": "rank", "data": hidden + lines, "layout": {"yaxis": ladder}})
+        said = " ".join(_sentence(name, [found[name] for found in words]) for name in words[0])
+    choices = [{"label": "What", "options": views}, {"label": "Horizontal scale", "options": SCALES}]
+    across = axis("tokens", tickformat="~s")
+    return figure(data, 380, MARGIN, NARROW, choices, xaxis=across), said
+
+
+def _noise(tables: Sequence[Losses]) -> list[float]:
+    """At each place half the width (nats) of the band that holds a variant without effect; empty without a floor."""
+    halves = []
+    for table in tables:
+        arms = control_losses(table)
+        floor = noise_floor(arms)
+        if floor is None:
+            return []
+        halves.append(noise_band(floor, list(map(len, arms))))
+    return halves
+
+
+def _words(table: Losses, design: Design) -> dict[str, str]:
+    """The word of each real change, by the rule for one variant alone."""
+    arms = {name: table[name] for name in control_arms(table)}
+    real = {name: by_seed for name, by_seed in table.items() if name not in arms}
+    return {
+        name: judge(arms | {name: by_seed}, looks=design.looks, finished=design.finished)[0].word
+        for name, by_seed in real.items()
+    }
+
+
+def _ranks(table: Losses, words: dict[str, str]) -> dict[str, float]:
+    """The middle of the places that a variant shares: control arms share theirs with what does not differ from them."""
+    means = {name: mean(list(by_seed.values())) for name, by_seed in table.items()}
+    better, worse = (
+        sorted((name for name, word in words.items() if word == side), key=means.__getitem__)
+        for side in (BETTER, WORSE)
+    )
+    shared = len(better) + (len(table) - len(better) - len(worse) + 1) / 2
+    ranks = dict.fromkeys(table, shared)
+    ranks |= {name: place for place, name in enumerate(better, 1)}
+    return ranks | {name: place for place, name in enumerate(worse, len(table) - len(worse) + 1)}
+
+
+def _sentence(name: str, words: Sequence[str]) -> str:
+    """How often a real change differs from the control arms."""
+    better, worse = words.count(BETTER), words.count(WORSE)
+    return (
+        f"Exploratory: the loss of {name} is lower than that of the control arms at {better}, higher at {worse} and "
+        f"not separated at {len(words) - better - worse} of {len(words)} points of evaluation, each tested alone."
+    )
