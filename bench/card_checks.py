@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench.case_step import OPTIMIZER, model_and_parts, random_batch
 from bench.cases import Sizes
-from bench.workers import BenchError, BenchWorker
+from bench.runner import BenchError, BenchWorker
 from gpt2.training_step import Stepper
 from referee.numerics.describe import WITHOUT_FLOAT64
 from runtime import attention_kernels

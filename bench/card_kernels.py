@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench.card_checks import CardCheck, CheckedDevice, judge, not_run
-from bench.workers import BenchError, BenchWorker
+from bench.runner import BenchError, BenchWorker
 from gpt2.clocks import device_synchroniser
 from runtime import attention_kernels
 from runtime.attention_kernels import TOLERANCE

@@ -14,20 +14,33 @@ import torch
 from bench.card_checks import DIFFERS, NOT_RUN, CardCheck, CheckedDevice, NotRunError, judge
 from bench.cases import BASELINE, LEARNED, PLAIN, SHAPES, Shape
 from bench.disturbed_train import VARIABLE, Disturbance
-from bench.runner import measure_case
-from bench.temporary_studies import configure_study
-from bench.workers import BenchError, BenchWorker
+from bench.runner import BenchError, BenchWorker, measure_case
 from gpt2.measured_memory import EXACT_HEAP
 from runtime import attention_kernels, run_record
+from runtime.detected_hardware import detected_target_name
 from runtime.dotconfig import read_symbols
 from runtime.metrics_log import read_steps
 from runtime.run_plan import largest_micro_batch, next_smaller
 from runtime.run_record import RunRecord
+from study import kconfig_commands as commands
+from study import kconfig_rules as rules
 from study import plan_file
 from study.executors.child_process import Session
 from study.plan_file import Plan
 from study.planning.memory_page import format_bytes, measure_variant
 from study.study import Study
+
+# Configure studies in temporary folders, as `make defconfig-NAME` would, without running them.
+
+
+def configure_study(folder: Path, specification: str, **values: str) -> Study:
+    """Configure `NAME+FRAGMENT...` with these symbols and results in `folder`. The user's .config stays unchanged."""
+    tree = rules.load_kconfig(detected_target_name())
+    values = {"RESULTS_DIR": str(folder / "results")} | values
+    assignments = [f"CONFIG_{name}={value}" for name, value in values.items()]
+    symbols = commands.configure(tree, commands.read_layers(specification), assignments)
+    return Study(symbols, rules.render(tree))
+
 
 STEPS, STOP_AT = 14, 7
 BUDGET_SECONDS = {False: 20, True: 8}  # of training, besides 15 s in which the plan times steps

@@ -18,9 +18,8 @@ import torch
 
 from bench.case_step import kernels, make_stepper, model_config, random_batch
 from bench.cases import BASELINE, Sizes, find_shapes
-from bench.runner import LIMIT_SECONDS
+from bench.runner import LIMIT_SECONDS, BenchWorker
 from bench.suite import INTERVAL, Suite, SuiteSession, format_spread, format_table, spread
-from bench.workers import BenchWorker
 from gpt2.training_step import Stepper, StepResult
 from runtime import attention_kernels
 from runtime.settings import ANY_TARGET

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,3 +140,17 @@ def run_suite(suite: Suite, given: Mapping[str, Any]) -> None:
     for block in blocks:
         session.say(block)
     session.save(data, complete=True)
+
+
+# The suites of `make bench`, one module each, every one with a SUITE.
+
+
+NAMES = ("speed", "growth", "evaluation", "loss_parity", "recorder", "monitor")
+
+
+def load_suite(name: str) -> Suite:
+    """Import one suite. UserError for an unknown name."""
+    if name not in NAMES:
+        raise UserError(f"unknown suite {name!r}; fix: make bench SUITE={'|'.join(NAMES)}")
+    suite: Suite = importlib.import_module(f"bench.suite.{name}").SUITE
+    return suite

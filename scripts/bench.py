@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from bench.suite import run_suite
-from bench.suites import NAMES, load_suite
+from bench.suite import NAMES, load_suite, run_suite
 from runtime.errors import run_command
 from runtime.resolved_target import export_environment
 from study.kconfig_commands import command_arguments

@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from bench.card_studies import configure_study
 from bench.case_step import model_and_parts, model_config
 from bench.cases import BASELINE, LEARNED, Shape, find_shapes
 from bench.runner import case_worker, measure_case
 from bench.suite import INTERVAL, Columns, Suite, SuiteSession, format_spread, format_table, spread
-from bench.temporary_studies import configure_study
 from gpt2 import hellaswag, tokenizer, validation
 from gpt2.clocks import device_synchroniser
 from gpt2.initial_weights import initialise

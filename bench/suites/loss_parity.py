@@ -17,8 +17,8 @@ from torch import Tensor
 from bench.case_step import make_stepper, model_config
 from bench.cases import BASELINE, Sizes, find_shapes
 from bench.reference_gpt import PlainStep, take_weights
+from bench.runner import BenchWorker
 from bench.suite import Columns, Suite, SuiteSession, format_table
-from bench.workers import BenchWorker
 from gpt2 import tokenizer
 from gpt2.initial_weights import initialise
 from gpt2.text_sources import embedded_files

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench.workers import BenchWorker
+from bench.runner import BenchWorker
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import torch
 from bench import card_checks as gates
 from bench import card_kernels as kernels
 from bench.card_checks import CheckedDevice
-from bench.workers import BenchError
+from bench.runner import BenchError
 from runtime.gpu_specs import TARGETS
 from runtime.resolved_target import ResolvedTarget
 

@@ -8,9 +8,8 @@ import pytest
 
 from bench import runner, suite
 from bench.cases import Shape, select_cases
-from bench.runner import measure_shape
+from bench.runner import BenchError, measure_shape
 from bench.suite import SuiteSession, spread
-from bench.workers import BenchError
 from runtime import resolved_target
 from runtime.errors import UserError
 from runtime.settings import ANY_TARGET

@@ -4,8 +4,7 @@ import os
 
 import pytest
 
-from bench.runner import case_worker
-from bench.workers import BenchError, BenchWorker
+from bench.runner import BenchError, BenchWorker, case_worker
 from study.executors.child_process import KEEP_HEAP, SPIN_COUNT, process_settings
 from tests.bench import worker_calls
 from tests.bench.sessions import SHAPE

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.suite import Suite
-from bench.suites import NAMES, load_suite
+from bench.suite import NAMES, Suite, load_suite
 from scripts import bench as script
 
 ROOT = Path(__file__).parents[2]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.temporary_studies import configure_study
+from bench.card_studies import configure_study
 from gpt2.training_step import Stepper
 from runtime import checkpoint
 from runtime.errors import UserError
