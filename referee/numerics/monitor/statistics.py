@@ -26,7 +26,7 @@ Key = tuple[str, str]  # kind, name
 
 
 def joined(rows: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Return referee.numerics.monitor.monitor_tables.STATISTICS of parts, each a count and its row. Without elements nan."""
+    """Return monitor_tables.STATISTICS of parts, each a count and its row. Without elements nan."""
     count, mean, deviations, low, high, nonzero, nan, inf = np.array(rows).reshape(-1, WIDTH + 1).T
     sums = {"nan": float(nan.sum()), "inf": float(inf.sum())}
     total = float(count.sum())
