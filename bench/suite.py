@@ -152,5 +152,5 @@ def load_suite(name: str) -> Suite:
     """Import one suite. UserError for an unknown name."""
     if name not in NAMES:
         raise UserError(f"unknown suite {name!r}; fix: make bench SUITE={'|'.join(NAMES)}")
-    suite: Suite = importlib.import_module(f"bench.suite.{name}").SUITE
+    suite: Suite = importlib.import_module(f"bench.suites.{name}").SUITE
     return suite

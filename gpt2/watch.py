@@ -32,17 +32,9 @@ from referee.errors import NumericsError
 from referee.numerics.diagnose.spikes import LOSS as LOSS_SPIKE
 from referee.numerics.diagnose.spikes import RECENT, WINDOW, Outlier
 from referee.numerics.monitor.monitor import Monitor
-from referee.numerics.monitor.monitor_settings import (
-    TRIGGERED,
-    ControlFile,
-    Fired,
-    ModelNames,
-    MonitorConfig,
-    MonitorTarget,
-    Triggers,
-    read_triggers,
-)
+from referee.numerics.monitor.monitor_settings import TRIGGERED, Fired, MonitorConfig, Triggers, read_triggers
 from referee.numerics.monitor.monitor_tables import TableWriter
+from referee.numerics.monitor.targets import ControlFile, ModelNames, MonitorTarget
 from referee.numerics.search.fix_words import UPDATES, Applied, fix
 from referee.numerics.search.fixed_modules import cross_entropy
 from runtime import checkpoint, ranks

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from referee.errors import NumericsError
-from referee.numerics.monitor.monitor_settings import parse_targets, parse_triggers
+from referee.numerics.monitor.targets import parse_targets, parse_triggers
 from runtime.dotconfig import Symbols, read_symbols, split_words
 from runtime.run_plan import micro_batches, nearest
 

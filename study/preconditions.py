@@ -83,7 +83,7 @@ def refuse_unknown_names(config: Config, variants: Mapping[str, Variant], device
 
     from gpt2.training_step import build_model
     from gpt2.watch import check_fixes
-    from referee.numerics.monitor.monitor_settings import ModelNames, parse_targets
+    from referee.numerics.monitor.targets import ModelNames, parse_targets
 
     targets = [target for target in parse_targets(config.monitor.targets) if target.path]
     if not config.numerics_fix and not targets:

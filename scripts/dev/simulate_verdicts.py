@@ -73,7 +73,7 @@ def judge_all(values: Values, looks: Sequence[int], level: float = LEVEL) -> Jud
 def any_look(values: Values, looks: Sequence[int], level: float = LEVEL) -> NDArray[np.bool_]:
     """Return whether any look calls the study."""
     called = [judge_all(values, looks[: k + 1], level).called for k in range(len(looks))]
-    found: NDArray[np.bool_] = np.logical_or.reduce(called)
+    found: NDArray[np.bool_] = np.any(called, axis=0)
     return found
 
 
@@ -116,7 +116,7 @@ def repeated(studies: int) -> list[list[str]]:
                 cells.append(percent(any_look(values, looks)))
                 if len(cells) == 1:
                     each = [judge_all(values, (seeds,), LEVEL / FIRST_SHARE).called for seeds in looks]
-                    plain = percent(np.logical_or.reduce(each))
+                    plain = percent(np.any(each, axis=0))
         rows.append([", ".join(map(str, looks)), *cells, plain])
     return rows
 
@@ -153,7 +153,7 @@ def equivalence(studies: int) -> list[list[str]]:
             draw = np.random.default_rng([4, len(looks), looks[-1], ratio, noise])
             values = differences(draw, studies, looks[-1], ratio, NOISES[noise])[0] + effect
             said = [judge_all(values, looks[: k + 1]).equivalent for k in range(len(looks))]
-            cells.append(percent(np.logical_or.reduce(said)))
+            cells.append(percent(np.any(said, axis=0)))
         rows.append([", ".join(map(str, looks)), *cells])
     return rows
 

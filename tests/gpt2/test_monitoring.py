@@ -12,8 +12,9 @@ import torch
 from gpt2.trainer import TrainingRun
 from gpt2.training_step import NotFiniteError, Stepper
 from gpt2.watch import keep_checkpoint
-from referee.numerics.monitor.monitor_settings import change_control, read_triggers
+from referee.numerics.monitor.monitor_settings import read_triggers
 from referee.numerics.monitor.monitor_tables import KINDS, STATISTICS, read_table, table_files
+from referee.numerics.monitor.targets import change_control
 from runtime import checkpoint, run_record
 from runtime.settings import Config, MonitorSettings
 from tests import small_runs

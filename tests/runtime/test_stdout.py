@@ -2,6 +2,7 @@
 
 import ast
 import io
+import shlex
 import subprocess
 import sys
 import unicodedata
@@ -140,7 +141,7 @@ def test_nothing_else_writes_to_the_terminal() -> None:
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
 def test_a_command_needs_no_standard_stream(closed: str) -> None:
-    command = f"{sys.executable} -m scripts.report missing {closed}"
+    command = f"{shlex.quote(sys.executable)} -m scripts.report missing {closed}"
     done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
     assert "Traceback" not in done.stdout + done.stderr

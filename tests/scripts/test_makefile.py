@@ -33,7 +33,7 @@ VARIABLES["defconfig-x"] = ("CONFIG_STUDY_NAME", "CONFIG_DATASET_FILES")
 VARIABLES["all"] = ("CONFIG_SEEDS",)
 HOSTILE = "a b 'q' \"d\" \\ \\\\ $x $$y $(shell touch made) $(touch made) `touch made`;touch made #& |<>*?~!\t{a,b} é"
 # Records how it was started, in place of the interpreter.
-RECORDER = f"""#!{sys.executable} -S
+RECORDER = f"""#!{Path(sys.executable).resolve()} -S
 import json, os, sys
 names = ("MAKEFLAGS", "DEFCONFIG", "PYTHONDONTWRITEBYTECODE")
 with open("calls", "a") as file:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from referee.numerics.monitor.monitor_settings import read_control
+from referee.numerics.monitor.targets import read_control
 from runtime import run_record
 from runtime.dotconfig import ConfigError
 from runtime.errors import UserError

@@ -98,7 +98,7 @@ HOSTILE = "a b 'q' \"d\" \\ $(touch x) `touch y` ;touch z #& |<>*?~!"
 @pytest.mark.skipif(not shutil.which("make"), reason="needs make")
 def test_any_value_typed_after_make_arrives_unchanged(elsewhere):
     program = 'import os; open("flags", "w").write(os.environ["MAKEFLAGS"])'
-    Path("Makefile").write_text(f"defconfig-%:\n\t@{sys.executable} -c '{program}'\n")
+    Path("Makefile").write_text(f"defconfig-%:\n\t@\"{sys.executable}\" -c '{program}'\n")
     typed = ["CONFIG_DATASET_FILES=" + HOSTILE, "CONFIG_SEEDS=4", "PYTHON=python3"]
     subprocess.run(["make", "-s", "defconfig-a+b", *typed], check=True)
     assert make_variables(Path("flags").read_text()) == dict(one.split("=", 1) for one in typed)

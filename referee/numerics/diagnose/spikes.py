@@ -120,7 +120,7 @@ def find_spikes(values: Floats, quantity: Quantity = LOSS) -> list[CurveSpike]:
             position += RECENT
             continue
         last = position + int(after[0]) - 1
-        highest = float(values[places[position : last + 1]].max())
+        highest = float(np.max(values[places[position : last + 1]]))
         middle = float(quantity.restored(center[position]))
         found.append(CurveSpike(int(places[position]), int(places[last]), highest, middle))
         position = last + 1

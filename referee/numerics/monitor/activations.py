@@ -21,8 +21,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from referee.numerics.describe import tensors_in
-from referee.numerics.monitor.monitor_settings import model_names
 from referee.numerics.monitor.statistics import Pending
+from referee.numerics.monitor.targets import model_names
 from referee.numerics.record.function_calls import in_reentrant_checkpoint, recomputes
 
 BLOCK = {"cpu": 2**18}  # scores at once: 1 MB, which fits in the cache

@@ -26,16 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from referee.errors import NumericsError
-from referee.numerics.monitor.monitor_tables import (
-    KINDS,
-    LAYOUT,
-    MOMENTS,
-    Floats,
-    TensorSeries,
-    common,
-    rank_folders,
-    read_series,
-)
+from referee.numerics.monitor.monitor_tables import KINDS, LAYOUT, MOMENTS, rank_folders
+from referee.numerics.monitor.series import Floats, TensorSeries, common, read_series
 from referee.numerics.rows import TableRow, text_table
 from referee.numerics.text_files import read_dump_json
 

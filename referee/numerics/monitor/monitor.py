@@ -33,18 +33,14 @@ from referee.errors import NumericsError
 from referee.numerics.describe import tensors_in
 from referee.numerics.monitor.activations import ActivationWatch
 from referee.numerics.monitor.monitor_settings import (
-    WRAPPERS,
-    ModelNames,
     MonitorConfig,
-    MonitorTarget,
     check_targets,
-    model_names,
     monitor_config,
-    parse_targets,
     read_settings,
 )
 from referee.numerics.monitor.monitor_tables import FIX, KINDS, LAYOUT, MOMENTS, TableWriter
 from referee.numerics.monitor.statistics import Pending, reason, update_ratio
+from referee.numerics.monitor.targets import WRAPPERS, ModelNames, MonitorTarget, model_names, parse_targets
 from referee.numerics.text_files import this_rank, write_json, writing
 
 OUTPUT, DYNAMIC = "MONITOR_OUTPUT_DIR", "DYNAMIC_MONITOR"  # environment variables of msProbe

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
-import fnmatch
-import functools
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,8 +15,15 @@ import msgspec
 
 from referee.errors import NumericsError
 from referee.numerics.diagnose.spikes import LOSS, NORM, Outlier
-from referee.numerics.monitor.monitor_tables import GRADIENTS, KINDS, MOMENTS, STATISTICS, STEPS_PER_FILE
-from referee.numerics.text_files import read_dump_json, write_json, writing
+from referee.numerics.monitor.monitor_tables import STATISTICS, STEPS_PER_FILE
+from referee.numerics.monitor.targets import (
+    ModelNames,
+    MonitorTarget,
+    parse_targets,
+    parse_triggers,
+    plain_name,
+)
+from referee.numerics.text_files import read_dump_json
 
 # What a monitor watches: targets such as "grad:blocks.3" or "actv:blocks.*.mlp", names of a model, the control file.
 #
@@ -28,190 +32,6 @@ from referee.numerics.text_files import read_dump_json, write_json, writing
 # {"targets": ["grad:blocks.3", "actv"]}
 #
 # The monitor reads it when it changes, and watches these targets in every step, besides those of its configuration.
-
-
-GROUPS: dict[str, tuple[str, ...]] = {
-    # with what a step is checked by (referee.numerics.monitor.invariants)
-    "grad": ("grad_before", "data", *GRADIENTS[:2], "learning_rate"),
-    "adam": MOMENTS,
-    "update": ("update_ratio",),
-    "all": tuple(KINDS),
-}
-# trigger (referee.numerics.monitor.monitor_settings) -> its limit by default
-TRIGGERS: Mapping[str, float] = {"nan": 0.0, "spike": 8.0, "grad_norm": 8.0}
-CONTROL = "control.json"  # of <run>/monitor
-# parts of a tensor's name after its module
-SIDES = {"actv": ("input", "output"), "actv_grad": ("input_grad", "output_grad"), "attention": ("sdpa",)}
-MOST_NAMES = 3  # in a message
-WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")  # of DistributedDataParallel, torch.compile, FSDP
-
-
-@dataclass(frozen=True)
-class MonitorTarget:
-    """A kind or group, and a path: its module or parameter, everything within it, or a pattern with * and ?."""
-
-    group: str
-    path: str = ""
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        return GROUPS.get(self.group, (self.group,))
-
-    def wants(self, kind: str, name: str) -> bool:
-        """Whether the target includes a row of the tables."""
-        if kind not in self.kinds:
-            return False
-        path = self.path
-        if not path or name == path or name.startswith(f"{path}."):
-            return True
-        return any(sign in path for sign in "*?[") and (
-            fnmatch.fnmatchcase(name, path) or fnmatch.fnmatchcase(name, f"{path}.*")
-        )
-
-    def __str__(self) -> str:
-        return f"{self.group}:{self.path}" if self.path else self.group
-
-
-def parse_targets(words: Iterable[str]) -> tuple[MonitorTarget, ...]:
-    """Parse KIND or KIND:PATH. NumericsError names an unknown kind."""
-    found = []
-    for word in words:
-        group, _, path = word.partition(":")
-        if group not in GROUPS and group not in KINDS:
-            known = ", ".join([*GROUPS, *KINDS])
-            raise NumericsError(
-                f"{word!r} has the unknown kind {group!r}; fix: use KIND or KIND:PATH, KIND one of {known}"
-            )
-        found.append(MonitorTarget(group, path))
-    return tuple(found)
-
-
-def plain_name(name: str, most: int | None = None) -> str:
-    """Return the name of a module or parameter without the wrappers around the model, of "module" at most as many."""
-    parts = [part for part in name.split(".") if part not in WRAPPERS[1:]]
-    while parts and parts[0] == WRAPPERS[0] and most != 0:
-        parts, most = parts[1:], None if most is None else most - 1
-    return ".".join(parts)
-
-
-def model_names(model: Any) -> Callable[[str], str]:
-    """Return the function from the name of a module or parameter to its plain one, for a torch module.
-
-    A module named "module" is in a wrapper where it is the only one, and the module around it has no parameters.
-    """
-    count = 0
-    while model is not None:
-        children = dict(model.named_children())
-        name = next(iter(children), "")
-        if len(children) != 1 or name not in WRAPPERS or (name == WRAPPERS[0] and model._parameters):
-            break
-        count += name == WRAPPERS[0]
-        model = children[name]
-    return functools.partial(plain_name, most=count)
-
-
-def parse_triggers(words: Sequence[str]) -> dict[str, float]:
-    """Parse NAME or NAME:K. NumericsError names one that cannot be used."""
-    found = {}
-    for word in words:
-        name, colon, factor = word.partition(":")
-        if name not in TRIGGERS:
-            raise NumericsError(f"{word!r} is not a trigger; fix: use {', '.join(TRIGGERS)}, or NAME:K")
-        try:
-            found[name] = float(factor) if colon else TRIGGERS[name]
-        except ValueError:
-            found[name] = math.nan
-        if not (found[name] > 0 or name == "nan") or math.isinf(found[name]):
-            raise NumericsError(f"{word!r} has no number above 0 after the colon; fix: such as {name}:8")
-    return found
-
-
-@dataclass(frozen=True)
-class ModelNames:
-    """Paths without the wrappers around the model. parameters: those that are trained. modules: without the root."""
-
-    parameters: tuple[str, ...]
-    modules: tuple[str, ...]
-
-    @classmethod
-    def of(cls, model: Any) -> ModelNames:
-        """Return the names of a torch module."""
-        plain = model_names(model)
-        parameters = (plain(name) for name, one in model.named_parameters() if one.requires_grad)
-        modules = (plain(name) for name, _ in model.named_modules())
-        return cls(tuple(parameters), tuple(dict.fromkeys(filter(None, modules))))
-
-    def matches(self, target: MonitorTarget) -> bool:
-        """Whether the model has a tensor that the target can name."""
-        ending = re.search(r"\.?([0-9]+)$", target.path)
-        number = ending[1] if ending else "0"  # of a tensor among a module's inputs or outputs
-        for kind in target.kinds:
-            names = list(self.parameters)
-            if kind in SIDES:
-                paths = ["", *(f"{path}." for path in self.modules)]
-                names = [f"{path}{side}.{number}" for path in paths for side in SIDES[kind]]
-            if any(target.wants(kind, name) for name in names):
-                return True
-        return False
-
-    def problem(self, target: MonitorTarget) -> str:
-        """Return the line on a target without a match, with near names; "" where it matches."""
-        if self.matches(target):
-            return ""
-        kinds = sorted({"module" if kind in SIDES else "trained parameter" for kind in target.kinds})
-        known = sorted({*self.modules, *self.parameters} - {target.path})
-        near = difflib.get_close_matches(target.path, known, n=MOST_NAMES, cutoff=0.5)
-        fix = (
-            f"did you mean {', '.join(near)}" if near else f"use a path such as {known[0] if known else '*'}"
-        )
-        return f"{target} matches no {' and no '.join(kinds)} of the model; fix: {fix}"
-
-
-def read_control(folder: Path) -> tuple[MonitorTarget, ...]:
-    """Return the targets in the file of a folder; none without a file. NumericsError where it cannot be used."""
-    path = folder / CONTROL
-    if not path.exists():
-        return ()
-    content = read_dump_json(path, "make monitor RUN= OFF=all")
-    words = content.get("targets") if isinstance(content, dict) else None
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise NumericsError(f'{path} has no list "targets"; fix: make monitor RUN= OFF=all')
-    return parse_targets(words)
-
-
-def change_control(folder: Path, on: Sequence[str] = (), off: Sequence[str] = ()) -> None:
-    """Switch targets on and off. off: as they were switched on, or "all"."""
-    adding, removing = parse_targets(on), parse_targets(off)
-    everything = MonitorTarget("all") in removing
-    before = () if everything else read_control(folder)
-    missing = [f"{target}" for target in removing if target not in before and target != MonitorTarget("all")]
-    if missing:
-        known = ", ".join(map(str, before)) or "nothing"
-        raise NumericsError(f"{', '.join(missing)} is not switched on; fix: switch off {known}, or all")
-    kept = [target for target in before if target not in removing]
-    path = folder / CONTROL
-    with writing(path, "check the permissions of the run's folder"):
-        write_json(path, {"targets": list(dict.fromkeys(map(str, [*kept, *adding])))})
-
-
-class ControlFile:
-    """Reads the file of a folder when it has changed."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._seen: tuple[int, int] | None = None
-
-    def changed(self) -> tuple[MonitorTarget, ...] | None:
-        """Return the targets of a changed file; None of an unchanged one. NumericsError where it cannot be used."""
-        try:
-            found = (self.folder / CONTROL).stat()
-            now: tuple[int, int] | None = (found.st_mtime_ns, found.st_ino)
-        except OSError:
-            now = None
-        if now == self._seen:
-            return None
-        self._seen = now
-        return read_control(self.folder)
 
 
 SWITCHES = {  # of config.json -> group of targets

@@ -152,7 +152,7 @@ def _sequence(
         tokens=len(where),
         mean=float(differences[where].mean()),
         mean_absolute=float(size.mean()),
-        units=float((size / (FLOAT32 * np.maximum(1, np.abs(b[where])))).max()),
+        units=float(np.max(size / (FLOAT32 * np.maximum(1, np.abs(b[where]))))),
         prefill=float(size[0]),
         decode=float(size[1:].mean()) if len(size) > 1 else None,
         first=first,

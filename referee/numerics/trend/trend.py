@@ -24,15 +24,8 @@ from numpy.typing import NDArray
 from referee.errors import NumericsError
 from referee.numerics.diagnose.spikes import LIMIT, LOGIT, LOSS, NORM, TENSOR, Quantity, expected
 from referee.numerics.monitor.invariants import finding, same
-from referee.numerics.monitor.monitor_tables import (
-    KINDS,
-    Floats,
-    TensorSeries,
-    common,
-    rank_folders,
-    read_series,
-    table_files,
-)
+from referee.numerics.monitor.monitor_tables import KINDS, rank_folders, table_files
+from referee.numerics.monitor.series import Floats, TensorSeries, common, read_series
 from referee.numerics.rows import HEADINGS, TableRow, text_table
 from referee.numerics.text_files import finite, write_json, writing
 from referee.pages.document import Block, Document, Figure, Paragraph, Table

