@@ -85,7 +85,6 @@ TAKES_APART = re.compile(
 )
 MAY = {
     "ra/arms.py",
-    "ra/arms.py",  # the layers of RA:...
     "runtime/run_record.py",  # the folder of a run
     "study/kconfig_commands.py",  # a defconfig with its fragments
 }
