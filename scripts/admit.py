@@ -9,7 +9,7 @@ import argparse
 import time
 from pathlib import Path
 
-from ra.admission.child_process import examine_variants
+from ra.admission.process import examine_variants
 from ra.arms import AlternationSettings, known_arm, overview, refuse_misnamed_files
 from referee.pages.document import render_terminal
 from referee.pages.html_page import render_html

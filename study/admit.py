@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ra import arms
-from ra.admission.child_process import examine_variants
+from ra.admission.process import examine_variants
 from ra.admission.results import CHECKS, FAILED, Cost, Costs, Examination, Outcome, Violation
 from ra.arms import AlternationSettings, parse_arm
 from referee.pages.document import (

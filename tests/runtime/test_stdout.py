@@ -109,7 +109,7 @@ NOT_ON_A_TERMINAL = {
     "study/trackers.py",
     "study/verdict_tracker.py",
     "runtime/detected_hardware.py",
-    "ra/admission/child_process.py",
+    "ra/admission/child.py",
     "study/executors/executor.py",
 }
 

@@ -153,7 +153,7 @@ def test_a_study_ends_with_a_page_and_interrupted_runs_end_with_the_same_numbers
     assert baseline["train-00002.jsonl.gz"] != strong["train-00002.jsonl.gz"]
     report = json.loads((folder / "grpo.json").read_text())
     assert [arm["word"] for arm in report["arms"]] == ["", "cannot tell"]
-    assert report["checked_rewards"] == 2 * (10 * 16 + 3 * 9)
+    assert report["responses"] == 2 * (10 * 16 + 3 * 9)
     assert report["problems"] == []
     assert report["arms"][0]["logp"]["over"] == 0
     assert report["arms"][1]["logp"]["over"] > 0

@@ -66,7 +66,7 @@ def install(fault: Fault, slower: float) -> None:
     sys.path.insert(0, os.getcwd())
     import torch
 
-    from gpt2 import dataset, evaluator, nan_debug
+    from gpt2 import dataset, evaluator
     from gpt2 import training_step as step
     from runtime import checkpoint
 
@@ -127,7 +127,6 @@ def install(fault: Fault, slower: float) -> None:
         plain_open = dataset.open_corpus
         dataset.open_corpus = lambda folder: dataclasses.replace(plain_open(folder), fingerprint="0" * 64)
     step.Stepper.step, step.linear_cross_entropy = made_step, made_loss  # type: ignore[method-assign, assignment]
-    nan_debug.linear_cross_entropy = made_loss  # type: ignore[assignment]
     checkpoint._flush = made_flush
     evaluator.validation.perplexity, evaluator.hellaswag.score = made_perplexity, made_hellaswag
     torch.manual_seed(0)

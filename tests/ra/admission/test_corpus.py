@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from ra import arms
-from ra.admission.child_process import examine_variants
 from ra.admission.examine import examine
 from ra.admission.probe import Probe
+from ra.admission.process import examine_variants
 from ra.arms import AlternationSettings
 from runtime.settings import ModelConfig
 from tests.pins.admission import hold_to_pin

@@ -10,8 +10,8 @@ import gpt2.trainer  # noqa: F401  (the functions that judge)
 import ra.custom
 from ra import arms
 from ra.admission import examine
-from ra.admission.child_process import examine_variants
 from ra.admission.probe import Probe
+from ra.admission.process import examine_variants
 from ra.arms import AlternationSettings
 from runtime.settings import ModelConfig
 

@@ -63,7 +63,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "monitor/rank0/param_0-9.csv").write_text("vpp_stage,name,step,norm\n0,a,1,1\n")
     (folder / "a.csv").write_text("step,loss\n0,2\n1,1\n")
     (folder / "b.csv").write_text("step,loss\n0,4\n1,1\n")
-    (folder / "logp.json").write_text("[[-1, -2]]")
+    (folder / "logp.json").write_text('{"log_probs": [[-1, -2]]}')
     with contextlib.chdir(folder):
         assert main(["check-config", "pack", "-o", "a.zip"]) == 0
     return folder
