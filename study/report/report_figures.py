@@ -326,7 +326,7 @@ def over_training(report: Report, places: Sequence[int]) -> tuple[Plain | None, 
     by_run = {(run.variant, run.seed): losses(run.record) for run in report.runs if run.used}
     names = [name for name in report.variants if controls_of(name, report.variants)]
     every = [{seed for name, seed in by_run if name == variant and seed is not None} for variant in names]
-    seeds = sorted(set.intersection(*every)) if places else []
+    seeds = sorted(set.intersection(*every)) if places and every else []
     if not seeds or len(names) < 2:
         return None, ""
     tables = [{name: {seed: by_run[name, seed][at] for seed in seeds} for name in names} for at in places]

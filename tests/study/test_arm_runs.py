@@ -51,8 +51,9 @@ def test_arms_of_one_study_share_the_fingerprint_and_are_all_counted(tmp_path: P
     ]
     assert len({json.dumps(run.record.fingerprint.to_json(), sort_keys=True) for run in runs}) == 1
     report = build_report(tmp_path)
-    assert [row.variant for row in report.rows if row.control] == ["B"]
-    assert [verdict.variant for verdict in report.verdicts] == list(ARMS[1:])
+    controls = ["B", "B+LR=2e-3"]
+    assert [row.variant for row in report.rows if row.control] == controls
+    assert [verdict.variant for verdict in report.verdicts] == [arm for arm in ARMS if arm not in controls]
 
 
 def test_the_recipe_of_an_arm_is_that_of_its_optimizer(tmp_path: Path, texts: Path) -> None:

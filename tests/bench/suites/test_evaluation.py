@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bench.suite.evaluation import scored_tokens
 
 from bench import suite
-from bench.suite import evaluation
+from bench.suites import evaluation
+from bench.suites.evaluation import scored_tokens
 from gpt2 import hellaswag, tokenizer
 from gpt2.hellaswag import Item
 from tests.bench.sessions import run_small

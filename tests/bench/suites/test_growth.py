@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bench import runner
 from bench.cases import Shape
-from bench.suite import growth
+from bench.suites import growth
 from tests.bench.sessions import run_small
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bench.suite.loss_parity import TrainingShape, compare, row_of, train_both, verdict
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from bench.suite import loss_parity
+from bench.suites import loss_parity
+from bench.suites.loss_parity import TrainingShape, compare, row_of, train_both, verdict
 from tests.bench.sessions import run_small
 
 LOSSES = st.lists(st.floats(0.5, 12, width=32), min_size=20, max_size=20)

@@ -6,7 +6,7 @@ import pytest
 
 from bench import observed_step
 from bench.observed_step import ObservedShape, ratios
-from bench.suite import monitor, recorder
+from bench.suites import monitor, recorder
 from tests.bench.sessions import run_small
 
 
