@@ -33,7 +33,7 @@ from runtime.files import write_json, write_text
 from runtime.provenance import environment_record, revision
 from runtime.resolved_target import ResolvedTarget, export_environment, resolve, target_record
 from runtime.settings import ANY_TARGET
-from study.kconfig_commands import command_arguments
+from study.make_arguments import command_arguments
 
 QUESTIONS: dict[str, Question] = {
     "kernels": kernel_checks,

@@ -15,10 +15,11 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from runtime import ranks
-from runtime.detected_hardware import cpu_threads, list_torch_devices
+from runtime.detected_hardware import cpu_threads
 from runtime.errors import device_fault, out_of_memory
 from runtime.gpu_specs import TargetError
 from runtime.resolved_target import ResolvedTarget, resolve
+from runtime.torch_devices import list_torch_devices
 
 if TYPE_CHECKING:
     from torch import Tensor

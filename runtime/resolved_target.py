@@ -11,16 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from runtime import detected_hardware, ranks
-from runtime.detected_hardware import (
-    BFLOAT16_CAPABILITY,
-    Hardware,
-    TorchDevice,
-    TorchDevices,
-    detect_hardware,
-    detected_target_name,
-    list_in_child,
-)
+from runtime.detected_hardware import Hardware, detect_hardware, detected_target_name
 from runtime.gpu_specs import DEVICE_TYPES, GIB, TARGETS, Target, TargetError, match_target
+from runtime.torch_devices import BFLOAT16_CAPABILITY, TorchDevice, TorchDevices, list_in_child
 
 if TYPE_CHECKING:
     from runtime.settings import TargetConfig

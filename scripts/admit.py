@@ -18,7 +18,7 @@ from runtime.dotconfig import read_symbols
 from runtime.errors import UserError, run_command
 from runtime.settings import Config
 from study.admit import admission_document
-from study.kconfig_commands import command_arguments
+from study.make_arguments import command_arguments
 from study.study_settings import StudySettings
 
 CONFIG = Path(".config")

@@ -8,7 +8,7 @@ import sys
 from bench.suite import NAMES, load_suite, run_suite
 from runtime.errors import run_command
 from runtime.resolved_target import export_environment
-from study.kconfig_commands import command_arguments
+from study.make_arguments import command_arguments
 
 
 def describe_suites() -> str:

@@ -17,7 +17,7 @@ from study.compare import compare_page as write
 from study.compare import compared_studies as build
 from study.compare.compare_page import comparison_document
 from study.compare.loaded_studies import LoadedStudy
-from study.kconfig_commands import command_arguments
+from study.make_arguments import command_arguments
 
 
 def default_folder(studies: Sequence[LoadedStudy]) -> Path:

@@ -13,7 +13,8 @@ from runtime.errors import run_command
 from runtime.settings import Config
 from study import kconfig_rules as rules
 from study.analysis.verdict import BETTER, CANNOT_TELL, EQUIVALENT, WORSE
-from study.kconfig_commands import configure, read_layers, refuse_assignments
+from study.kconfig_commands import configure, read_layers
+from study.make_arguments import refuse_assignments
 from study.report.report_data import build_report
 from study.report.report_summary import numbers
 from study.study_settings import StudySettings

@@ -31,7 +31,7 @@ from study.compare.loaded_studies import (
     differing_settings,
     read_sides,
 )
-from study.kconfig_commands import command_arguments
+from study.make_arguments import command_arguments
 
 USAGE = 'fix: make diagnose RUNS="results/a/runs/B0 results/b/runs/B0"'
 

@@ -20,7 +20,7 @@ from runtime.detected_hardware import detected_target_name
 from runtime.errors import UserError, run_command
 from runtime.resolved_target import export_environment
 from runtime.settings import load_config
-from study.kconfig_commands import command_arguments
+from study.make_arguments import command_arguments
 
 
 def main() -> None:

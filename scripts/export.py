@@ -10,7 +10,7 @@ from pathlib import Path
 
 from runtime.errors import UserError, run_command
 from runtime.resolved_target import export_environment
-from study.kconfig_commands import command_arguments
+from study.make_arguments import command_arguments
 
 
 def main() -> int:

@@ -13,8 +13,8 @@ from runtime.errors import UserError, run_command
 from runtime.files import write_json, write_text
 from study.grpo_page import as_json, build_report, grpo_document
 from study.grpo_study import check, run_study
-from study.kconfig_commands import refuse_assignments
 from study.kconfig_rules import load_strictly
+from study.make_arguments import refuse_assignments
 
 CONFIG = Path(".config")
 

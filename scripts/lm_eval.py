@@ -14,7 +14,7 @@ from pathlib import Path
 from referee.pages.document import render_terminal
 from runtime.errors import UserError, run_command
 from runtime.resolved_target import export_environment
-from study.kconfig_commands import command_arguments
+from study.make_arguments import command_arguments
 
 USUAL = "hellaswag lambada_openai piqa arc_easy winogrande"
 

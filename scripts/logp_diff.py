@@ -11,7 +11,7 @@ from pathlib import Path
 from referee.errors import NumericsError
 from runtime.errors import UserError, run_command
 from runtime.resolved_target import export_environment
-from study.kconfig_commands import command_arguments
+from study.make_arguments import command_arguments
 
 PROMPTS, TOKENS = 4, 32  # from the validation text, and sampled after each
 

@@ -16,7 +16,7 @@ from runtime import run_record
 from runtime.errors import UserError, run_command
 from runtime.symbol_effects import declared
 from study.compare.loaded_studies import read_settings
-from study.kconfig_commands import command_arguments
+from study.make_arguments import command_arguments
 
 USAGE = "fix: make pack-run RUN=results/STUDY/runs/NAME [OUT=a.zip]"
 

@@ -12,7 +12,7 @@ from referee.pages.document import render_terminal
 from runtime.dotconfig import NUMBER
 from runtime.errors import UserError, run_command
 from scripts.study import first_line, load
-from study.kconfig_commands import command_arguments
+from study.make_arguments import command_arguments
 
 
 def spread(text: str) -> float | None:

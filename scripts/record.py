@@ -18,7 +18,7 @@ from referee.numerics.record.record_settings import LEVELS
 from runtime import run_record
 from runtime.errors import UserError, run_command
 from study.evaluation.loaded_runs import enter_environment, open_run
-from study.kconfig_commands import command_arguments
+from study.make_arguments import command_arguments
 
 
 def run_arguments(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from runtime.dotconfig import read_symbols
 from runtime.errors import UserError, run_command
-from study.kconfig_commands import command_arguments, refuse_assignments
+from study.make_arguments import command_arguments, refuse_assignments
 from study.report import report_page as write
 from study.report.report_page import render_terminal, write_latex
 from study.study_settings import StudySettings

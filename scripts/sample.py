@@ -16,7 +16,7 @@ from runtime import files
 from runtime.errors import UserError, run_command
 from runtime.resolved_target import export_environment
 from study.evaluation.samples import SamplingSettings, as_json, samples_document
-from study.kconfig_commands import command_arguments
+from study.make_arguments import command_arguments
 
 OPTIONS = ("PROMPT", "TOKENS", "COUNT", "TEMPERATURE", "TOP_K", "TOP_P", "SEED", "OUT")
 MOST_TEXTS = 1000

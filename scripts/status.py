@@ -7,7 +7,7 @@ from pathlib import Path
 from runtime.dotconfig import read_symbols
 from runtime.errors import run_command
 from scripts.report import study_directory
-from study.kconfig_commands import command_arguments
+from study.make_arguments import command_arguments
 from study.runs import read_expected
 from study.status_table import status_text
 from study.study_settings import StudySettings

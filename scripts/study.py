@@ -11,8 +11,8 @@ from runtime.dotconfig import Symbols, read_symbols, read_text
 from runtime.errors import UserError, run_command
 from runtime.gpu_specs import TARGETS
 from runtime.settings import Config, TargetConfig
-from study.kconfig_commands import refuse_assignments
 from study.kconfig_rules import load_strictly
+from study.make_arguments import refuse_assignments
 from study.report.method import seeds_text
 from study.study_lock import locked
 from study.study_settings import StudySettings

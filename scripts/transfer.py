@@ -19,7 +19,7 @@ from runtime.dotconfig import read_symbols
 from runtime.errors import UserError, run_command
 from runtime.files import write_json, write_text
 from runtime.resolved_target import export_environment
-from study.kconfig_commands import command_arguments
+from study.make_arguments import command_arguments
 from study.study_settings import StudySettings
 
 CONFIG = Path(".config")

@@ -12,7 +12,7 @@ from referee.numerics.trend.trend import show
 from runtime.errors import run_command
 from scripts.diagnose import record_step, results_folder
 from study.compare.loaded_studies import check_paths
-from study.kconfig_commands import command_arguments
+from study.make_arguments import command_arguments
 
 USAGE = 'fix: make trend RUNS="results/a/runs/B0 [results/b/runs/B0]"'
 

@@ -24,7 +24,7 @@ from gpt2.shards import read_manifest, written_files
 from runtime.dotconfig import split_words
 from runtime.errors import UserError, run_command
 from runtime.files import DamagedFileError, open_regular, read_json
-from study.kconfig_commands import refuse_unknown_variables
+from study.make_arguments import refuse_unknown_variables
 
 CACHES = (".pytest_cache", ".mypy_cache", ".ruff_cache")  # each marked by the file CACHEDIR.TAG
 SOURCES = (

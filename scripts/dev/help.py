@@ -7,7 +7,8 @@ from pathlib import Path
 
 from ra.arms import overview
 from runtime.errors import run_command
-from study.kconfig_commands import listing, refuse_unknown_variables
+from study.kconfig_commands import listing
+from study.make_arguments import refuse_unknown_variables
 
 NOTES = (
     "A run's NAME is its variant and seed: B0 is variant B with seed 0. A dot separates them after a digit (SHP2.0)",

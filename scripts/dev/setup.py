@@ -24,7 +24,7 @@ import sys
 from pathlib import Path
 
 from runtime.errors import UserError, run_command
-from study.kconfig_commands import refuse_unknown_variables
+from study.make_arguments import refuse_unknown_variables
 
 ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv"

@@ -14,11 +14,12 @@ from types import FrameType
 from typing import Any
 
 from runtime import files, ranks
-from runtime.detected_hardware import SYS, TorchDevices, cpu_threads, list_in_child, read_text
+from runtime.detected_hardware import SYS, cpu_threads, read_text
 from runtime.errors import UserError
 from runtime.files import DamagedFileError, parse_json
 from runtime.resolved_target import ResolvedTarget
 from runtime.run_plan import micro_batches
+from runtime.torch_devices import TorchDevices, list_in_child
 
 EXIT_FINISHED, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 3
 EXIT_OUT_OF_MEMORY, EXIT_NOT_FINITE, EXIT_DISK_FULL = 4, 5, 6

@@ -10,7 +10,7 @@ import pytest
 
 from ra import arms
 from study import kconfig_commands as commands
-from study.kconfig_commands import variables_by_target
+from study.make_arguments import variables_by_target
 from tests.checkout import link_project
 
 ROOT = Path(__file__).parents[2]

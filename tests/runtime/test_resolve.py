@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from runtime.detected_hardware import Hardware, list_torch_devices
+from runtime.detected_hardware import Hardware
 from runtime.gpu_specs import GIB, TARGETS, TargetError
 from runtime.resolved_target import resolve, scale_notice
 from runtime.settings import TARGETS as OFFERED
 from runtime.settings import TargetConfig
+from runtime.torch_devices import list_torch_devices
 
 CPU = Hardware("cpu", "AMD EPYC", 64 * GIB, 0)
 A100 = Hardware("cuda", "NVIDIA A100-SXM4-40GB", 40 * GIB, 1, (), "550.54.15")

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from runtime.errors import UserError
-from study.kconfig_commands import (
+from study.make_arguments import (
     command_arguments,
     make_variables,
     refuse_assignments,

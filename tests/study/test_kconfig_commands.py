@@ -17,7 +17,7 @@ from runtime.dotconfig import read_symbols
 from runtime.errors import UserError
 from study import kconfig_commands as commands
 from study import kconfig_rules as rules
-from study.kconfig_commands import make_variables
+from study.make_arguments import make_variables
 from tests.kconfig_commands import BASES, FRAGMENTS, STUDY, defconfig, refusal, run
 
 pytestmark = pytest.mark.usefixtures("elsewhere")

@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from runtime import detected_hardware, resolved_target
+from runtime import resolved_target
 from runtime.gpu_specs import TargetError
 from runtime.settings import ANY_TARGET
 
 
 def test_a_child_lists_what_this_process_would_list(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    listed = detected_hardware.list_in_child()  # of the installed build
+    listed = torch_devices.list_in_child()  # of the installed build
     monkeypatch.undo()
-    assert listed == detected_hardware.list_torch_devices()
+    assert listed == torch_devices.list_torch_devices()
 
 
 def test_a_child_that_fails_is_an_error_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.detected_hardware import TorchDevice, TorchDevices
 from runtime.resolved_target import ResolvedTarget, resolve
 from runtime.settings import Config
+from runtime.torch_devices import TorchDevice, TorchDevices
 from study.executors.child_process import (
     Slot,
     SlotsError,

@@ -1,0 +1,15 @@
+"""Set-up runs before any package is installed."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_set_up_and_detection_need_the_standard_library_alone() -> None:
+    program = "import sys; sys.path.insert(0, '.'); import scripts.dev.setup, runtime.detected_hardware"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", program], cwd=ROOT, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
