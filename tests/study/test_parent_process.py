@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from runtime import resolved_target
+from runtime import resolved_target, torch_devices
 from runtime.gpu_specs import TargetError
 from runtime.settings import ANY_TARGET
 
