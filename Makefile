@@ -47,7 +47,7 @@ override FOUND := command -v $(INTERPRETER) > /dev/null || \
 override SETUP := $(FOUND); $(INTERPRETER) -m scripts.dev.setup --as-it-is
 else
 override INTERPRETER := .venv/bin/python
-override BARE := python3
+override BARE := $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)
 override SETUP := python3 -m scripts.dev.setup
 endif
 

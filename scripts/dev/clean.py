@@ -20,7 +20,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from gpt2.shards import read_manifest, written_files
 from runtime.dotconfig import split_words
 from runtime.errors import UserError, run_command
 from runtime.files import DamagedFileError, open_regular, read_json
@@ -79,6 +78,10 @@ def caches() -> Iterator[Path]:
 
 def prepared(directory: Path) -> Iterator[Path]:
     """Yield the files of `make data` in the data folder, the manifest of a corpus last."""
+    if not directory.is_dir():
+        return
+    from gpt2.shards import read_manifest, written_files  # needs the packages that prepared the data
+
     for path in sorted(directory.glob("*")):
         if UNFINISHED.fullmatch(path.name) and not path.is_symlink():
             yield from (path / name for name in written_files(path))

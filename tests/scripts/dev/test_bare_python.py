@@ -1,4 +1,4 @@
-"""Set-up runs before any package is installed."""
+"""Set-up and clean run where no package is installed."""
 
 import subprocess
 import sys
@@ -7,8 +7,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 
 
-def test_set_up_and_detection_need_the_standard_library_alone() -> None:
-    program = "import sys; sys.path.insert(0, '.'); import scripts.dev.setup, runtime.detected_hardware"
+def test_set_up_detection_and_clean_need_the_standard_library_alone() -> None:
+    program = "import sys; sys.path.insert(0, '.'); import scripts.dev.setup, scripts.dev.clean, runtime.detected_hardware"
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", program], cwd=ROOT, capture_output=True, text=True
     )
