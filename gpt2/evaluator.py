@@ -17,9 +17,8 @@ from gpt2.transformer import GPT2, learned_scalars
 from gpt2.validation import EvalText, perplexity_of, read_text, row_losses
 from runtime import ranks
 from runtime.errors import UserError, out_of_memory
-from runtime.eval_set_records import EvalSetEntry, EvaluatedText
 from runtime.resolved_target import ResolvedTarget
-from runtime.run_record import bits_per_byte
+from runtime.run_record import EvalSetEntry, EvaluatedText, bits_per_byte
 from runtime.settings import Config, EvaluationConfig
 from runtime.signals import Stop
 

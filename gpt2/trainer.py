@@ -30,8 +30,7 @@ from gpt2.resume import check_fits, resume
 from gpt2.training_step import NotFiniteError, Stepper, StepResult
 from gpt2.transformer import GPT2, ModelParts
 from gpt2.watch import RunFixes, SpikeDetector
-from runtime import attention_kernels, checkpoint, ranks, records, resolved_target
-from runtime import eval_set_records as eval_sets
+from runtime import attention_kernels, checkpoint, ranks, records, resolved_target, run_record
 from runtime.metrics_log import MetricsLog, metrics_sum
 from runtime.ranks import describe_failure
 from runtime.run_plan import WARM_UP_STEPS, RunPlan
@@ -287,7 +286,7 @@ class TrainingRun:
             found = evaluate_sets(self.config, self.evaluator, self.resolved, self.log.phase, self.note)
         self.log.record["eval_sets"] = {name: one.entry for name, one in found.items()}
         if ranks.first():
-            eval_sets.write(self.plan.directory, self.plan.run, self.iteration, found)
+            run_record.write_eval_sets(self.plan.directory, self.plan.run, self.iteration, found)
 
     def examine_model(self) -> None:
         """Examine the trained model on the first validation windows, on the first rank."""

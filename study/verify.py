@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime import checkpoint, records, run_record
-from runtime import eval_set_records as eval_sets
 from runtime.errors import UserError
 from study import plan_file
 from study.runs import run_folders
@@ -64,7 +63,7 @@ def _verify_run(folder: Path) -> Verified:
         sides = [name for name in run_record.SIDE_FILES if (folder / name).exists()]
         checked += [f"run.json ({record.status})", *sides]
         problems += run_record.altered(record, folder)
-        for name in ("memory.json", "attention.json", "lm_eval.json", eval_sets.FILE):
+        for name in ("memory.json", "attention.json", "lm_eval.json", run_record.EVAL_SETS_FILE):
             if (folder / name).exists():
                 checked.append(name)
                 problems += _errors(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ra.arms import parse_arm
 from referee.verdict.statistics import Interval, mean, mean_interval
-from runtime.eval_set_records import EvalSetEntry
+from runtime.run_record import EvalSetEntry
 from study.analysis.verdict import Losses, control_losses
 from study.runs import Run, variant_order
 

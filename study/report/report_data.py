@@ -23,7 +23,6 @@ from runtime.run_record import bits_per_byte
 from study import plan_file
 from study.analysis.designs import Sensitivity, seed_hours, sensitivities
 from study.analysis.eval_set_results import EvalSets, eval_set_tables
-from study.analysis.step_speed import Speed, speeds
 from study.analysis.verdict import (
     MARGIN,
     ItemTest,
@@ -56,6 +55,7 @@ from study.runs import (
     read_runs,
     variant_order,
 )
+from study.step_timing import Speed, speeds
 from study.tuned_rates import RateReport, finished_seeds, judge_rates, rate_report, sort_runs
 
 MOST_DAMAGED = 8  # runs named on the first screen

@@ -10,7 +10,6 @@ from referee.pages.markup import Code, Strong, Text
 from referee.verdict.looks import nominal_levels
 from referee.verdict.statistics import mean, percent, undetected_ratios
 from study.analysis.designs import SeedsNeeded, Sensitivity
-from study.analysis.step_speed import Speed
 from study.analysis.verdict import (
     BETTER,
     CANNOT_TELL,
@@ -41,6 +40,7 @@ from study.report.method import (
 from study.report.report_data import Report
 from study.report.report_sections import edge_sentences
 from study.runs import BASELINE, DIVERGED
+from study.step_timing import Speed
 from study.tuned_rates import RateReport
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from runtime import eval_set_records as eval_sets
 from runtime import run_record
 from runtime.records import parse, read_plain
 from runtime.settings import Config, EvalSet
@@ -24,9 +23,9 @@ def config(tmp_path: Path) -> Config:
     return dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, sets=sets))
 
 
-def texts_of(run_dir: Path) -> dict[str, eval_sets.EvaluatedText]:
-    content = read_plain(run_dir / eval_sets.FILE)
-    return dict(parse(eval_sets.EvalSetsFile, content, eval_sets.FILE).sets)
+def texts_of(run_dir: Path) -> dict[str, run_record.EvaluatedText]:
+    content = read_plain(run_dir / run_record.EVAL_SETS_FILE)
+    return dict(parse(run_record.EvalSetsFile, content, run_record.EVAL_SETS_FILE).sets)
 
 
 def test_a_run_records_each_text_and_its_windows(config: Config, tmp_path: Path) -> None:

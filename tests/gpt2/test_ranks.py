@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from referee.numerics.monitor.monitor_tables import KINDS, read_table
-from runtime import eval_set_records as eval_sets
 from runtime import run_record
 from runtime.run_plan import BatchError, plan_batch, plan_for
 from tests import small_runs
@@ -99,7 +98,7 @@ def scores(directory: Path) -> Any:
         record.hellaswag,
         record.validation and record.validation.loss,
         (directory / "hellaswag.json").read_text(),
-        json.loads((directory / eval_sets.FILE).read_text())["sets"]["stories"],
+        json.loads((directory / run_record.EVAL_SETS_FILE).read_text())["sets"]["stories"],
     )
 
 

@@ -11,7 +11,7 @@ from runtime.dotconfig import ConfigError, read_symbols
 from runtime.settings import load_config
 from study import kconfig_commands as commands
 from study import kconfig_rules as rules
-from study.analysis.step_speed import SETTLED
+from study.step_timing import SETTLED
 from tests.kconfig_commands import BASES, FRAGMENTS, STUDY, defconfig, own_defconfigs, refusal, run
 
 pytestmark = pytest.mark.usefixtures("elsewhere")

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from referee.pages.document import render_markdown
-from runtime.eval_set_records import EvalSetEntry
+from runtime.run_record import EvalSetEntry
 from study.analysis.eval_set_results import eval_set_tables
 from study.compare.compare_page import comparison_document
 from study.compare.compared_studies import build_comparison

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from runtime import run_record
-from study.analysis.step_speed import slopes
 from study.report import method as sentences
 from study.report import report_data as build
 from study.runs import Run
+from study.step_timing import slopes
 from tests.checked_files import write_checked
 from tests.study.report import rendered
 from tests.study.sample_records import STEPS, UPDATE, a_plan, a_record, a_study
