@@ -48,9 +48,7 @@ def epsilon(dtype: str) -> float:
         return 0.0
     try:
         return torch.finfo(found).eps
-    except (
-        NotImplementedError
-    ):  # torch has no epsilon of a dtype that packs two numbers of four bits in a byte
+    except NotImplementedError:  # torch's answer for a dtype that packs two numbers in a byte
         return 0.0
 
 
