@@ -108,7 +108,7 @@ NOT_ON_A_TERMINAL = {
     "bench/disturbed_train.py",
     "study/trackers.py",
     "study/verdict_tracker.py",
-    "runtime/detected_hardware.py",
+    "runtime/torch_devices.py",
     "ra/admission/child.py",
     "study/executors/executor.py",
 }

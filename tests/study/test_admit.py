@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ra import arms
-from ra.admission import child_process
+from ra.admission import process
 from ra.admission.results import CHECKS, Examination, Outcome, Violation
 from ra.arms import AlternationSettings
 from runtime import run_record
@@ -62,7 +62,7 @@ def test_a_changed_file_is_examined_again_in_every_arm_that_uses_it(
 def test_a_crash_is_not_saved(tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = configuration(texts, 4)
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, directory=tmp_path / "data"))
-    died = child_process._died("B", "causal", "it gave no result", "")
+    died = process._died("B", "causal", "it gave no result", "")
     monkeypatch.setattr(admit, "examine_variants", lambda *arguments: {"B": died})
     assert admit.examine_cached(["B"], config, ALTERNATION, False)["B"].violations
     assert not list((tmp_path / "data").glob(".admission-*"))
