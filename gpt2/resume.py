@@ -96,7 +96,8 @@ def resume(run: Resumable) -> None:
     before = run.log.last_record()
     if loaded:
         meta = refuse_another_run(loaded, identity, plan.run, directory)
-        refuse_altered_metrics(meta.metrics, directory / "metrics.jsonl")
+        if ranks.first():  # it has the file; another rank could read an unfinished copy
+            refuse_altered_metrics(meta.metrics, directory / "metrics.jsonl")
         restore(run, loaded, meta, before)
     run.faults = FaultLog(before.faults if before else ())
     if run.ended() and before and before.target:  # this process observes no step

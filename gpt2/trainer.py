@@ -31,7 +31,7 @@ from gpt2.training_step import NotFiniteError, Stepper, StepResult
 from gpt2.transformer import GPT2, ModelParts
 from gpt2.watch import RunFixes, SpikeDetector
 from runtime import attention_kernels, checkpoint, ranks, records, resolved_target, run_record
-from runtime.metrics_log import MetricsLog, metrics_sum
+from runtime.metrics_log import MetricsLog
 from runtime.ranks import describe_failure
 from runtime.run_plan import WARM_UP_STEPS, RunPlan
 from runtime.run_record import Admission
@@ -234,10 +234,10 @@ class TrainingRun:
                 "watch": self.spikes.losses,
                 "spikes": self.spikes.spikes,
                 "clocks": self.clocks.seconds(),
-                "metrics": metrics_sum(self.plan.directory / "metrics.jsonl").to_json(),
             } | self.evaluator.history()
             state = self.stepper.state()
             if ranks.first():
+                meta["metrics"] = self.log.saved_sum().to_json()
                 checkpoint.save(self.plan.directory / folder, self.iteration, state, meta, keep, self.fence)
         self.saved_at = time.monotonic()
         self.save_seconds = self.saved_at - began

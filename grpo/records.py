@@ -79,11 +79,14 @@ def read(run_dir: Path) -> GrpoRecord | None:
 
 
 def write(run_dir: Path, record: GrpoRecord) -> None:
-    """Write run.json and, of a run that ended, SHA256SUMS over it, config, metrics.jsonl and the responses."""
-    checked.write(run_dir / RECORD, record, checked.owner(run_dir))
+    """Write run.json; of a run that ended SHA256SUMS over config, metrics.jsonl and the responses before it."""
     if record.status in ENDED:
-        responses = [f"{RESPONSES}/{name}" for name in response_files(run_dir)]
-        checked.write_sums(run_dir, checked.owner(run_dir), (RECORD, CONFIG, METRICS, *responses))
+        checked.write_sums(run_dir, checked.owner(run_dir), _summed(run_dir))
+    checked.write(run_dir / RECORD, record, checked.owner(run_dir))
+
+
+def _summed(run_dir: Path) -> list[str]:
+    return [CONFIG, METRICS, *(f"{RESPONSES}/{name}" for name in response_files(run_dir))]
 
 
 @dataclass(frozen=True)
@@ -166,4 +169,4 @@ def response_files(run_dir: Path) -> dict[str, Path]:
 
 def problems_of(run_dir: Path) -> list[str]:
     """Return a message for every file of a run that ended that is not as SHA256SUMS says."""
-    return checked.check_sums(run_dir, checked.owner(run_dir))
+    return checked.check_sums(run_dir, checked.owner(run_dir), _summed(run_dir))

@@ -106,6 +106,13 @@ class MetricsLog:
         if ranks.first():
             records.write(self.directory / name, value, records.owner(self.directory))
 
+    def saved_sum(self) -> MetricsSum:
+        """Flush metrics.jsonl to the disk; return its length and its SHA-256."""
+        path = self.directory / "metrics.jsonl"
+        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+            os.fsync(file.fileno())
+        return metrics_sum(path)
+
     def speeds(self) -> list[float]:
         """Return the tokens per second of every logged step, over all processes of the run."""
         steps = read_steps(self.directory / "metrics.jsonl").steps

@@ -109,9 +109,12 @@ def owner(run_dir: Path) -> str:
 
 
 def digest(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """Return the SHA-256 of a regular file. DamagedFileError where it cannot be read."""
+    with files.open_regular(path) as file:
+        try:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise DamagedFileError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def write_sums(run_dir: Path, of: str, names: Iterable[str]) -> None:
@@ -120,8 +123,11 @@ def write_sums(run_dir: Path, of: str, names: Iterable[str]) -> None:
     files.write_text(run_dir / SUMS, "\n".join([f"# {of}", *lines]) + "\n")
 
 
-def check_sums(run_dir: Path, of: str) -> list[str]:
-    """Return a message for every file of a finished run that is not as SHA256SUMS says."""
+def check_sums(run_dir: Path, of: str, names: Iterable[str]) -> list[str]:
+    """Return a message for every file of a finished run that is not as SHA256SUMS says.
+
+    names: the files that SHA256SUMS must list where they exist.
+    """
     try:
         owner, *lines = read_text(run_dir / SUMS).splitlines()
         sums = {name: value for value, name in (line.split("  ", 1) for line in lines)}
@@ -131,12 +137,19 @@ def check_sums(run_dir: Path, of: str) -> list[str]:
         return [f"{SUMS} is damaged"]
     if owner != f"# {of}":
         return [f"{SUMS} belongs to {owner.removeprefix('# ')}, not to {of}"]
-    actual = {name: digest(run_dir / name) if (run_dir / name).is_file() else "missing" for name in sums}
-    return [
-        f"{name}: SHA-256 is {actual[name][:12]}; {SUMS} has {recorded[:12]}"
-        for name, recorded in sums.items()
-        if actual[name] != recorded
-    ]
+    unlisted = [name for name in names if name not in sums and (run_dir / name).exists()]
+    messages = [f"{name} is not in {SUMS}" for name in unlisted]
+    for name, recorded in sums.items():
+        try:
+            actual = digest(run_dir / name)
+        except FileNotFoundError:
+            actual = "missing"
+        except DamagedFileError as error:
+            messages.append(f"{error}")
+            continue
+        if actual != recorded:
+            messages.append(f"{name}: SHA-256 is {actual[:12]}; {SUMS} has {recorded[:12]}")
+    return messages
 
 
 def _digest(content: bytes) -> str:

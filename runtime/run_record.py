@@ -365,11 +365,11 @@ def blank(run: str, variant: str, seed: int) -> RunRecord:
 
 
 def write(run_dir: Path, record: RunRecord) -> None:
-    """Write run.json and, of a finished run, SHA256SUMS."""
+    """Write run.json; of a finished run SHA256SUMS before it, so that a finished run always has both."""
     record = record.replace(study=record.study or records.owner(run_dir).partition("/")[0])
-    records.write(run_dir / "run.json", record, owner(record))
     if record.status == "finished":
-        records.write_sums(run_dir, owner(record), ("run.json", *SIDE_FILES))
+        records.write_sums(run_dir, owner(record), SIDE_FILES)
+    records.write(run_dir / "run.json", record, owner(record))
 
 
 def owner(record: RunRecord) -> str:
@@ -384,7 +384,7 @@ def owner_at(run_dir: Path) -> str:
 
 def altered(record: RunRecord, run_dir: Path) -> list[str]:
     """Return a message for every file of a finished run that is not as SHA256SUMS says."""
-    return records.check_sums(run_dir, owner(record)) if record.status == "finished" else []
+    return records.check_sums(run_dir, owner(record), SIDE_FILES) if record.status == "finished" else []
 
 
 def load(run_dir: Path) -> RunRecord:

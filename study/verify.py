@@ -10,7 +10,10 @@ from pathlib import Path
 from runtime import checkpoint, records, run_record
 from runtime.errors import UserError
 from study import plan_file
+from study.executors.executor import EXIT_FILE
 from study.runs import run_folders
+
+STUDY_FILES = ("attention.json", "expected.json", "hellaswag.json")
 
 
 @dataclass(frozen=True)
@@ -32,14 +35,9 @@ class Verified:
 def verify_study(study_dir: Path) -> list[Verified]:
     """Verify the study's own files, then every run."""
     rows = [Verified(plan_file.FILE, [], _plan_problems(study_dir))]
-    if (study_dir / "attention.json").exists():
-        rows.append(
-            Verified(
-                "attention.json",
-                [],
-                _errors(functools.partial(records.read_plain, study_dir / "attention.json")),
-            )
-        )
+    for name in STUDY_FILES:
+        if (study_dir / name).exists():
+            rows.append(Verified(name, [], _errors(functools.partial(records.read_plain, study_dir / name))))
     runs, others = run_folders(study_dir)
     rows += [Verified(name, [], [], "not a run of this study: skipped") for name in others]
     return [*rows, *(_verify_run(folder) for folder in runs)]
@@ -53,22 +51,23 @@ def _plan_problems(study_dir: Path) -> list[str]:
 
 
 def _verify_run(folder: Path) -> Verified:
-    """Verify the record with the files that belong to it, and the checkpoints."""
-    checked, problems = [], []
+    """Verify the record, the files that belong to it, and the checkpoints."""
+    checked, problems, of = [], [], None
     try:
         record = run_record.load(folder)
     except run_record.RecordError as error:
         problems.append(str(error))
     else:
-        sides = [name for name in run_record.SIDE_FILES if (folder / name).exists()]
-        checked += [f"run.json ({record.status})", *sides]
-        problems += run_record.altered(record, folder)
-        for name in ("memory.json", "attention.json", "lm_eval.json", run_record.EVAL_SETS_FILE):
-            if (folder / name).exists():
-                checked.append(name)
-                problems += _errors(
-                    functools.partial(records.read_plain, folder / name, run_record.owner(record))
-                )
+        of = run_record.owner(record)
+        checked.append(f"run.json ({record.status})")
+        if record.status == "finished":
+            checked += [name for name in run_record.SIDE_FILES if (folder / name).exists()]
+            problems += run_record.altered(record, folder)
+    for path in sorted([*folder.glob("*.json"), *folder.glob("platforms/*.json")]):
+        name = path.relative_to(folder).as_posix()
+        if path.name not in ("run.json", EXIT_FILE) and name not in checked:
+            checked.append(name)
+            problems += _errors(functools.partial(records.read_plain, path, of))
     found = [path for kind in run_record.CHECKPOINTS for path in checkpoint.complete(folder / kind)]
     for path in found:
         problems += _errors(functools.partial(checkpoint.verify, path))

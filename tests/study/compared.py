@@ -77,7 +77,6 @@ def put(folder: Path, value: dict[str, Any], config: Settings | None, curve: dic
     run_dir = folder / "runs" / value["run"]
     run_dir.mkdir(parents=True)
     run_record.from_json(value)
-    write_checked(run_dir / "run.json", with_derived(value))
     if config is not None:
         text = "".join(
             f"CONFIG_{n}={v}\n" if v != "n" else f"# CONFIG_{n} is not set\n" for n, v in config.items()
@@ -88,6 +87,7 @@ def put(folder: Path, value: dict[str, Any], config: Settings | None, curve: dic
         for k, loss in (curve or {}).items()
     ]
     (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_checked(run_dir / "run.json", with_derived(value))
 
 
 def a_study(

@@ -77,12 +77,12 @@ def a_study(
                                       "items": 10042, "items_sha256": "f" * 64}  # fmt: skip
             run_dir = study / "runs" / value["run"]
             run_dir.mkdir(parents=True)
-            write_checked(run_dir / "run.json", value)
             with (run_dir / "metrics.jsonl").open("w") as file:
                 for step in range(1, ends.get(name, STEPS) + 1):
                     line = {"event": "train", "iteration": step, "tokens": step * UPDATE, "train_seconds": step * 10.0,
                             "loss": 4.0 + 6.0 / step + 0.05 * float(draw.normal())}  # fmt: skip
                     append_metrics(file, line)
+            write_checked(run_dir / "run.json", value)
     return study
 
 

@@ -3,11 +3,12 @@
 import json
 import random
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from runtime import records, run_record
+from runtime import files, records, run_record
 from runtime.errors import UserError
 from runtime.run_record import SIDE_FILES, RecordError
 from scripts import verify as command
@@ -81,6 +82,37 @@ def test_a_flipped_bit_anywhere_in_a_run_is_found_and_a_copy_agrees(study: Path)
         assert name in damage(folder)[0]
         path.write_bytes(content)
     assert damage(folder) == []
+    sums = folder / records.SUMS
+    lines = sums.read_text().splitlines(keepends=True)
+    for number, line in enumerate(lines[1:], 1):  # a list that lacks a line
+        sums.write_text("".join([*lines[:number], *lines[number + 1 :]]))
+        assert line.split()[1] in damage(folder)[0]
+    sums.write_text("".join([*lines, f"{'0' * 64}  {'x' * 300}\n"]))
+    assert "x" * 300 in damage(folder)[0]
+
+
+def test_a_killed_write_of_a_finished_record_leaves_an_unfinished_run_or_a_whole_one(
+    study: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = study / "runs" / "RALEARN0"
+    finished = run_record.load(folder)
+    (folder / records.SUMS).unlink()
+    run_record.write(folder, finished.replace(status="running"))
+    write = files.write_bytes
+    for allowed in (0, 1):
+        left = iter(range(allowed))
+
+        def killed(path: Path, content: bytes, left: Iterator[int] = left) -> None:
+            next(left)  # StopIteration: the kill
+            write(path, content)
+
+        monkeypatch.setattr(files, "write_bytes", killed)
+        with pytest.raises(StopIteration):
+            run_record.write(folder, finished)
+        monkeypatch.undo()
+        assert run_record.load(folder).status == "running"
+    run_record.write(folder, finished)
+    assert damage(folder) == []
 
 
 def test_a_damaged_run_counts_in_no_mean_and_is_named_on_the_first_screen(study: Path) -> None:
@@ -122,7 +154,6 @@ def test_a_run_without_checksums_or_of_another_study_counts_in_no_mean(study: Pa
 def test_a_comparison_excludes_and_names_a_damaged_run(tmp_path: Path) -> None:
     folders = [compared.a_study(tmp_path / name, seeds=(0, 1, 2)) for name in ("one", "two")]
     folder = folders[1] / "runs" / "RAALL1"
-    run_record.write(folder, run_record.load(folder))  # SHA256SUMS covers metrics.jsonl
     flip(folder / "metrics.jsonl", 8 * 9)
     made = compare.build_comparison(folders)
     row = next(row for row in made.absolute if row.variant == "RAALL")
@@ -162,16 +193,16 @@ def test_verify_has_a_line_for_every_run_and_fails_where_one_does_not_agree(
     lines = capsys.readouterr().out.splitlines()
     assert lines == [
         "plan.json: agrees",
+        "expected.json: agrees",
         *(
             f"{name}: agrees (run.json (finished), metrics.jsonl, validation_windows.json, choice.json, "
             "memory.json, checkpoint/00000010, stable/00000007)"
             for name in ("B0", "RALEARN0")
         ),
-        "all 3 agree",
+        "all 4 agree",
     ]
     draw = random.Random(0)
-    paths = [path for path in sorted(finished.directory.rglob("*.json*")) if path.name != "expected.json"]
-    for path in [*paths, *finished.directory.rglob("*.pt")]:
+    for path in [*sorted(finished.directory.rglob("*.json*")), *finished.directory.rglob("*.pt")]:
         content = path.read_bytes()
         flip(path, draw.randrange(8 * len(content)))
         assert command.main() == 1, path

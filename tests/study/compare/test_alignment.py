@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runtime import run_record
 from runtime.metrics_log import read_steps
 from study.compare import compared_studies
 from study.compare import compared_studies as build
@@ -57,6 +58,7 @@ def test_a_run_is_judged_by_one_percent_and_by_the_spread_of_equivalent_arms(
     for line in lines[50:]:
         line["loss"] *= 1.2
     path.write_text("\n".join(map(json.dumps, lines)) + '\n{"event": "tra')
+    run_record.write(path.parent, run_record.load(path.parent))
     comparison = build.build_comparison([first, folder])
     line = next(line for line in comparison.alignments if line.run == "B0")
     assert not line.within_tolerance
@@ -78,6 +80,7 @@ def test_the_first_step_is_compared_with_the_first_step_of_equivalent_arms(
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     lines[0]["loss"] *= 1 + share * limit.first
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run_record.write(path.parent, run_record.load(path.parent))
     comparison = build.build_comparison([first, folder])
     line = next(line for line in comparison.alignments if line.run == "RALEARN0")
     assert line.control_errors == limit

@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 
+from runtime import run_record
 from study.compare import compared_studies as build
 from tests.study.compared import (
     SCORE,
@@ -189,6 +190,7 @@ def test_without_saved_settings_agreement_cannot_be_shown(first: Path, tmp_path:
     folder = a_study(tmp_path / "two", variants=("B", "RAALL"))
     for path in folder.glob("runs/*/config"):
         path.unlink()
+        run_record.write(path.parent, run_record.load(path.parent))
     comparison = build.build_comparison([first, folder])
     assert not comparison.absolute
     assert [reason.partition(" (")[0] for reason in comparison.reasons] == ["saved settings"]
