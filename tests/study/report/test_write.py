@@ -60,7 +60,7 @@ def test_files_that_a_part_of_the_report_needs_are_named_where_they_are_missing_
     page = [write.write_report(tmp_path), (tmp_path / "report.html").read_text()][1]
     for note in (
         "Expected `int` &lt;= 1000",
-        "plan.json cannot be read: nested more than 32 levels deep",
+        "plan.json cannot be read: nested too deeply",
         "metrics.jsonl: SHA-256 is missing",
         "hellaswag.json: SHA-256 is missing",
     ):
