@@ -22,9 +22,7 @@ from runtime.dotconfig import read_symbols
 from runtime.metrics_log import read_steps
 from runtime.run_plan import largest_micro_batch, next_smaller
 from runtime.run_record import RunRecord
-from study import kconfig_commands as commands
-from study import kconfig_rules as rules
-from study import plan_file
+from study import kconfig_commands, kconfig_rules, plan_file
 from study.executors.child_process import Session
 from study.plan_file import Plan
 from study.planning.memory_page import format_bytes, measure_variant
@@ -35,11 +33,11 @@ from study.study import Study
 
 def configure_study(folder: Path, specification: str, **values: str) -> Study:
     """Configure `NAME+FRAGMENT...` with these symbols and results in `folder`. The user's .config stays unchanged."""
-    tree = rules.load_kconfig(detected_target_name())
+    tree = kconfig_rules.load_kconfig(detected_target_name())
     values = {"RESULTS_DIR": str(folder / "results")} | values
     assignments = [f"CONFIG_{name}={value}" for name, value in values.items()]
-    symbols = commands.configure(tree, commands.read_layers(specification), assignments)
-    return Study(symbols, rules.render(tree))
+    symbols = kconfig_commands.configure(tree, kconfig_commands.read_layers(specification), assignments)
+    return Study(symbols, kconfig_rules.render(tree))
 
 
 STEPS, STOP_AT = 14, 7

@@ -14,8 +14,7 @@ from typing import Any
 from scipy.stats import quantile_test
 
 from referee.pages.document import align_columns
-from runtime import resolved_target
-from runtime import settings as config
+from runtime import resolved_target, settings
 from runtime.errors import UserError
 from runtime.files import write_json
 from runtime.provenance import environment_record
@@ -131,7 +130,7 @@ def run_suite(suite: Suite, given: Mapping[str, Any]) -> None:
     given: the options of the command line by their names in the Makefile.
     """
     suite.check(given)
-    resolved = resolved_target.resolve(config.ANY_TARGET)
+    resolved = resolved_target.resolve(settings.ANY_TARGET)
     options: dict[str, Any] = {"rounds": suite.rounds, "seconds": suite.seconds}
     options |= {name.lower(): value for name, value in given.items()}
     session = SuiteSession(suite.name, resolved, **options)

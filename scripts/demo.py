@@ -11,7 +11,7 @@ from pathlib import Path
 from runtime.detected_hardware import detected_target_name
 from runtime.errors import run_command
 from runtime.settings import Config
-from study import kconfig_rules as rules
+from study import kconfig_rules
 from study.analysis.verdict import BETTER, CANNOT_TELL, EQUIVALENT, WORSE
 from study.kconfig_commands import configure, read_layers
 from study.make_arguments import refuse_assignments
@@ -34,9 +34,9 @@ MEANINGS = {
 
 def main() -> int:
     refuse_assignments()
-    tree = rules.load_kconfig(detected_target_name())
+    tree = kconfig_rules.load_kconfig(detected_target_name())
     symbols = configure(tree, read_layers("demo"), [])
-    text = rules.render(tree)
+    text = kconfig_rules.render(tree)
     settings, config = StudySettings.from_symbols(symbols), Config.from_symbols(symbols)
     print(
         f"demo: {len(settings.variants)} arms x {settings.seeds} seeds of a {config.model.size} model, "

@@ -25,8 +25,7 @@ from runtime.detected_hardware import detected_target_name
 from runtime.dotconfig import ConfigError, Entry, Symbols, parse_lines, read_text
 from runtime.errors import UserError
 from runtime.settings import Config
-from study import kconfig_rules as files
-from study import kconfig_rules as rules
+from study import kconfig_rules
 from study.kconfig_rules import back_up, load_leniently, load_strictly, replace_file
 from study.make_arguments import (
     make_assignments,
@@ -40,7 +39,7 @@ from study.make_arguments import (
 
 
 CONFIG = Path(".config")
-DEFCONFIGS = rules.ROOT / "defconfigs"
+DEFCONFIGS = kconfig_rules.ROOT / "defconfigs"
 USAGE = (
     "usage: python -m scripts.kconfig defconfig NAME[+FRAGMENT...] [CONFIG_X=v ...] | menuconfig | "
     "savedefconfig [FILE] | olddefconfig | check"
@@ -74,7 +73,7 @@ def defconfig(
     specification: str, assignments: Sequence[str] = (), makeflags: str = "", goals: str = ""
 ) -> None:
     """Write .config from `NAME+FRAGMENT...` and the assignments of the command line."""
-    tree = rules.load_kconfig(detected_target_name())
+    tree = kconfig_rules.load_kconfig(detected_target_name())
     assignments = [*assignments, *make_assignments(tree, makeflags, assignments, goals)]
     symbols = configure(tree, read_layers(specification), assignments)
     config = Config.from_symbols(symbols)
@@ -86,16 +85,18 @@ def menuconfig() -> None:
     """Edit .config in menus. Only a valid result replaces it."""
     menus = menus_module()
     tree = load_strictly(read_text(CONFIG), str(CONFIG)).tree if CONFIG.exists() else None
-    tree = tree or rules.load_kconfig(detected_target_name())
+    tree = tree or kconfig_rules.load_kconfig(detected_target_name())
     detected = tree.syms["DETECTED"].str_value
-    start = rules.render(tree, minimal=True)  # without defaults, so that they follow the edited values
+    start = kconfig_rules.render(
+        tree, minimal=True
+    )  # without defaults, so that they follow the edited values
     with tempfile.TemporaryDirectory() as folder:
         draft = Path(folder) / ".config"
         draft.write_text(start, encoding="utf-8")
         while True:
-            with rules.kconfig_environment(detected), contextlib.redirect_stdout(io.StringIO()):
+            with kconfig_rules.kconfig_environment(detected), contextlib.redirect_stdout(io.StringIO()):
                 os.environ["KCONFIG_CONFIG"] = str(draft)
-                menus.menuconfig(rules.load_kconfig(detected))
+                menus.menuconfig(kconfig_rules.load_kconfig(detected))
             text = read_text(draft)
             if text == start:
                 print(".config is unchanged")
@@ -136,9 +137,9 @@ def confirm_retry() -> None:
         raise ConfigError("not saved; .config is unchanged") from None
 
 
-def replace_config(tree: rules.Kconfig, config: Config, origin: str) -> None:
+def replace_config(tree: kconfig_rules.Kconfig, config: Config, origin: str) -> None:
     """Replace .config, save the previous one, and print the scale and the study's name."""
-    text = rules.render(tree)
+    text = kconfig_rules.render(tree)
     previous = back_up(CONFIG, text)
     replace_file(CONFIG, text)
     study = tree.syms["STUDY_NAME"].str_value
@@ -151,7 +152,7 @@ def savedefconfig(path: Path) -> None:
     """Write the shortest defconfig that gives this .config."""
     loaded = load_strictly(read_text(CONFIG), str(CONFIG))
     header = f"# Saved from .config with the defaults for {loaded.config.target.detected}\n"
-    replace_file(path, rules.render(loaded.tree, minimal=True, header=header))
+    replace_file(path, kconfig_rules.render(loaded.tree, minimal=True, header=header))
     print(f"wrote {path}; save it as defconfigs/NAME to use it with `make defconfig-NAME`")
 
 
@@ -159,7 +160,7 @@ def olddefconfig() -> None:
     """Update .config to the Kconfig files and print the changes."""
     detected = "" if "CONFIG_DETECTED=" in read_text(CONFIG) else detected_target_name()
     loaded = load_leniently(read_text(CONFIG), str(CONFIG), detected)
-    text = rules.render(loaded.tree)
+    text = kconfig_rules.render(loaded.tree)
     if text == read_text(CONFIG):
         print(".config is up to date")
         return
@@ -185,11 +186,11 @@ def listing() -> dict[str, list[tuple[str, str]]]:
 
 
 def configure(
-    tree: rules.Kconfig, layers: Sequence[Mapping[str, Entry]], assignments: Sequence[str]
+    tree: kconfig_rules.Kconfig, layers: Sequence[Mapping[str, Entry]], assignments: Sequence[str]
 ) -> Symbols:
     """Set the tree to these layers and the assignments `CONFIG_X=v`. Returns its checked symbols."""
-    entries = rules.merge(tree, [*layers, parse_assignments(tree, assignments)])
-    return rules.check_tree(tree, {entry.name: entry.where for entry in entries})
+    entries = kconfig_rules.merge(tree, [*layers, parse_assignments(tree, assignments)])
+    return kconfig_rules.check_tree(tree, {entry.name: entry.where for entry in entries})
 
 
 def read_layers(specification: str) -> list[dict[str, Entry]]:
@@ -208,7 +209,7 @@ def first_comment(path: Path) -> str:
 
 def display_name(path: Path) -> str:
     """Return the path for messages, relative to the repository where possible."""
-    return str(path.relative_to(rules.ROOT) if path.is_relative_to(rules.ROOT) else path)
+    return str(path.relative_to(kconfig_rules.ROOT) if path.is_relative_to(kconfig_rules.ROOT) else path)
 
 
 def find_files(specification: str) -> list[Path]:
@@ -280,7 +281,7 @@ def symbols_for_target(name: str, base: str = "", makeflags: str | None = None) 
     if "+" in name:
         raise UserError(f'TARGET={name} combines several targets; fix: TARGET="{name.replace("+", " ")}"')
     layers = read_layers(specification)
-    tree = rules.load_kconfig(name)
+    tree = kconfig_rules.load_kconfig(name)
     variables = make_variables(makeflags)
     assignments = [f"{key}={value}" for key, value in variables.items() if key.startswith("CONFIG_")]
     if base:
@@ -293,8 +294,8 @@ def _without_target(path: Path) -> dict[str, Entry]:
     """Return the settings of a .config that differ from the defaults, except its target."""
     if not path.exists():
         raise UserError(f"FROM={path} does not exist; fix: FROM=.config after `make defconfig-{STUDY}`")
-    loaded = files.load_strictly(read_text(path), str(path))
-    entries = parse_lines(rules.render(loaded.tree, minimal=True), str(path))
+    loaded = kconfig_rules.load_strictly(read_text(path), str(path))
+    entries = parse_lines(kconfig_rules.render(loaded.tree, minimal=True), str(path))
     return {
         key: entry for key, entry in entries.items() if not key.startswith("TARGET_") and key != "DETECTED"
     }
