@@ -13,8 +13,8 @@ from runtime.gpu_specs import TARGETS
 from runtime.settings import Config, TargetConfig
 from study.kconfig_rules import load_strictly
 from study.make_arguments import refuse_assignments
+from study.preconditions import locked
 from study.report.method import seeds_text
-from study.study_lock import locked
 from study.study_settings import StudySettings
 
 CONFIG = Path(".config")

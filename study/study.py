@@ -48,6 +48,7 @@ from study.plan_file import Plan
 from study.planner import CountedArms, CountRequest
 from study.preconditions import (
     checkpoint_bytes,
+    locked,
     quarantine_damaged,
     refuse_another_configuration,
     refuse_other_items,
@@ -58,7 +59,6 @@ from study.report import report_page as write
 from study.report.report_page import render_terminal
 from study.runs import read_records
 from study.step_timing import DoesNotFitError, Timing
-from study.study_lock import locked
 from study.study_settings import StudySettings
 from study.terminal import (
     MAPS_SECONDS,

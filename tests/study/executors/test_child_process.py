@@ -17,7 +17,7 @@ from study.executors.child_process import (
     StopAsked,
     process_settings,
 )
-from study.study_lock import locked
+from study.preconditions import locked
 
 
 class Fake:
