@@ -16,8 +16,8 @@ from bench.runner import BenchError, BenchWorker
 from gpt2.training_step import Stepper
 from referee.numerics.describe import WITHOUT_FLOAT64
 from runtime import attention_kernels
+from runtime.batch_plan import plan_batch
 from runtime.resolved_target import ResolvedTarget
-from runtime.run_plan import plan_batch
 
 PASS, DIFFERS, NOT_RUN = "pass", "differs", "not run"
 

@@ -17,10 +17,10 @@ from bench.disturbed_train import VARIABLE, Disturbance
 from bench.runner import BenchError, BenchWorker, measure_case
 from gpt2.measured_memory import EXACT_HEAP
 from runtime import attention_kernels, run_record
+from runtime.batch_plan import largest_micro_batch, next_smaller
 from runtime.detected_hardware import detected_target_name
 from runtime.dotconfig import read_symbols
 from runtime.metrics_log import read_steps
-from runtime.run_plan import largest_micro_batch, next_smaller
 from runtime.run_record import RunRecord
 from study import kconfig_commands, kconfig_rules, plan_file
 from study.executors.child_process import Session

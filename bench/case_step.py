@@ -21,8 +21,8 @@ from gpt2.transformer import ModelParts
 from ra.arms import AlternationSettings
 from ra.variants import variant
 from runtime import attention_kernels
+from runtime.batch_plan import plan_batch
 from runtime.resolved_target import ResolvedTarget
-from runtime.run_plan import plan_batch
 from runtime.settings import ANY_TARGET, GPT2, ModelConfig, OptimizerConfig
 
 WARM_UP_STEPS = 3  # compile and allocate

@@ -37,7 +37,7 @@ from gpt2.loss import chunk_rows, linear_cross_entropy, token_losses
 from gpt2.training_step import Phases, Stepper
 from gpt2.transformer import ModelParts
 from gpt2.validation import evaluating, evaluation_tokens
-from runtime.run_plan import BatchPlan
+from runtime.batch_plan import BatchPlan
 from runtime.settings import ModelConfig, OptimizerConfig
 
 MICRO_BATCHES = 2  # per step: the second adds to existing gradients, and further ones repeat it

@@ -23,12 +23,13 @@ from gpt2.transformer import ModelParts
 from gpt2.watch import LOSS, RunFixes, StepLoss
 from referee.numerics.replayed_step import ReplayedStep
 from runtime import attention_kernels, checkpoint
+from runtime.batch_plan import BatchPlan
 from runtime.dotconfig import Symbols, read_symbols
 from runtime.errors import UserError
 from runtime.metrics_log import Step, read_steps
 from runtime.provenance import environment_record
 from runtime.resolved_target import target_record
-from runtime.run_plan import BatchPlan, RunPlan
+from runtime.run_plan import RunPlan
 from runtime.run_record import CHECKPOINTS, RunRecord
 from runtime.settings import Config
 from runtime.signals import Stop

@@ -31,9 +31,10 @@ from gpt2.training_step import NotFiniteError, Stepper, StepResult
 from gpt2.transformer import GPT2, ModelParts
 from gpt2.watch import RunFixes, SpikeDetector
 from runtime import attention_kernels, checkpoint, ranks, records, resolved_target, run_record
+from runtime.batch_plan import WARM_UP_STEPS
 from runtime.metrics_log import MetricsLog
 from runtime.ranks import describe_failure
-from runtime.run_plan import WARM_UP_STEPS, RunPlan
+from runtime.run_plan import RunPlan
 from runtime.run_record import Admission
 from runtime.settings import Config
 from runtime.signals import Interrupted, Stop

@@ -31,8 +31,8 @@ from gpt2.optimizer import (
 )
 from gpt2.transformer import GPT2, ModelParts
 from runtime import ranks
+from runtime.batch_plan import BatchPlan
 from runtime.errors import UserError
-from runtime.run_plan import BatchPlan
 from runtime.settings import ModelConfig, OptimizerConfig
 
 

@@ -16,7 +16,7 @@ from gpt2.transformer import GPT2, CausalSelfAttention
 from ra.arms import AlternationSettings, reciprocal_layers
 from ra.reciprocal_attention import exchange_query_and_key
 from ra.variants import variant
-from runtime.run_plan import BatchPlan
+from runtime.batch_plan import BatchPlan
 from runtime.settings import ModelConfig, OptimizerConfig
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from referee.errors import NumericsError
 from referee.numerics.monitor.targets import parse_targets, parse_triggers
+from runtime.batch_plan import micro_batches, nearest
 from runtime.dotconfig import Symbols, read_symbols, split_words
-from runtime.run_plan import micro_batches, nearest
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from gpt2.optimizer import warmup_iterations
-from runtime.run_plan import BatchPlan
+from runtime.batch_plan import BatchPlan
 from runtime.run_record import Schedule
 from runtime.settings import OptimizerConfig
 from study import plan_file

@@ -14,6 +14,7 @@ from msgspec import Meta, field, structs
 
 from ra.arms import parse_arm
 from runtime import records
+from runtime.batch_plan import BatchPlan
 from runtime.dotconfig import Symbols
 from runtime.errors import UserError
 from runtime.files import DamagedFileError
@@ -26,7 +27,6 @@ from runtime.records import (
     Text,
     parse,
 )
-from runtime.run_plan import BatchPlan
 from runtime.run_record import RecordedTarget
 from runtime.settings import Config
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpt2.optimizer import warmup_iterations
+from runtime.batch_plan import WARM_UP_STEPS, BatchPlan, next_smaller
 from runtime.errors import UserError
 from runtime.resolved_target import ResolvedTarget, target_record
-from runtime.run_plan import WARM_UP_STEPS, BatchPlan, next_smaller
 from runtime.run_record import RecordedTarget
 from runtime.settings import BudgetConfig, Config, OptimizerConfig
 from study.plan_file import CostClass, Plan, PlanBudget, PlanRow

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ra.arms import parse_arm
 from referee.verdict.statistics import mean, mean_interval
 from runtime import ranks
-from runtime.run_plan import WARM_UP_STEPS, BatchPlan
+from runtime.batch_plan import WARM_UP_STEPS, BatchPlan
 from study.analysis.verdict import VERDICT_SEEDS, Verdict
 from study.plan_file import Plan, StepTimeRatio
 from study.runs import Run, losses

@@ -18,12 +18,12 @@ from gpt2 import dataset, hellaswag
 from gpt2.validation import check_texts
 from ra.arms import AlternationSettings
 from runtime import files, records, resolved_target, run_record
+from runtime.batch_plan import BatchPlan
 from runtime.detected_hardware import cpu_threads, detected_target_name
 from runtime.dotconfig import Symbols
 from runtime.errors import UserError, disk_full
 from runtime.output import LiveLine, duration
 from runtime.records import parse, to_plain
-from runtime.run_plan import BatchPlan
 from study import admit, amend_plan, plan_file, planner
 from study.continuation import check_starts, continued
 from study.dispatch import Dispatcher, full_disk_error

@@ -14,13 +14,14 @@ from typing import Any
 
 from ra.arms import AlternationSettings
 from runtime import attention_kernels, ranks, records, run_record
+from runtime.batch_plan import plan_batch, plan_for
 from runtime.dotconfig import read_symbols
 from runtime.errors import UserError, disk_full, explain_full_disk, explain_missing_compiler, out_of_memory
 from runtime.metrics_log import print_event
 from runtime.ranks import end_like, launch
 from runtime.records import parse, to_plain
 from runtime.resolved_target import ResolvedTarget, resolve
-from runtime.run_plan import RunPlan, Start, plan_batch, plan_for
+from runtime.run_plan import RunPlan, Start
 from runtime.settings import Config, TargetConfig
 from runtime.signals import Interrupted, Stop
 from study import plan_file

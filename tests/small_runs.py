@@ -13,8 +13,9 @@ from gpt2.transformer import ModelParts
 from ra.arms import AlternationSettings
 from ra.variants import variant
 from runtime import checkpoint, run_record
+from runtime.batch_plan import plan_batch
 from runtime.resolved_target import resolve
-from runtime.run_plan import RunPlan, plan_batch
+from runtime.run_plan import RunPlan
 from runtime.settings import (
     BYTES,
     BatchConfig,

@@ -26,8 +26,8 @@ from ra.admission.probe import (
     seed_generators,
 )
 from ra.admission.results import Violation, describe, error_line, violation
+from runtime.batch_plan import plan_batch
 from runtime.errors import source_line
-from runtime.run_plan import plan_batch
 
 SHAPE, INPLACE, FINITE, STEP = "shape", "inplace", "finite", "step"
 SCALES = (1e-4, 1e-2, 30.0, 1e4)  # of the inputs; the scores are their squares

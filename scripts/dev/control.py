@@ -9,8 +9,8 @@ import numpy as np
 
 from gpt2 import dataset
 from runtime import attention_kernels, resolved_target
+from runtime.batch_plan import largest_micro_batch, plan_batch
 from runtime.errors import run_command
-from runtime.run_plan import largest_micro_batch, plan_batch
 from scripts.study import load
 
 STEPS = 60

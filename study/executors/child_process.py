@@ -14,11 +14,11 @@ from types import FrameType
 from typing import Any
 
 from runtime import files, ranks
+from runtime.batch_plan import micro_batches
 from runtime.detected_hardware import SYS, cpu_threads, read_text
 from runtime.errors import UserError
 from runtime.files import DamagedFileError, parse_json
 from runtime.resolved_target import ResolvedTarget
-from runtime.run_plan import micro_batches
 from runtime.torch_devices import TorchDevices, list_in_child
 
 EXIT_FINISHED, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 3

@@ -30,11 +30,11 @@ from referee.pages.figures import Plain, axis, figure, trace
 from referee.pages.html_page import render_html
 from referee.pages.markup import escape_html
 from runtime import attention_kernels, resolved_target
+from runtime.batch_plan import BatchPlan
 from runtime.dotconfig import Symbols
 from runtime.files import write_json, write_text
 from runtime.gpu_specs import GIB, TargetError
 from runtime.resolved_target import ResolvedTarget
-from runtime.run_plan import BatchPlan
 from runtime.settings import Config, TargetConfig
 from study.planning.micro_batch import MARGIN, Predictions
 

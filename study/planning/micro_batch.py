@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpt2.predicted_memory import Prediction, StepWorkload, predict
+from runtime.batch_plan import BatchPlan, largest_micro_batch, next_smaller, plan_batch, plan_for
 from runtime.errors import UserError
 from runtime.gpu_specs import GIB
 from runtime.resolved_target import ResolvedTarget
-from runtime.run_plan import BatchPlan, largest_micro_batch, next_smaller, plan_batch, plan_for
 from runtime.settings import MICRO_TOKENS, Config
 
 if TYPE_CHECKING:

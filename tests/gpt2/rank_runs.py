@@ -25,8 +25,8 @@ from gpt2.training_step import Stepper
 from ra.admission.batches import examine_trained
 from ra.variants import variant
 from runtime import ranks
+from runtime.batch_plan import plan_batch
 from runtime.ranks import free_port
-from runtime.run_plan import plan_batch
 from runtime.settings import Config, EvalSet, MonitorSettings
 from runtime.signals import Stop
 from tests import small_runs

@@ -10,7 +10,7 @@ from torch import nn
 from gpt2.nan_debug import MAX_RETRIES, FaultLog, NotFinite, first_not_finite
 from gpt2.training_step import NotFiniteError, Stepper
 from gpt2.transformer import CausalSelfAttention
-from runtime.run_plan import plan_batch
+from runtime.batch_plan import plan_batch
 from runtime.settings import ModelConfig, OptimizerConfig
 
 

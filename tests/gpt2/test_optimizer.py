@@ -10,7 +10,7 @@ from gpt2.initial_weights import initialise
 from gpt2.optimizer import decay_start, learning_rate, parameter_groups, set_learning_rate
 from gpt2.training_step import Stepper
 from gpt2.transformer import GPT2, ModelParts
-from runtime.run_plan import plan_batch
+from runtime.batch_plan import plan_batch
 from runtime.settings import ModelConfig, OptimizerConfig
 
 

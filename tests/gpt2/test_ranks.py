@@ -13,7 +13,7 @@ import torch
 
 from referee.numerics.monitor.monitor_tables import KINDS, read_table
 from runtime import run_record
-from runtime.run_plan import BatchError, plan_batch, plan_for
+from runtime.batch_plan import BatchError, plan_batch, plan_for
 from tests import small_runs
 from tests.gpt2 import rank_runs
 from tests.small_runs import StopAfter, outcome, same

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gpt2.training_step import Stepper
-from runtime.run_plan import micro_batches, plan_batch
+from runtime.batch_plan import micro_batches, plan_batch
 from runtime.settings import ModelConfig, OptimizerConfig
 
 MODEL = ModelConfig("test", 2, 2, 16, 16, 0.0, vocabulary=101, padded_vocabulary=128)

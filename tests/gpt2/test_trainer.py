@@ -21,8 +21,8 @@ from gpt2.trainer import TrainingRun
 from gpt2.training_step import NotFiniteError
 from gpt2.transformer import CausalSelfAttention
 from runtime import attention_kernels, checkpoint, metrics_log, run_record
+from runtime.batch_plan import WARM_UP_STEPS
 from runtime.metrics_log import truncate_metrics
-from runtime.run_plan import WARM_UP_STEPS
 from runtime.settings import Config
 from runtime.signals import Stop
 from tests import small_runs

@@ -7,7 +7,7 @@ import torch
 from gpt2.training_step import Stepper
 from ra import control
 from ra.control import Control, losses
-from runtime.run_plan import plan_batch
+from runtime.batch_plan import plan_batch
 from runtime.settings import ModelConfig, OptimizerConfig
 from scripts.dev.control import TOLERANCE
 

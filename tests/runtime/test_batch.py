@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.run_plan import (
+from runtime.batch_plan import (
     BatchError,
     BatchPlan,
     largest_micro_batch,

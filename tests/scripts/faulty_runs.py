@@ -15,8 +15,9 @@ from ra import arms
 from ra.arms import AlternationSettings
 from ra.variants import variant
 from runtime import attention_kernels, ranks, run_record
+from runtime.batch_plan import plan_batch
 from runtime.dotconfig import read_symbols
-from runtime.run_plan import RunPlan, plan_batch
+from runtime.run_plan import RunPlan
 from runtime.settings import Config
 from runtime.signals import Stop
 from tests import small_runs

@@ -11,7 +11,7 @@ from gpt2.optimizer import warmup_iterations
 from ra.arms import AlternationSettings
 from ra.variants import variant
 from runtime import run_record
-from runtime.run_plan import WARM_UP_STEPS, BatchPlan
+from runtime.batch_plan import WARM_UP_STEPS, BatchPlan
 from runtime.settings import Config
 from study import amend_plan, plan_file, planner
 from study.plan_file import Plan

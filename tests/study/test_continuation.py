@@ -11,9 +11,10 @@ import pytest
 from gpt2.trainer import TrainingRun
 from ra.variants import variant
 from runtime import checkpoint, run_record
+from runtime.batch_plan import plan_batch
 from runtime.errors import UserError
 from runtime.resolved_target import resolve
-from runtime.run_plan import RunPlan, Start, plan_batch
+from runtime.run_plan import RunPlan, Start
 from runtime.signals import Stop
 from study import plan_file
 from study.continuation import check_starts

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from runtime import records
-from runtime.run_plan import BatchPlan
+from runtime.batch_plan import BatchPlan
 from runtime.run_record import RecordedTarget
 from study import plan_file
 from study.plan_file import CostClass, Plan, PlanBudget, PlanFileError, PlanRow, Primary, StepTimeRatio

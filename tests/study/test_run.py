@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from runtime import run_record
+from runtime.batch_plan import BatchPlan
 from runtime.dotconfig import read_symbols
 from runtime.ranks import EXIT_RANK_LOST
-from runtime.run_plan import BatchPlan
 from runtime.settings import Config
 from study import dispatch, plan_file
 from study.dispatch import Dispatcher

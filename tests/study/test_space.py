@@ -8,8 +8,8 @@ import torch
 from bench.card_studies import configure_study
 from gpt2.training_step import Stepper
 from runtime import checkpoint
+from runtime.batch_plan import plan_batch
 from runtime.errors import UserError
-from runtime.run_plan import plan_batch
 from runtime.settings import ModelConfig, OptimizerConfig
 from study import preconditions
 

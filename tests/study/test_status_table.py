@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from runtime.batch_plan import BatchPlan
 from runtime.output import duration
-from runtime.run_plan import BatchPlan
 from runtime.settings import load_config
 from scripts import status as command
 from study import plan_file

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.run_plan import BatchPlan
+from runtime.batch_plan import BatchPlan
 from study.step_timing import (
     BLOCKS,
     STEADY_TURNS,

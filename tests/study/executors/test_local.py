@@ -12,9 +12,9 @@ import pytest
 
 from gpt2.trainer import TrainingRun
 from ra.variants import variant
+from runtime.batch_plan import plan_batch
 from runtime.dotconfig import read_symbols
 from runtime.resolved_target import resolve
-from runtime.run_plan import plan_batch
 from runtime.settings import Config, load_config
 from runtime.signals import Stop
 from study import plan_file, worker

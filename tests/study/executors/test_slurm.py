@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from runtime import files, records
+from runtime.batch_plan import BatchPlan
 from runtime.dotconfig import read_symbols
 from runtime.errors import UserError
 from runtime.records import to_plain
 from runtime.resolved_target import resolve, target_record
-from runtime.run_plan import BatchPlan
 from runtime.run_record import RecordedTarget
 from study import plan_file
 from study.executors import slurm_executor as slurm

@@ -12,8 +12,8 @@ from gpt2.transformer import ModelParts
 from gpt2.validation import EVALUATION_TOKENS
 from ra.arms import AlternationSettings, published_variants
 from ra.variants import Variant, variant
+from runtime.batch_plan import micro_batches
 from runtime.resolved_target import TARGETS, ResolvedTarget
-from runtime.run_plan import micro_batches
 from runtime.settings import Config, ModelConfig
 from study.planning.micro_batch import MARGIN, MemoryPlanError, Predictions, require_free
 
