@@ -18,12 +18,11 @@ from gpt2.clocks import device_synchroniser
 from gpt2.measured_memory import PeakMeter
 from gpt2.training_step import Stepper, build_model
 from gpt2.transformer import ModelParts
-from ra.arms import AlternationSettings
 from ra.variants import variant
 from runtime import attention_kernels
 from runtime.batch_plan import plan_batch
 from runtime.resolved_target import ResolvedTarget
-from runtime.settings import ANY_TARGET, GPT2, ModelConfig, OptimizerConfig
+from runtime.settings import ANY_TARGET, GPT2, AlternationSettings, ModelConfig, OptimizerConfig
 
 WARM_UP_STEPS = 3  # compile and allocate
 MIDDLE = 10**6  # steps are timed in the middle of training, where +AQN= draws noise

@@ -24,14 +24,13 @@ from gpt2.watch import LOSS, RunFixes, StepLoss
 from referee.numerics.replayed_step import ReplayedStep
 from runtime import attention_kernels, checkpoint
 from runtime.batch_plan import BatchPlan
-from runtime.dotconfig import Symbols, read_symbols
 from runtime.errors import UserError
 from runtime.metrics_log import Step, read_steps
 from runtime.provenance import environment_record
 from runtime.resolved_target import target_record
 from runtime.run_plan import RunPlan
 from runtime.run_record import CHECKPOINTS, RunRecord
-from runtime.settings import Config
+from runtime.settings import Config, load_config
 from runtime.signals import Stop
 
 # entries of run.json that explain other numbers, in `target` and `environment`
@@ -39,8 +38,8 @@ EXPLAINING = (
     "device", "dtype", "attention_backend", "torch", "driver", "threads", "numpy", "cuda", "rocm", "cudnn", "triton",
     "float32_matmul", "variables",
 )  # fmt: skip
-# (record, configuration, symbols) -> the configuration and the parts of the run's arm, which this package does not know
-Build = Callable[[RunRecord, Config, Symbols], tuple[Config, ModelParts]]
+# (record, settings of the study) -> the configuration and the parts of the run's arm, which this package does not know
+Build = Callable[[RunRecord, Config], tuple[Config, ModelParts]]
 
 
 class RunReplay:
@@ -58,8 +57,7 @@ class RunReplay:
         assert record.batch
         assert record.target
         self.run_dir, self.record, self.step, self.planned = run_dir, record, step, planned
-        symbols = read_symbols(run_dir / "config")
-        config = Config.from_symbols(symbols)
+        config = load_config(run_dir / "config")
         if config.sha256 != record.config_sha256:
             raise UserError(
                 f"{run_dir / 'config'} is not the configuration of {record.run}: run.json has another checksum; fix: "
@@ -76,7 +74,7 @@ class RunReplay:
         plan = RunPlan(
             run_dir, record.run, record.variant, record.seed, planned, batch, warmup_iterations=warmup
         )
-        own, parts = build(record, config, symbols)
+        own, parts = build(record, config)
         self.run = TrainingRun(plan, own, self.resolved, parts, Stop(), shared=config)
         self.run.stepper.simulated_ranks = record.batch.world_size
         self._refuse_other_data()

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from gpt2.training_step import Stepper
 from gpt2.transformer import GPT2, CausalSelfAttention
-from ra.arms import AlternationSettings, reciprocal_layers
+from ra.arms import reciprocal_layers
 from ra.reciprocal_attention import exchange_query_and_key
 from ra.variants import variant
 from runtime.batch_plan import BatchPlan
-from runtime.settings import ModelConfig, OptimizerConfig
+from runtime.settings import AlternationSettings, ModelConfig, OptimizerConfig
 
 
 def swap_query_and_key(model: GPT2, layers: Iterable[int]) -> None:

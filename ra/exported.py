@@ -12,12 +12,10 @@ from pathlib import Path
 
 from gpt2.training_step import build_model
 from gpt2.transformer import GPT2, restore_step
-from ra.arms import AlternationSettings
 from ra.hooks import custom_folder
 from ra.variants import variant
-from runtime.dotconfig import read_symbols
 from runtime.errors import UserError, first_sentences
-from runtime.settings import Config
+from runtime.settings import load_config
 
 CONFIG, WEIGHTS, CUSTOM = "config", "model.safetensors", "own"
 
@@ -30,8 +28,7 @@ def load_run(folder: Path | str) -> GPT2:
     from safetensors import SafetensorError, safe_open
 
     folder = Path(folder)
-    symbols = read_symbols(folder / CONFIG)
-    config = Config.from_symbols(symbols)
+    config = load_config(folder / CONFIG)
     try:
         with safe_open(folder / WEIGHTS, "pt") as file:
             facts = file.metadata()
@@ -42,7 +39,7 @@ def load_run(folder: Path | str) -> GPT2:
         ) from None
     custom = folder / CUSTOM
     with custom_folder(custom) if custom.is_dir() else contextlib.nullcontext():
-        chosen = variant(facts["arm"], config.model, AlternationSettings.from_symbols(symbols))
+        chosen = variant(facts["arm"], config.model, config.alternation)
         model = build_model(chosen.model, chosen.parts, int(facts["seed"]))
     model.load_state_dict(state)
     restore_step(model, int(facts["iteration"]))

@@ -20,10 +20,10 @@ from torch import nn
 
 from gpt2.initial_weights import keyed_generator
 from ra import arms, custom
-from ra.arms import AlternationSettings, VariantError, is_custom, source
+from ra.arms import VariantError, is_custom, source
 from ra.global_state import FIX, GlobalState
 from runtime.dotconfig import number_in
-from runtime.settings import OPTIMIZER_NUMBERS
+from runtime.settings import OPTIMIZER_NUMBERS, AlternationSettings
 
 PARTS = ("attention", "norm", "mlp", "position")
 

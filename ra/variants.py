@@ -22,7 +22,6 @@ from ra.arms import (
     COSTS,
     LEARNED,
     PATTERNS,
-    AlternationSettings,
     Arm,
     VariantError,
     known_arm,
@@ -40,7 +39,7 @@ from ra.reciprocal_attention import (
     LearnedScoreAttention,
     ReciprocalAttention,
 )
-from runtime.settings import Config, ModelConfig
+from runtime.settings import AlternationSettings, Config, ModelConfig
 
 MIXES = {"output": LearnedAttention, "score": LearnedScoreAttention, "hard": LearnedHardAttention}
 

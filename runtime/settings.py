@@ -1,6 +1,6 @@
 """Convert a strictly parsed .config to frozen dataclasses. Checks the ranges of floats, which Kconfig lacks.
 
-Kconfig holds the defaults. `ra.arms` and `study.study_settings` read the symbols of attentions and study.
+Kconfig holds the defaults. `study.study_settings` reads the symbols of the study.
 """
 
 from __future__ import annotations
@@ -165,6 +165,7 @@ OPTIMIZER_NUMBERS = {  # field of OptimizerConfig -> symbol, interval
     "epsilon": ("ADAM_EPSILON", "(0, 1]"),
     "grad_clip": ("GRAD_CLIP", "[0, inf)"),
 }
+MIXES = {"ALTERNATION_MIX_OUTPUT": "output", "ALTERNATION_MIX_SCORE": "score", "ALTERNATION_MIX_HARD": "hard"}
 SCHEDULES = {"SCHEDULE_COSINE": "cosine", "SCHEDULE_WSD": "wsd"}
 DTYPES = {"DTYPE_AUTO": "auto", "DTYPE_FLOAT32": "float32", "DTYPE_BFLOAT16": "bfloat16"}
 DATASETS = {
@@ -452,6 +453,34 @@ class TrackingConfig:
 
 
 @dataclass(frozen=True)
+class AlternationSettings:
+    """Settings of RALEARN.
+
+    mix: the mixed quantity ("output", "score", "hard"). initial_probability: share of the reciprocal path, in (0, 1).
+    learning_rate_multiplier: of the logits, relative to the rest of the model. recompute: recompute the attention
+    calls in backward instead of storing their outputs. gate_every: steps between two gradients of the hard gate.
+    """
+
+    mix: str
+    initial_probability: float
+    learning_rate_multiplier: float
+    recompute: bool = False
+    gate_every: int = 1
+
+    @classmethod
+    def from_symbols(cls, symbols: Symbols) -> AlternationSettings:
+        """Read the symbols. ConfigError where a value is out of range."""
+        mix = MIXES[symbols.choice(MIXES)]
+        return cls(
+            mix=mix,
+            initial_probability=symbols.number("ALTERNATION_INIT", "(0, 1)"),
+            learning_rate_multiplier=symbols.number("ALTERNATION_LR_MULTIPLIER", "(0, 100000]"),
+            recompute=symbols.flag("ALTERNATION_RECOMPUTE"),
+            gate_every=symbols.integer("ALTERNATION_GATE_EVERY") if mix == "hard" else 1,
+        )
+
+
+@dataclass(frozen=True)
 class Config:
     """The settings of a run. checkpoint_seconds: between checkpoints. sha256: of the symbols' values.
 
@@ -466,6 +495,7 @@ class Config:
     evaluation: EvaluationConfig
     target: TargetConfig
     tracking: TrackingConfig
+    alternation: AlternationSettings
     checkpoint_seconds: int
     sha256: str
     numerics_fix: str = ""
@@ -489,6 +519,7 @@ class Config:
             evaluation=EvaluationConfig.from_symbols(symbols),
             target=TargetConfig.from_symbols(symbols),
             tracking=TrackingConfig.from_symbols(symbols),
+            alternation=AlternationSettings.from_symbols(symbols),
             checkpoint_seconds=symbols.integer("CHECKPOINT_SECONDS"),
             sha256=symbols.sha256,
             numerics_fix=numerics_fix(symbols),

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from ra.admission.process import examine_variants
-from ra.arms import AlternationSettings, known_arm, overview, refuse_misnamed_files
+from ra.arms import known_arm, overview, refuse_misnamed_files
 from referee.pages.document import render_terminal
 from referee.pages.html_page import render_html
 from runtime import files, resolved_target
@@ -41,7 +41,7 @@ def main() -> int:
     found = examine_variants(
         [name],
         config.model,
-        AlternationSettings.from_symbols(symbols),
+        config.alternation,
         autocast=resolved_target.resolve(config.target).dtype == "bfloat16",
         count_costs=True,
     )[name]

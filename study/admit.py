@@ -15,7 +15,7 @@ from pathlib import Path
 from ra import arms
 from ra.admission.process import examine_variants
 from ra.admission.results import CHECKS, FAILED, Cost, Costs, Examination, Outcome, Violation
-from ra.arms import AlternationSettings, parse_arm
+from ra.arms import parse_arm
 from referee.pages.document import (
     HTML,
     MARKDOWN,
@@ -37,15 +37,13 @@ from runtime.settings import Config
 ROOT = Path(__file__).parents[1]
 
 
-def examine_cached(
-    variants: Sequence[str], config: Config, alternation: AlternationSettings, autocast: bool
-) -> dict[str, Examination]:
+def examine_cached(variants: Sequence[str], config: Config, autocast: bool) -> dict[str, Examination]:
     """Examine the variants that have no saved result for these sources, this torch and this shape.
 
     Arms that differ in the optimizer alone share an examination.
     """
     models = {name: parse_arm(name).model_name for name in variants}
-    paths = {model: _saved(model, config, alternation, autocast) for model in models.values()}
+    paths = {model: _saved(model, config, autocast) for model in models.values()}
     found: dict[str, Examination] = {}
     for model, path in paths.items():
         with contextlib.suppress(FileNotFoundError, DamagedFileError):
@@ -54,7 +52,7 @@ def examine_cached(
     if new:
         began = time.monotonic()
         print(f"examining {', '.join(new)}: causality, batches, modes, gradients and more", flush=True)
-        examined = examine_variants(new, config.model, alternation, autocast)
+        examined = examine_variants(new, config.model, config.alternation, autocast)
         print(f"examined in {time.monotonic() - began:.0f} s; `make admit VARIANT=NAME` shows every check")
         for model, result in examined.items():
             paths[model].parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +67,7 @@ def _renamed(examination: Examination, name: str) -> Examination:
     return examination.replace(variant=name, violations=violations)
 
 
-def _saved(name: str, config: Config, alternation: AlternationSettings, autocast: bool) -> Path:
+def _saved(name: str, config: Config, autocast: bool) -> Path:
     """The file of a variant's result: its name is the hash of everything that the result depends on."""
     digest = hashlib.sha256()
     sources = [path for folder in ("gpt2", "ra") for path in ROOT.glob(f"{folder}/**/*.py")]
@@ -77,7 +75,7 @@ def _saved(name: str, config: Config, alternation: AlternationSettings, autocast
     for path in sorted({*sources, *arms.CUSTOM_FOLDER.glob("*.py")}):
         if path.parent != arms.CUSTOM_FOLDER or custom:
             digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    settings = [dataclasses.asdict(config.model), dataclasses.asdict(alternation), name, autocast]
+    settings = [dataclasses.asdict(config.model), dataclasses.asdict(config.alternation), name, autocast]
     machine = [importlib.metadata.version("torch"), platform.python_version(), platform.machine()]
     digest.update(json.dumps([settings, machine]).encode())
     return config.data.directory / f".admission-{digest.hexdigest()[:16]}.json"

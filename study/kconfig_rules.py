@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from grpo.grpo_settings import GrpoSettings
-from ra.arms import AlternationSettings
 from runtime.dotconfig import INTEGER, ConfigError, Entry, Symbols, parse_lines
 from runtime.errors import disk_full
 from runtime.files import DamagedFileError, read_bytes, write_bytes
@@ -222,7 +221,6 @@ def render(tree: Kconfig, minimal: bool = False, header: str = HEADER) -> str:
 def check_settings(symbols: Symbols) -> Config:
     """Check what Kconfig cannot: floats, names, and values that contradict each other."""
     config = Config.from_symbols(symbols)
-    AlternationSettings.from_symbols(symbols)
     StudySettings.from_symbols(symbols)
     if symbols.flag("GRPO"):
         GrpoSettings.from_symbols(symbols)

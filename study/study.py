@@ -16,7 +16,6 @@ from typing import Any
 
 from gpt2 import dataset, hellaswag
 from gpt2.validation import check_texts
-from ra.arms import AlternationSettings
 from runtime import files, records, resolved_target, run_record
 from runtime.batch_plan import BatchPlan
 from runtime.detected_hardware import cpu_threads, detected_target_name
@@ -263,11 +262,7 @@ class Study:
         """Examine the variants of the pending runs. UserError for one that fails a check."""
         arms = list(dict.fromkeys(self.runs.arm(name) for name, _ in self.runs.pending()))
         autocast = self.resolved.dtype == "bfloat16"
-        admit.require_admitted(admit.examine_cached(arms, self.config, self.alternation, autocast))
-
-    @property
-    def alternation(self) -> AlternationSettings:
-        return AlternationSettings.from_symbols(self.symbols)
+        admit.require_admitted(admit.examine_cached(arms, self.config, autocast))
 
     def count(self, existing: BatchPlan | None = None) -> CountedArms:
         """Count the arms in a process of their own: this one never imports a variant."""

@@ -12,7 +12,6 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from ra.arms import AlternationSettings
 from runtime import attention_kernels, ranks, records, run_record
 from runtime.batch_plan import plan_batch, plan_for
 from runtime.dotconfig import read_symbols
@@ -130,9 +129,9 @@ def _answer(arguments: argparse.Namespace) -> Any:
     from study.planner import CountRequest, count_arms
     from study.preconditions import refuse_unknown_names
 
-    settings, alternation = StudySettings.from_symbols(symbols), AlternationSettings.from_symbols(symbols)
+    settings = StudySettings.from_symbols(symbols)
     request = parse(CountRequest, json.loads(arguments.count), "request")
-    variants = {name: variant(name, config.model, alternation) for name in settings.variants}
+    variants = {name: variant(name, config.model, config.alternation) for name in settings.variants}
     refuse_unknown_names(config, variants, request.resolved.device_type)
     return to_plain(
         count_arms(config, settings, request.resolved, variants, request.existing, request.copies)
@@ -152,17 +151,16 @@ def _work(arguments: argparse.Namespace, stop: Stop) -> int:
     config = plan_file.read_config(symbols, arguments.study_dir)
     resolved = attention_kernels.prepare_device(config.target, config.model)
     ranks.join(resolved.device_type, config.target.ranks_timeout_seconds)
-    alternation = AlternationSettings.from_symbols(symbols)
     with attention_kernels.attention_context(resolved, config.model.dropout):
         if arguments.time:
-            return _time_steps(arguments, config, resolved, alternation, stop)
+            return _time_steps(arguments, config, resolved, stop)
         refuse_another_card(arguments.study_dir, resolved)
         run = run_plan(arguments.study_dir, arguments.variant, arguments.seed)
         here = ranks.local("LOCAL_WORLD_SIZE", 1) if resolved.device_type == "cpu" else 1
         require_free(
             resolved, run.predicted_bytes and run.predicted_bytes * here, free_bytes(resolved.device)
         )
-        chosen = variant(arguments.variant, config.model, alternation)
+        chosen = variant(arguments.variant, config.model, config.alternation)
         own = chosen.configure(config)
         with contextlib.ExitStack() as stack:
             holder = {}
@@ -236,7 +234,6 @@ def _time_steps(
     arguments: argparse.Namespace,
     config: Config,
     resolved: ResolvedTarget,
-    alternation: AlternationSettings,
     stop: Stop,
 ) -> int:
     """Time steps of the variants in turn; print {"event": "timing", "seconds": {name: [...]}, "peak_bytes": N}."""
@@ -250,7 +247,8 @@ def _time_steps(
 
     batch = plan_batch(config.batch.effective, arguments.micro, ranks.world(), config.model.block_size)
     timed = {
-        name: variant(name, config.model, alternation) for name in (arguments.variant, *arguments.beside)
+        name: variant(name, config.model, config.alternation)
+        for name in (arguments.variant, *arguments.beside)
     }
     if resolved.device != "cpu":
         need = Predictions(config, resolved).peak_bytes(timed[arguments.variant], batch.micro)

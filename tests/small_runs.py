@@ -10,7 +10,6 @@ from torch import nn
 
 from gpt2.trainer import TrainingRun
 from gpt2.transformer import ModelParts
-from ra.arms import AlternationSettings
 from ra.variants import variant
 from runtime import checkpoint, run_record
 from runtime.batch_plan import plan_batch
@@ -18,6 +17,7 @@ from runtime.resolved_target import resolve
 from runtime.run_plan import RunPlan
 from runtime.settings import (
     BYTES,
+    AlternationSettings,
     BatchConfig,
     BudgetConfig,
     Config,
@@ -62,6 +62,7 @@ def configuration(
         evaluation=EvaluationConfig(64, 128, False, None, 0),
         target=TargetConfig("cpu", "auto", False, 1, "cpu", True),
         tracking=TrackingConfig(False, "off", ""),
+        alternation=ALTERNATION,
         checkpoint_seconds=10**6,
         sha256="0" * 64,
     )

@@ -26,11 +26,11 @@ from ra.admission.results import (
     Cost,
     Costs,
 )
-from ra.arms import BASELINE, AlternationSettings, parse_arm
+from ra.arms import BASELINE, parse_arm
 from ra.counts import count, matched_width
 from ra.variants import Variant, variant
 from runtime.records import parse
-from runtime.settings import ModelConfig
+from runtime.settings import AlternationSettings, ModelConfig
 
 LOADING = "load"
 

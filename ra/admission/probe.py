@@ -24,10 +24,10 @@ from torch.utils._pytree import tree_leaves
 
 from gpt2.initial_weights import initialise, keyed_normal, keyed_parts
 from gpt2.transformer import GPT2, LearnedPosition, ModelParts
-from ra.arms import AlternationSettings, VariantError, parse_arm
+from ra.arms import VariantError, parse_arm
 from ra.global_state import GlobalState
 from ra.variants import variant
-from runtime.settings import ModelConfig, OptimizerConfig
+from runtime.settings import AlternationSettings, ModelConfig, OptimizerConfig
 
 M = TypeVar("M", bound=nn.Module)
 VOCABULARY = 61

@@ -26,9 +26,8 @@ from ra.admission.results import (
     Outcome,
     Violation,
 )
-from ra.arms import AlternationSettings
 from runtime.records import Record, parse
-from runtime.settings import ModelConfig
+from runtime.settings import AlternationSettings, ModelConfig
 
 LIMIT_SECONDS = 300.0  # of one variant; an examination takes seconds on an idle machine
 NO_RESULT = "it gave no result within the time limit"

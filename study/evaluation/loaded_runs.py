@@ -23,16 +23,15 @@ from gpt2.resume import check_fits
 from gpt2.training_step import build_model
 from gpt2.transformer import GPT2, learned_scalars, restore_step
 from ra import arms, attention_maps
-from ra.arms import LEARNED, AlternationSettings, VariantError, custom_variants, parse_arm, reciprocal_layers
+from ra.arms import LEARNED, VariantError, custom_variants, parse_arm, reciprocal_layers
 from ra.hooks import custom_folder
 from ra.variants import variant
 from referee.numerics.text_files import text_parts
 from referee.pages.html_page import render_html
 from runtime import checkpoint, files, run_record
-from runtime.dotconfig import read_symbols
 from runtime.errors import UserError
 from runtime.resolved_target import export_environment
-from runtime.settings import Config
+from runtime.settings import Config, load_config
 from study.evaluation.attention_page import (
     STATISTICS,
     AttentionMap,
@@ -53,8 +52,6 @@ from study.runs import REMEDY, FinishedRecord
 if TYPE_CHECKING:
     from gpt2.replay import RunReplay
     from gpt2.transformer import ModelParts
-    from runtime.dotconfig import Symbols
-    from runtime.settings import Config
 
 
 # The text if the data of the run are not on this machine.
@@ -92,11 +89,10 @@ def load_run(run_dir: Path) -> TrainedRun:
     damage = run_record.altered(record, run_dir)
     if damage:
         raise UserError(f"{run_dir} is damaged: {'; '.join(damage)}; {REMEDY}")
-    symbols = read_symbols(run_dir / "config")
-    config = Config.from_symbols(symbols)
+    config = load_config(run_dir / "config")
     name = str(record.variant)
     with recorded_variants(run_dir, name) as other:
-        chosen = variant(name, config.model, AlternationSettings.from_symbols(symbols))
+        chosen = variant(name, config.model, config.alternation)
         config = chosen.configure(config)
         model = build_model(config.model, chosen.parts, record.seed)
         loaded, notes = _newest_checkpoint(run_dir, record, model)
@@ -366,14 +362,11 @@ def open_run(run_dir: Path, record: run_record.RunRecord, step: int, from_start:
     return replay
 
 
-def _build_arm(
-    run_dir: Path, record: run_record.RunRecord, config: Config, symbols: Symbols
-) -> tuple[Config, ModelParts]:
-    from ra.arms import AlternationSettings
+def _build_arm(run_dir: Path, record: run_record.RunRecord, config: Config) -> tuple[Config, ModelParts]:
     from ra.variants import variant
 
     try:
-        chosen = variant(record.variant, config.model, AlternationSettings.from_symbols(symbols))
+        chosen = variant(record.variant, config.model, config.alternation)
     except VariantError as error:
         raise missing_source(run_dir, record) or error from error
     return chosen.configure(config), chosen.parts

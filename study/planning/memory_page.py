@@ -14,7 +14,6 @@ from typing import Any
 from gpt2.allocation_tracker import Timeline
 from gpt2.measured_memory import measure
 from gpt2.predicted_memory import Prediction
-from ra.arms import AlternationSettings
 from ra.variants import Variant, variant
 from referee.pages.document import (
     Block,
@@ -257,10 +256,9 @@ def report_memory(
     """
     config = Config.from_symbols(symbols)
     resolved, here = _resolve(config.target, planning)
-    alternation = AlternationSettings.from_symbols(symbols)
-    variants = [variant(name, config.model, alternation) for name in names]
+    variants = [variant(name, config.model, config.alternation) for name in names]
     predictions = Predictions(config, resolved)
-    batch = predictions.choose_batch(variant(name, config.model, alternation) for name in study)
+    batch = predictions.choose_batch(variant(name, config.model, config.alternation) for name in study)
     title = heading(resolved, batch, config.model.size, predictions.usable_bytes, MARGIN)
     print(title, flush=True)
     rows = predict_rows(predictions, variants, batch.micro)
@@ -330,7 +328,7 @@ def measure_variant(
     """
     config = Config.from_symbols(symbols)
     resolved = attention_kernels.prepare_device(config.target, config.model)
-    chosen = variant(name, config.model, AlternationSettings.from_symbols(symbols))
+    chosen = variant(name, config.model, config.alternation)
     work = Predictions(config, resolved).work_at(chosen, micro)
     work = dataclasses.replace(work, compile=work.compile and not eager)
     path = folder / f"{resolved.target.name}-{name}.pickle"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpt2.validation import HUB_FILE, read_text
-from ra.arms import AlternationSettings, parse_arm
+from ra.arms import parse_arm
 from ra.variants import variant
 from referee.pages.document import Block, BulletList, Document, Paragraph, Section, Table
 from referee.verdict.statistics import perplexity_percent
@@ -115,7 +115,7 @@ def forecast(symbols: Symbols, past: Sequence[PastStudy]) -> Forecast:
         disk_bytes=needed_bytes(
             config.model, [_iterations(config, plan, name) for name, _ in pending], config.optimizer.schedule
         ),
-        memory=_memory(symbols, config, settings, plan, resolved),
+        memory=_memory(config, settings, plan, resolved),
         at_once=_at_once(config, settings, resolved),
     )
 
@@ -239,12 +239,11 @@ def _training(
 
 
 def _memory(
-    symbols: Symbols, config: Config, settings: StudySettings, plan: Plan | None, resolved: ResolvedTarget
+    config: Config, settings: StudySettings, plan: Plan | None, resolved: ResolvedTarget
 ) -> PeakMemory:
     at_once = _at_once(config, settings, resolved) if resolved.device_type == "cpu" else 1
     predictions = Predictions(config, resolved, at_once)
-    alternation = AlternationSettings.from_symbols(symbols)
-    variants = [variant(name, config.model, alternation) for name in settings.variants]
+    variants = [variant(name, config.model, config.alternation) for name in settings.variants]
     target, usable = f"{resolved.target.name} ({resolved.device_name})", predictions.usable_bytes
     try:
         batch = predictions.choose_batch(variants, plan.batch if plan else None)

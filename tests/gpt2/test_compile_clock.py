@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from gpt2.trainer import WARM_UP_STEPS, TrainingRun
-from ra.arms import AlternationSettings
-from runtime.settings import Config
+from runtime.settings import AlternationSettings, Config
 from runtime.signals import Stop
 from tests import small_runs
 from tests.small_runs import StopAfter

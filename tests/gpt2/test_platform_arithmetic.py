@@ -15,9 +15,8 @@ from gpt2.initial_weights import initialise
 from gpt2.platforms import KINDS, ForeignArithmetic, PlatformError, on_platform, parse_platform
 from gpt2.training_step import build_model
 from gpt2.transformer import GPT2
-from ra.arms import AlternationSettings
 from ra.variants import variant
-from runtime.settings import ModelConfig
+from runtime.settings import AlternationSettings, ModelConfig
 
 SIZES = ModelConfig("test", 2, 2, 64, 32, 0.0, 97, 128)
 

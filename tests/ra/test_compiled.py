@@ -14,9 +14,9 @@ from torch._dynamo.backends.common import aot_autograd
 from gpt2.initial_weights import initialise
 from gpt2.training_step import build_model
 from gpt2.transformer import GPT2
-from ra.arms import LEARNED, AlternationSettings, published_variants
+from ra.arms import LEARNED, published_variants
 from ra.variants import variant
-from runtime.settings import ModelConfig
+from runtime.settings import AlternationSettings, ModelConfig
 
 MODEL = ModelConfig("test", 2, 2, 32, 16, 0.0, vocabulary=101, padded_vocabulary=128)
 B = 4

@@ -12,9 +12,8 @@ from gpt2.transformer import GPT2
 from ra import arms
 from ra.admission.examine import examine
 from ra.admission.probe import Probe
-from ra.arms import AlternationSettings
 from ra.variants import Variant, variant
-from runtime.settings import ModelConfig
+from runtime.settings import AlternationSettings, ModelConfig
 from tests.pins.admission import hold_to_pin
 
 PAGE = (Path(__file__).parents[2] / "docs/variants.md").read_text(encoding="utf-8")

@@ -16,10 +16,10 @@ from gpt2.initial_weights import initialise, weights_digest
 from gpt2.training_step import build_model
 from gpt2.transformer import GPT2
 from ra import arms
-from ra.arms import AlternationSettings, VariantError
+from ra.arms import VariantError
 from ra.counts import count, matched_width
 from ra.variants import Variant, variant
-from runtime.settings import ModelConfig
+from runtime.settings import AlternationSettings, ModelConfig
 from tests import small_runs
 
 MODEL = ModelConfig("test", 2, 2, 16, 16, 0.0, 97, 128)

@@ -59,6 +59,10 @@ VALUES = {
     "GPT2_HARD_LIMIT": "0",
     "EVAL_SETS": '""',
     "NUMERICS_FIX": '""',
+    "ALTERNATION_MIX_OUTPUT": "y",
+    "ALTERNATION_INIT": '"0.5"',
+    "ALTERNATION_LR_MULTIPLIER": '"100"',
+    "ALTERNATION_RECOMPUTE": "n",
 }
 
 

@@ -76,7 +76,7 @@ def entries(changes: dict[str, Any]) -> dict[str, Any]:
         "validation": config.evaluation.tokens,
         "batch": config.batch,
         "schedule": schedule_digest(config),
-        "": config.numerics_fix,
+        "": (config.numerics_fix, replace(config.alternation, recompute=False)),
     }
 
 

@@ -12,7 +12,6 @@ import torch
 from gpt2.trainer import TrainingRun
 from gpt2.training_step import NotFiniteError
 from ra import arms
-from ra.arms import AlternationSettings
 from ra.variants import variant
 from runtime import attention_kernels, ranks, run_record
 from runtime.batch_plan import plan_batch
@@ -132,7 +131,7 @@ def train_configured(arm: str, run_dir: Path, stop: Stop | None = None) -> Path:
     micro = min(2, effective // ranks.world())
     batch = plan_batch(effective, micro, ranks.world(), config.model.block_size)
     plan = RunPlan(run_dir, run_dir.name, arm, 0, config.budget.max_iterations, batch)
-    chosen = variant(arm, config.model, AlternationSettings.from_symbols(symbols))
+    chosen = variant(arm, config.model, config.alternation)
     with (
         contextlib.suppress(NotFiniteError),
         attention_kernels.attention_context(resolved, config.model.dropout),

@@ -4,12 +4,11 @@ import dataclasses
 from pathlib import Path
 
 from gpt2.trainer import TrainingRun
-from ra.arms import AlternationSettings
 from ra.variants import variant
 from runtime.batch_plan import plan_batch
 from runtime.resolved_target import resolve
 from runtime.run_plan import RunPlan
-from runtime.settings import Config
+from runtime.settings import AlternationSettings, Config
 from runtime.signals import Stop
 from study import plan_file
 from study.plan_file import Plan, PlanBudget, PlanRow

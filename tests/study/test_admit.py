@@ -8,7 +8,6 @@ import pytest
 from ra import arms
 from ra.admission import process
 from ra.admission.results import CHECKS, Examination, Outcome, Violation
-from ra.arms import AlternationSettings
 from runtime import run_record
 from runtime.errors import UserError
 from runtime.run_record import Admission, ModelFault
@@ -18,7 +17,6 @@ from study.runs import read_runs
 from tests.small_runs import configuration
 from tests.study.sample_records import a_study
 
-ALTERNATION = AlternationSettings("output", 0.5, 100.0)
 LEAK = Violation("LEAKY", "causal", "it leaks", "mask it", 3, 7, 0.5, "ra/custom/leaky.py", 4)
 
 
@@ -53,9 +51,9 @@ def test_a_changed_file_is_examined_again_in_every_arm_that_uses_it(
     monkeypatch.setattr(admit, "examine_variants", examined)
     for text in ("x = 1\n", "x = 1\n", "x = 2\n"):
         (tmp_path / "leaky.py").write_text(text)
-        found = admit.examine_cached(["B", arm], config, ALTERNATION, autocast=False)
+        found = admit.examine_cached(["B", arm], config, autocast=False)
         assert found[arm].violations[0].message == "it leaks"
-    admit.examine_cached(["B"], config, ALTERNATION, autocast=True)
+    admit.examine_cached(["B"], config, autocast=True)
     assert asked == [["B", arm], [arm], ["B"]]
 
 
@@ -64,7 +62,7 @@ def test_a_crash_is_not_saved(tmp_path: Path, texts: Path, monkeypatch: pytest.M
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, directory=tmp_path / "data"))
     died = process._died("B", "causal", "it gave no result", "")
     monkeypatch.setattr(admit, "examine_variants", lambda *arguments: {"B": died})
-    assert admit.examine_cached(["B"], config, ALTERNATION, False)["B"].violations
+    assert admit.examine_cached(["B"], config, False)["B"].violations
     assert not list((tmp_path / "data").glob(".admission-*"))
 
 

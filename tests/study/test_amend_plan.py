@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from gpt2.optimizer import warmup_iterations
-from ra.arms import AlternationSettings
 from ra.variants import variant
 from runtime import run_record
 from runtime.batch_plan import WARM_UP_STEPS, BatchPlan
-from runtime.settings import Config
+from runtime.settings import AlternationSettings, Config
 from study import amend_plan, plan_file, planner
 from study.plan_file import Plan
 from study.planner import CountedArms

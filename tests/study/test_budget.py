@@ -19,13 +19,12 @@ from gpt2 import trainer, validation
 from gpt2.clocks import Clocks, ClockTimer
 from gpt2.trainer import TrainingRun
 from gpt2.training_step import Stepper, StepResult
-from ra.arms import AlternationSettings
 from ra.variants import variant
 from runtime import checkpoint, metrics_log, run_record
 from runtime.batch_plan import WARM_UP_STEPS, BatchPlan
 from runtime.resolved_target import resolve
 from runtime.run_plan import RunPlan
-from runtime.settings import Config
+from runtime.settings import AlternationSettings, Config
 from runtime.signals import Stop
 from study import planner
 from study.plan_file import Plan

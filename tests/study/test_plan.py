@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ra.arms import AlternationSettings
 from ra.variants import variant
 from runtime import run_record
 from runtime.batch_plan import WARM_UP_STEPS, BatchPlan
 from runtime.errors import UserError
 from runtime.resolved_target import TARGETS, ResolvedTarget
-from runtime.settings import BudgetConfig, Config
+from runtime.settings import AlternationSettings, BudgetConfig, Config
 from study import amend_plan, plan_file, planner
 from study.plan_file import Plan
 from study.planner import iteration_counts

@@ -7,10 +7,10 @@ import pytest
 
 from gpt2.clocks import EventTimer
 from gpt2.training_step import Stepper
-from ra.arms import AlternationSettings
 from ra.variants import variant
 from runtime.batch_plan import WARM_UP_STEPS, plan_batch
 from runtime.resolved_target import resolve
+from runtime.settings import AlternationSettings
 from runtime.signals import Stop
 from study.step_timing import LEAST_TURNS, STEADY_TURNS, measure_steps
 from tests import small_runs

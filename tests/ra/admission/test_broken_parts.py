@@ -11,8 +11,7 @@ import pytest
 from ra import arms
 from ra.admission.examine import examine
 from ra.admission.probe import Probe
-from ra.arms import AlternationSettings
-from runtime.settings import ModelConfig
+from runtime.settings import AlternationSettings, ModelConfig
 from tests.pins.admission import hold_to_pin
 from tests.ra.admission.broken_parts import BROKEN_PARTS
 from tests.ra.admission.first_checks import checks_to

@@ -10,8 +10,8 @@ from ra.admission.causality import future_leak
 from ra.admission.examine import CHECKS, examine
 from ra.admission.probe import Probe, inputs, row_rounding
 from ra.admission.results import OUTSIDE
-from ra.arms import LEARNED, PATTERNS, AlternationSettings, published_variants
-from runtime.settings import ModelConfig
+from ra.arms import LEARNED, PATTERNS, published_variants
+from runtime.settings import AlternationSettings, ModelConfig
 from tests.pins.admission import hold_to_pin
 
 STUDY = ModelConfig("test", 3, 2, 32, 160, 0.0)

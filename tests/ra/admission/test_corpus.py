@@ -9,8 +9,7 @@ from ra import arms
 from ra.admission.examine import examine
 from ra.admission.probe import Probe
 from ra.admission.process import examine_variants
-from ra.arms import AlternationSettings
-from runtime.settings import ModelConfig
+from runtime.settings import AlternationSettings, ModelConfig
 from tests.pins.admission import hold_to_pin
 from tests.ra.admission import broken, correct
 from tests.ra.admission.conditional import CONDITIONAL, UNUSUAL

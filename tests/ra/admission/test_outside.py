@@ -12,8 +12,7 @@ from ra import arms
 from ra.admission import examine
 from ra.admission.probe import Probe
 from ra.admission.process import examine_variants
-from ra.arms import AlternationSettings
-from runtime.settings import ModelConfig
+from runtime.settings import AlternationSettings, ModelConfig
 
 STUDY = ModelConfig("test", 2, 2, 16, 16, 0.0)
 ALTERNATION = AlternationSettings("output", 0.5, 100.0)

@@ -6,8 +6,7 @@ import pytest
 
 from ra import arms
 from ra.admission.process import examine_variants
-from ra.arms import AlternationSettings
-from runtime.settings import ModelConfig
+from runtime.settings import AlternationSettings, ModelConfig
 from tests.pins.admission import hold_to_pin
 
 STUDY = ModelConfig("test", 2, 2, 16, 16, 0.0)

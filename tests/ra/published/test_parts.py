@@ -14,13 +14,13 @@ from gpt2.optimizer import parameter_groups
 from gpt2.sampling import Cache, logits
 from gpt2.training_step import build_model
 from gpt2.transformer import GPT2
-from ra.arms import AlternationSettings, published_variants
+from ra.arms import published_variants
 from ra.attention_maps import layer_maps, queries_and_keys
 from ra.published.rotary import RotaryPosition
 from ra.published.swiglu import SwiGLU
 from ra.reciprocal_attention import LearnedHardAttention
 from ra.variants import variant
-from runtime.settings import ModelConfig
+from runtime.settings import AlternationSettings, ModelConfig
 
 MODEL = ModelConfig("test", 3, 2, 16, 24, 0.0, vocabulary=101, padded_vocabulary=128)
 ALTERNATION = AlternationSettings("output", 0.3, 100.0)

@@ -11,9 +11,9 @@ from gpt2.allocation_tracker import AllocationTracker
 from gpt2.initial_weights import initialise
 from gpt2.training_step import build_model
 from gpt2.transformer import GPT2, CausalSelfAttention
-from ra.arms import AlternationSettings, published_variants
+from ra.arms import published_variants
 from ra.variants import variant
-from runtime.settings import ModelConfig
+from runtime.settings import AlternationSettings, ModelConfig
 
 MODEL = ModelConfig("test", 3, 2, 16, 24, 0.0, vocabulary=101, padded_vocabulary=128)
 C, H, W = MODEL.width, MODEL.heads, MODEL.block_size // 4

@@ -14,7 +14,6 @@ import torch
 from gpt2.initial_weights import initialise
 from gpt2.training_step import build_model
 from ra import attention_maps
-from ra.arms import AlternationSettings
 from ra.control import swap_query_and_key
 from ra.variants import variant
 from runtime import checkpoint, run_record
@@ -73,9 +72,7 @@ def a_run(folder: Path, config_file: Path, name: str, swap: tuple[int, ...] = ()
     """A run folder whose checkpoint holds initial weights, drawn wide so that attention is far from even."""
     symbols = read_symbols(config_file)
     config = Config.from_symbols(symbols)
-    model = build_model(
-        config.model, variant(name, config.model, AlternationSettings.from_symbols(symbols)).parts
-    )
+    model = build_model(config.model, variant(name, config.model, config.alternation).parts)
     initialise(model, seed)
     with torch.no_grad():
         for block in model.blocks:

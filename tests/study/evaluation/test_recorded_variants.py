@@ -10,7 +10,6 @@ import torch
 from gpt2.initial_weights import initialise
 from gpt2.training_step import build_model
 from ra import arms
-from ra.arms import AlternationSettings
 from ra.variants import variant
 from runtime import checkpoint, run_record
 from runtime.dotconfig import read_symbols
@@ -49,7 +48,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config_file: Path) 
     (run_dir / "config").write_text(config_file.read_text())
     symbols = read_symbols(run_dir / "config")
     config = Config.from_symbols(symbols)
-    parts = variant("SHIFT", config.model, AlternationSettings.from_symbols(symbols)).parts
+    parts = variant("SHIFT", config.model, config.alternation).parts
     model = build_model(config.model, parts)
     initialise(model, 0)
     write_checked(run_dir / "run.json", run_record.blank("SHIFT0", "SHIFT", 0).to_json())

@@ -9,7 +9,6 @@ import pytest
 from gpt2 import predicted_memory
 from gpt2.predicted_memory import predict
 from gpt2.transformer import ModelParts
-from ra.arms import AlternationSettings
 from ra.variants import variant
 from runtime import resolved_target
 from runtime.settings import Config
@@ -26,8 +25,9 @@ def test_the_documented_peaks_of_the_2025_study_are_predicted(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     symbols, _ = symbols_for_target("a100-40g", makeflags="")
-    config, alternation = Config.from_symbols(symbols), AlternationSettings.from_symbols(symbols)
-    model, chosen = config.model, variant(name, config.model, alternation)
+    config = Config.from_symbols(symbols)
+    model, alternation = config.model, config.alternation
+    chosen = variant(name, model, alternation)
     work = Predictions(config, resolved_target.resolve(config.target, planning=True)).work_at(chosen, 32)
 
     def naive(layer: int) -> NaiveAttention:

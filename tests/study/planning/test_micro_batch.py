@@ -10,11 +10,11 @@ from gpt2.measured_memory import measure
 from gpt2.predicted_memory import Prediction, StepWorkload, predict
 from gpt2.transformer import ModelParts
 from gpt2.validation import EVALUATION_TOKENS
-from ra.arms import AlternationSettings, published_variants
+from ra.arms import published_variants
 from ra.variants import Variant, variant
 from runtime.batch_plan import micro_batches
 from runtime.resolved_target import TARGETS, ResolvedTarget
-from runtime.settings import Config, ModelConfig
+from runtime.settings import AlternationSettings, Config, ModelConfig
 from study.planning.micro_batch import MARGIN, MemoryPlanError, Predictions, require_free
 
 MIB = 2**20

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from ra.arms import AlternationSettings
 from ra.variants import variant
 from runtime import resolved_target
 from runtime.settings import Config
@@ -35,8 +34,8 @@ def test_the_predicted_bytes_of_a_study_are_those_of_the_table(
         torch, "get_num_threads", lambda: 1
     )  # the CPU's attention has buffers for each thread
     symbols, _ = symbols_for_target(target, makeflags=f" -- {settings}")
-    config, alternation = Config.from_symbols(symbols), AlternationSettings.from_symbols(symbols)
-    variants = [variant(row["variant"], config.model, alternation) for row in rows]
+    config = Config.from_symbols(symbols)
+    variants = [variant(row["variant"], config.model, config.alternation) for row in rows]
     predictions = Predictions(config, resolved_target.resolve(config.target, planning=True))
     micro = predictions.choose_batch(variants).micro
     for row, each in zip(rows, variants, strict=True):

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ra.arms import AlternationSettings
 from runtime.dotconfig import ConfigError, Symbols, parse_lines
+from runtime.settings import AlternationSettings
 
 
 def settings(init: str = "0.5", multiplier: str = "100", mix: str = "OUTPUT") -> AlternationSettings:
