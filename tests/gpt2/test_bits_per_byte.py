@@ -37,7 +37,3 @@ def test_a_run_records_the_bits_of_each_byte_of_its_validation_targets(ids, tmp_
 def test_a_uniform_model_of_bytes_without_an_end_of_text_has_eight_bits_per_byte() -> None:
     assert bits_per_byte(math.log(256), 1000, 1000) == pytest.approx(8)
     assert bits_per_byte(math.log(50257), 250, 1000) == pytest.approx(math.log2(50257) / 4)
-
-
-def test_bits_per_byte_are_unknown_without_a_loss_or_bytes() -> None:
-    assert bits_per_byte(None, 10, 10) is bits_per_byte(1.0, 10, None) is bits_per_byte(1.0, 10, 0) is None

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt2 import clocks
-from gpt2.clocks import NAMES, UNEVEN_STEPS, Clocks, RunningTime, step_timer, unevenness
+from gpt2.clocks import NAMES, UNEVEN_STEPS, Clocks, step_timer, unevenness
 
 ROOT = Path(__file__).parents[2]
 
@@ -116,14 +116,3 @@ print(clock() - start[0], wall() - start[1])
         counted, passed = map(float, process.stdout.readline().split())
     assert passed >= 1.4
     assert 0 < counted <= passed - 1.3
-
-
-def test_running_time_grows_and_leaves_out_long_gaps_only() -> None:
-    now = [10.0]
-    clock = RunningTime(tick=1e6, stopped=2.0, now=lambda: now[0])
-    clock._tick = 0.5
-    read = []
-    for step in (0.0, 1.0, 2.0, 100.0, 0.5, 2.5):
-        now[0] += step
-        read.append(clock())
-    assert read == [10.0, 11.0, 13.0, 13.5, 14.0, 14.5]

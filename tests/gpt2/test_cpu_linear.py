@@ -78,12 +78,6 @@ def test_autocast_uses_the_torch_layers() -> None:
     assert cpu_linear.use_onednn(tensors[0])
 
 
-def test_a_torch_without_onednn_uses_the_torch_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    tensors = sample(3, WIDE, 40, 4)
-    assert torch.equal(cpu_linear.linear(*tensors), F.linear(*tensors))
-
-
 @pytest.mark.parametrize("large", [True, False])
 def test_only_a_small_gelu_is_saved_for_backward(monkeypatch: pytest.MonkeyPatch, large: bool) -> None:
     x, weight, bias = (t.requires_grad_() for t in sample(6, 16, 5, 5))

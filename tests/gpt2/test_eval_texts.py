@@ -1,12 +1,8 @@
 """The held-out texts: words, bytes and tokens as the field counts them, and the refusals."""
 
 import json
-import sys
-import types
 from pathlib import Path
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 from gpt2 import text_sources as sources
@@ -41,16 +37,6 @@ def test_words_are_the_parts_between_white_space_and_bytes_those_of_utf_8(tmp_pa
     assert found.words == 5 + 2  # the last line end is followed by an empty part, as in the harness
     assert found.bytes == found.tokens == len("a café\n on  the cornerend\n".encode())
     assert bytes(found.documents[0].tolist()).decode() == "a café\n on  the corner"
-
-
-def test_rows_of_jsonl_and_parquet_are_documents(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text(
-        "".join(json.dumps({"text": text}) + "\n" for text in ("one two", "", "three"))
-    )
-    pyarrow.parquet.write_table(pyarrow.table({"text": ["four five six"]}), tmp_path / "b.parquet")
-    found = read(tmp_path, "rows", "*.*")
-    assert [len(document) for document in found.documents] == [7, 5, 13]
-    assert found.words == 6
 
 
 def test_a_digest_changes_with_the_text_and_the_borders_of_documents_and_not_with_the_files_name(
@@ -110,26 +96,6 @@ def test_wikitext_has_articles_without_marks_and_counts_the_original(tmp_path: P
     plain = read(tmp_path, "other", "wiki.test.raw")
     assert len(plain.documents) == 1
     assert plain.bytes == len(RAW.encode())
-
-
-def test_wikitext_comes_from_the_hub_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def load_dataset(path: str, name: str, split: str, streaming: bool) -> list[dict[str, str]]:
-        asked.append((path, name, split))
-        return [{"page": article} for article in validation.articles(RAW)]
-
-    monkeypatch.setitem(
-        sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset, __spec__=True)
-    )
-    monkeypatch.setattr(sources, "probe_hub", lambda *_: None)
-    first = read(tmp_path, "wikitext-2", "")
-    second = read(tmp_path, "wikitext-2", "")
-    assert asked == [("EleutherAI/wikitext_document_level", "wikitext-2-raw-v1", "test")]
-    (tmp_path / "wiki.test.raw").write_text(RAW, encoding="utf-8")
-    local = read(tmp_path, "wikitext-2", "wiki.test.raw")
-    assert first.text_sha256 == second.text_sha256 == local.text_sha256
-    assert first.tokens_sha256 == local.tokens_sha256
 
 
 def test_the_published_text_has_the_documents_words_and_bytes_of_the_harness(tmp_path: Path) -> None:

@@ -65,15 +65,6 @@ def test_a_run_that_stops_in_any_evaluation_resumes_to_the_same_numbers(
     assert interrupted.count(3) >= 3  # in the last validation and in each text
 
 
-def test_the_numbers_of_training_do_not_depend_on_the_texts(config: Config, tmp_path: Path) -> None:
-    start(tmp_path / "with", config).train()
-    without = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, sets=()))
-    start(tmp_path / "without", without).train()
-    assert same(outcome(tmp_path / "with"), outcome(tmp_path / "without"))
-    assert run_record.load(tmp_path / "without").eval_sets is None
-    assert not (tmp_path / "without/eval_sets.json").exists()
-
-
 def test_a_text_that_vanished_is_a_note_and_the_run_finishes(config: Config, tmp_path: Path) -> None:
     (tmp_path / "news.md").unlink()
     assert start(tmp_path / "run", config).train() == "finished"

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from gpt2 import hellaswag, tokenizer, validation
-from gpt2.evaluator import hellaswag_entry
 from gpt2.hellaswag import HellaSwag, HellaSwagError, Item
 from gpt2.initial_weights import initialise
 from gpt2.tokenizer import Tokenizer
@@ -151,17 +150,6 @@ def test_hundreds_of_real_scores_equal_an_unbatched_reference() -> None:
         assert stderr == pytest.approx(math.sqrt(p * (1 - p) / (REAL_ITEMS - 1)), rel=1e-12)
 
 
-@pytest.mark.parametrize("batch_tokens", [1, 200, 10**6])
-def test_the_batch_size_changes_no_score(model: GPT2, encoding, batch_tokens: int) -> None:
-    items = hellaswag.load_items(FIXTURE, 0)
-    expected = score(model, items, encoding)
-    found = score(model, items, encoding, batch_tokens=batch_tokens)
-    assert found.choices == expected.choices
-    assert [v for row in found.log_likelihoods for v in row] == pytest.approx(
-        [v for row in expected.log_likelihoods for v in row], abs=1e-9
-    )
-
-
 def test_length_is_counted_in_characters() -> None:
     """By bytes the second of two equally likely endings would be the longer one, and win."""
     item = Item("Q:", ("abcd", "éééé", "a", "b"), 0)
@@ -171,62 +159,7 @@ def test_length_is_counted_in_characters() -> None:
     assert found.acc_norm_stderr is None
 
 
-def test_a_score_records_the_digest_of_its_items(model: GPT2, encoding) -> None:
-    items = hellaswag.load_items(FIXTURE, 3)
-    found = hellaswag_entry(score(model, items, encoding))
-    assert (found["items"], found["items_sha256"]) == (3, hellaswag.digest(items))
-
-
-def test_trailing_spaces_of_a_query_move_to_the_ending(encoding) -> None:
-    tokens, scored = hellaswag.encode_pair(encoding, "One two. ", "Three")
-    assert tokenizer.decode(encoding, tokens) == "One two.  Three"
-    assert tokenizer.decode(encoding, tokens[-scored:]) == "  Three"
-
-
-def test_an_ending_that_joins_the_query_in_one_token_is_encoded_alone() -> None:
-    each = tokenizer.load("gpt2")
-    for query, ending in (("Ans", "wer"), ("-" * 32, "-" * 32), ("#", "##")):
-        tokens, scored = hellaswag.encode_pair(each, query, ending, joint="")
-        assert scored > 0
-        assert tokenizer.decode(each, tokens[-scored:]) == ending
-        assert tokenizer.decode(each, tokens) == query + ending
-
-
 # --- an oracle, an adversary, a model that is broken
-
-
-class Judge(nn.Module):
-    """Finds the rows that end with an ending it wants, from tokens alone, and gives them a lower loss."""
-
-    def __init__(self, wanted: set[tuple[int, ...]]) -> None:
-        super().__init__()
-        self.wanted = wanted
-        self.shapes: list[tuple[int, int]] = []
-
-    def token_losses(self, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        self.shapes.append((ids_BT.shape[0], ids_BT.shape[1]))
-        scored = targets_BT >= 0
-        found = [
-            tuple(row[keep].tolist()) in self.wanted for row, keep in zip(targets_BT, scored, strict=True)
-        ]
-        return torch.where(torch.tensor(found)[:, None], 0.001, 9.0) * scored
-
-
-def tokens_of(encoding: Tokenizer, item: Item, labels: list[int]) -> set[tuple[int, ...]]:
-    encoded = (hellaswag.encode_pair(encoding, item.query, item.endings[label]) for label in labels)
-    return {tuple(tokens[-scored:]) for tokens, scored in encoded}
-
-
-def test_an_oracle_scores_one_and_an_adversary_zero(encoding) -> None:
-    items = hellaswag.load_items(FIXTURE, 0)
-    right = set().union(*(tokens_of(encoding, item, [item.label]) for item in items))
-    wrong = set().union(*(tokens_of(encoding, item, [(item.label + 1) % 4]) for item in items))
-    oracle = score(Judge(right), items, encoding)
-    assert (oracle.acc, oracle.acc_norm, oracle.acc_stderr, oracle.acc_norm_stderr) == (1.0, 1.0, 0.0, 0.0)
-    assert oracle.choices == [item.label for item in items]
-    adversary = score(Judge(wrong), items, encoding)
-    assert (adversary.acc, adversary.acc_norm) == (0.0, 0.0)
-    assert adversary.choices == [(item.label + 1) % 4 for item in items]
 
 
 def test_batches_hold_every_row_once() -> None:
@@ -246,11 +179,6 @@ def test_logits_that_are_not_finite_are_an_error(encoding) -> None:
 
     with pytest.raises(HellaSwagError, match="contain NaN"):
         score(Broken(), hellaswag.load_items(FIXTURE, 2), encoding)
-
-
-def test_an_empty_list_of_items_is_an_error(encoding) -> None:
-    with pytest.raises(HellaSwagError, match="no items"):
-        score(Judge(set()), [], encoding)
 
 
 def test_a_stop_request_ends_the_scoring_and_the_mode_is_restored(model: GPT2, encoding) -> None:

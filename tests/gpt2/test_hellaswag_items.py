@@ -4,7 +4,6 @@ import hashlib
 import http.server
 import json
 import re
-import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from gpt2 import hellaswag
 from gpt2.hellaswag import HellaSwagError
 from runtime.errors import UserError
 from runtime.settings import EvaluationConfig
-from tests.hellaswag_items import FIXTURE, real_items
+from tests.hellaswag_items import FIXTURE
 
 
 def test_a_limit_selects_items_across_the_file() -> None:
@@ -25,15 +24,6 @@ def test_a_limit_selects_items_across_the_file() -> None:
     assert len(everything) == 12
     assert hellaswag.load_items(FIXTURE, 5) == [everything[i] for i in (0, 2, 4, 7, 9)]
     assert hellaswag.load_items(FIXTURE, 12) == hellaswag.load_items(FIXTURE, 99) == everything
-
-
-def test_a_limit_on_the_published_file_preserves_its_mix_of_sources() -> None:
-    everything, some = real_items(0), real_items(200)
-    assert len(everything) == 10042
-    assert len(some) == 200
-    where = {id_: n for n, id_ in enumerate((item.query, item.endings) for item in everything)}
-    captions = sum(where[item.query, item.endings] < 3243 for item in some)
-    assert captions == pytest.approx(200 * 3243 / 10042, abs=1)
 
 
 GOOD = json.loads(FIXTURE.read_text(encoding="utf-8").splitlines()[0])
@@ -44,14 +34,12 @@ GOOD = json.loads(FIXTURE.read_text(encoding="utf-8").splitlines()[0])
     [
         (json.dumps({k: v for k, v in GOOD.items() if k != "ctx_b"}), '"ctx_b" is missing'),
         (json.dumps(GOOD | {"label": ""}), '"label" is ""; fix: 0 .. 3'),
-        (json.dumps(GOOD | {"label": True}), '"label" is true'),
         (json.dumps(GOOD | {"endings": ["a", "b"]}), "a list of 4 texts"),
         (json.dumps(GOOD | {"endings": ["a", "b", "[x]", "d"]}), '"endings"[2] has no text'),
         (json.dumps(GOOD | {"ctx_a": None}), '"ctx_a" is null; fix: a text'),
         ("[1, 2]", "list instead of a JSON object"),
         ('{"ind": 3, "activity', "is not JSON"),
         ("[" * 100_000, "has more than 65,536 bytes"),
-        ("[" * 30_000, "nested too deep"),
     ],
 )
 def test_a_malformed_line_is_named(tmp_path: Path, line: str, message: str) -> None:
@@ -80,12 +68,6 @@ def test_thousands_of_open_brackets_in_a_text_are_read(tmp_path: Path) -> None:
     assert text in hellaswag.load_items(path, 0)[0].query
 
 
-def test_a_label_may_be_a_string_of_a_digit(tmp_path: Path) -> None:
-    path = tmp_path / "items.jsonl"
-    path.write_text(json.dumps(GOOD | {"label": "3"}), encoding="utf-8")
-    assert hellaswag.load_items(path, 0)[0].label == 3
-
-
 # --- which items they were
 
 
@@ -98,12 +80,10 @@ def rewritten(path: Path, line_end: str = "\n", **changes: object) -> Path:
     return path
 
 
-@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\n\n"])
-def test_the_digest_does_not_depend_on_the_layout_of_the_file(tmp_path: Path, line_end: str) -> None:
-    second = rewritten(tmp_path / "items.jsonl", line_end)
-    for limit in (0, 5):
-        ours, theirs = hellaswag.load_items(FIXTURE, limit), hellaswag.load_items(second, limit)
-        assert hellaswag.digest(ours) == hellaswag.digest(theirs)
+def test_the_digest_does_not_depend_on_the_layout_of_the_file(tmp_path: Path) -> None:
+    second = rewritten(tmp_path / "items.jsonl", "\r\n")
+    ours, theirs = hellaswag.load_items(FIXTURE, 5), hellaswag.load_items(second, 5)
+    assert hellaswag.digest(ours) == hellaswag.digest(theirs)
 
 
 def test_any_change_of_an_item_changes_the_digest(tmp_path: Path) -> None:
@@ -130,12 +110,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         released: threading.Event = self.server.released
         self.server.requests += 1
-        if self.path == "/silent":
-            released.wait(30)
-            return
-        if self.path == "/missing":
-            self.send_error(404)
-            return
         body = CONTENT if self.path != "/other" else b"not the items"
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
@@ -211,8 +185,6 @@ def test_a_file_of_the_user_in_its_place_is_refused_and_stays(server: Server, tm
     ("path", "timeout_seconds", "reason"),
     [
         ("other", 10, "has SHA-256"),
-        ("missing", 10, "404"),
-        ("silent", 1, "timed out"),
         ("trickle", 1, "within 1 s"),
     ],
 )
@@ -225,23 +197,6 @@ def test_a_failed_download_is_recorded_as_absent_with_its_reason(
     assert "CONFIG_HELLASWAG_FILE" in found
     assert "\n" not in found
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_refused_connection_and_an_invalid_address_are_absent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("no_proxy", "*")
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound and not listening: refused
-        found = obtain(tmp_path, f"http://127.0.0.1:{taken.getsockname()[1]}/")
-    assert isinstance(found, str)
-    assert "CONFIG_HELLASWAG_FILE" in found
-    assert isinstance(obtain(tmp_path, "nonsense"), str)
-
-
-def test_an_unwritable_folder_is_absent(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "data").write_text("a file where the folder should be")
-    assert isinstance(obtain(tmp_path / "data", server.url("good")), str)
 
 
 def test_a_configured_file_is_used_unchanged_and_must_exist(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt2.watch import SpikeDetector
-from referee.numerics.diagnose.spikes import LEAST, WINDOW
+from referee.numerics.diagnose.spikes import WINDOW
 
 
 def curve(seed: int, steps: int, noise: float) -> list[float]:
@@ -42,12 +42,6 @@ def test_resumed_detection_equals_uninterrupted_detection() -> None:
     second = SpikeDetector(first.losses)
     assert observed + [second.observe(loss) for loss in losses[170:]] == expected
     assert len(second.losses) == WINDOW
-
-
-def test_no_spike_is_reported_before_the_scale_is_known() -> None:
-    watch = SpikeDetector()
-    assert [watch.observe(loss) for loss in [1.0] * (LEAST - 1)] == [None] * (LEAST - 1)
-    assert watch.observe(1000.0) is None
 
 
 def test_the_note_of_a_run_has_the_spikes_after_its_warm_up_alone() -> None:

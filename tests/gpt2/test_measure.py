@@ -34,17 +34,6 @@ def test_the_resident_set_of_a_phase_includes_memory_touched_in_it() -> None:
     assert meter.peaks()["allocated"] >= meter.by_phase["large"]
 
 
-def test_a_restart_drops_earlier_peaks_but_not_those_of_phases() -> None:
-    meter = PeakMeter("cpu")
-    with meter.phase("warm-up"):
-        touch(256)
-    assert meter.peaks()["allocated"] >= 200 * MIB
-    meter.restart()
-    touch(32)
-    assert meter.peaks()["allocated"] < 100 * MIB
-    assert meter.by_phase["warm-up"] >= 200 * MIB
-
-
 def test_the_allocators_peak_is_that_of_the_phase_and_counts_the_base() -> None:
     with AllocatorListener(1000) as listener:
         with listener.phase("one"):

@@ -11,10 +11,8 @@ import torch
 
 from gpt2.trainer import TrainingRun
 from gpt2.training_step import NotFiniteError, Stepper
-from gpt2.watch import keep_checkpoint
 from referee.numerics.monitor.monitor_settings import read_triggers
-from referee.numerics.monitor.monitor_tables import KINDS, STATISTICS, read_table, table_files
-from referee.numerics.monitor.targets import change_control
+from referee.numerics.monitor.monitor_tables import KINDS, read_table, table_files
 from runtime import checkpoint, run_record
 from runtime.settings import Config, MonitorSettings
 from tests import small_runs
@@ -62,30 +60,6 @@ def test_no_bit_changes_and_a_resume_writes_no_step_twice(
     start(directory, watched, name).train()
     assert same(outcome(directory), expected)
     assert content(directory) == content(tmp_path / "watched")
-
-
-def test_a_fixed_run_has_the_tables_of_the_run_without_fixes(tmp_path: Path, texts: Path) -> None:
-    """CONFIG_NUMERICS_FIX calls a module three times in a step; each statistic is that of one call."""
-    plain = configuration(texts, EVERYTHING, 4)
-    words = "upcast:blocks.0.mlp small:blocks.1.attention upcast:loss small:adamw"
-    fixed = dataclasses.replace(plain, numerics_fix=words)
-    start(tmp_path / "plain", plain).train()
-    start(tmp_path / "fixed", fixed).train()
-    start(tmp_path / "unwatched", dataclasses.replace(fixed, monitor=MonitorSettings())).train()
-    assert same(outcome(tmp_path / "fixed"), outcome(tmp_path / "unwatched"))
-    for kind in set(KINDS) - {"grad_unreduced", "grad_before", "data"}:
-        found, before = (
-            sorted(rows(tmp_path / name, kind), key=lambda row: (row.step, row.name))
-            for name in ("fixed", "plain")
-        )
-        # small operations call no scaled_dot_product_attention
-        before = [row for row in before if not row.name.startswith("blocks.1.attention.sdpa")]
-        assert [(row.step, row.name) for row in found] == [(row.step, row.name) for row in before]
-        place = KINDS[kind].index("norm") if KINDS[kind] == STATISTICS else 0
-        for one, other in zip(found, before, strict=True):
-            # a gradient of the converted copy; the kernel for the CPU takes x, the fixed projection gelu(x)
-            if not one.name.startswith(("blocks.0.mlp.fc.input_grad", "blocks.0.mlp.proj.input")):
-                assert one.values[place] == pytest.approx(other.values[place], rel=5e-3), (kind, one.name)
 
 
 def test_a_killed_run_repeats_the_steps_after_its_checkpoint_once(tmp_path: Path, texts: Path) -> None:
@@ -205,27 +179,6 @@ def test_a_nan_is_caught_before_the_run_ends_and_repeated_with_everything_on(
     assert same(outcome(tmp_path)[0], outcome(tmp_path / "plain")[0])
 
 
-def test_targets_change_while_the_run_trains(tmp_path: Path, texts: Path) -> None:
-    run = start(tmp_path, configuration(texts, DEFAULT, 9))
-    step = run.one_step
-
-    def one_step(feed: Any) -> None:
-        changes = {3: (["exp_avg:blocks.1"], []), 4: (["grad:block.1"], []), 5: ([], ["all"])}
-        if run.iteration in changes:
-            change_control(tmp_path / "monitor", *changes[run.iteration])
-        if run.iteration == 6:
-            (tmp_path / "monitor/control.json").write_text("{")
-        step(feed)
-
-    run.one_step = one_step  # type: ignore[method-assign]
-    run.train()
-    assert steps(tmp_path, "exp_avg") == [4, 5]
-    assert all(row.name.startswith("blocks.1.") for row in rows(tmp_path, "exp_avg"))
-    notes = run_record.load(tmp_path).notes
-    for expected in ("control.json is not JSON", "grad:block.1 matches no trained parameter"):
-        assert any(expected in note for note in notes)
-
-
 def test_a_compiled_run_has_the_same_bits_and_its_activations(
     tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,26 +203,6 @@ def test_a_compiled_run_has_the_same_bits_and_its_activations(
             assert compiled[key] == pytest.approx(expected[key], rel=1e-4, abs=1e-5), key
 
 
-def test_a_second_pass_without_memory_ends_the_monitor_and_not_the_run(
-    tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch, "compile", lambda function: function)
-    config = configuration(texts, EVERYTHING, 3)
-    run = start(
-        tmp_path, dataclasses.replace(config, target=dataclasses.replace(config.target, compile=True))
-    )
-    hidden = run.stepper.model.hidden  # the compiled step has it already
-
-    def exhausted(*arguments: Any) -> Any:
-        monkeypatch.setattr(run.stepper.model, "hidden", hidden)
-        raise torch.OutOfMemoryError("injected")
-
-    monkeypatch.setattr(run.stepper.model, "hidden", exhausted)
-    assert run.train() == "finished"
-    (note,) = [note for note in run_record.load(tmp_path).notes if note.startswith("monitor")]
-    assert "ran out of memory" in note
-
-
 def test_a_monitor_that_cannot_write_ends_no_run(tmp_path: Path, texts: Path) -> None:
     directory = tmp_path / "run"
     directory.mkdir()
@@ -279,18 +212,3 @@ def test_a_monitor_that_cannot_write_ends_no_run(tmp_path: Path, texts: Path) ->
     assert "it stopped after step 1" in note
     start(tmp_path / "plain", small_runs.configuration(texts, 4)).train()
     assert same(outcome(directory), outcome(tmp_path / "plain"))
-
-
-def test_at_most_two_checkpoints_are_kept(tmp_path: Path, texts: Path) -> None:
-    run = start(tmp_path, small_runs.configuration(texts, 6))
-    kept: list[str | None] = [keep_checkpoint(tmp_path)]
-    step = run.one_step
-
-    def one_step(feed: Any) -> None:
-        step(feed)
-        run.save()
-        kept.extend(keep_checkpoint(tmp_path) for _ in range(2))
-
-    run.one_step = one_step  # type: ignore[method-assign]
-    run.train()
-    assert kept[:7] == [None, *["anomaly/00000001"] * 2, *["anomaly/00000002"] * 2, None, None]

@@ -11,8 +11,6 @@ from gpt2.platforms import (
     Platform,
     PlatformError,
     local_platforms,
-    machine_name,
-    name_of_device,
     parse_platform,
 )
 
@@ -42,10 +40,7 @@ def test_every_kind_of_platform_is_parsed() -> None:
         ("foreign:2", r"2 is not a number in \[0, 1\]"),
         ("foreign.gelu:1e-3", "there is no kind gelu"),
         ("bf16@", r"MACHINE=\(empty\) is not a machine name; fix: .*MACHINE=w7900"),
-        ("foreign:nan", "nan is not a number"),
-        ("bf16@..", r"MACHINE=\.\. is not a machine name"),
         ("bf16@a/b", "MACHINE=a/b is not a machine name"),
-        (f"bf16@{'x' * 49}", "is not a machine name"),
         (f"foreign:0.{'0' * 300}1", "has 311 characters, more than 64; fix: a shorter number"),
     ],
 )
@@ -61,12 +56,6 @@ def test_a_platform_of_another_machine_has_its_arithmetic_and_a_label_of_its_own
     assert (found.name, found.machine, found.label) == ("int4:64", "npu-910.b", "int4:64@npu-910.b")
     assert found.text == "int4 weights, groups of 64 inputs, on npu-910.b"
     assert parse_platform("int4:64").label == "int4:64"
-
-
-def test_the_name_of_a_device_is_a_name_of_a_machine() -> None:
-    for device in ("NVIDIA H200", "Intel(R) Xeon(R) Processor", "AMD Radeon PRO W7900 " * 4, "\u6607", ""):
-        assert machine_name(name_of_device(device))
-    assert name_of_device("Intel(R) Xeon(R) Processor") == "intel-r-xeon-r-processor"
 
 
 def test_names_to_evaluate_here_name_no_machine() -> None:

@@ -41,8 +41,10 @@ def weights_bytes(of: StepWorkload) -> int:
     return 4 * parameters
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("micro", "accumulation", "layers"), [(1, 1, 1), (3, 2, 2), (4, 1, 3)])
+@pytest.mark.parametrize(
+    ("dtype", "micro", "accumulation", "layers"),
+    [("float32", 1, 1, 1), ("bfloat16", 3, 2, 2), ("float32", 4, 1, 3), ("bfloat16", 4, 1, 3)],
+)
 def test_a_prediction_equals_the_tracked_peak_of_a_real_step(
     dtype: str, micro: int, accumulation: int, layers: int
 ) -> None:
@@ -80,12 +82,7 @@ def test_a_compiled_backward_holds_all_weight_gradients_and_the_accumulated_ones
 
 @pytest.mark.parametrize(
     ("kind", "dtype", "micro", "layers"),
-    [
-        ("cpu", "float32", 40, 3),
-        ("cpu", "bfloat16", 1, 1),
-        ("cuda", "bfloat16", 7, 2),
-        ("rocm", "float32", 1, 3),
-    ],
+    [("cpu", "float32", 40, 3), ("cuda", "bfloat16", 7, 2)],
 )
 def test_the_kinds_of_memory_at_the_peak_add_up_and_include_weights_and_optimizer_state(
     micro: int, layers: int, kind: str, dtype: str
@@ -109,30 +106,3 @@ def test_the_peak_is_linear_in_the_micro_batch_beyond_two_chunks_of_the_loss() -
         rises = [b - a for a, b in itertools.pairwise(phase)]
         assert min(rises) > 0
         assert max(rises) - min(rises) <= 2 * 512  # two tensors' rounding to the allocator's blocks
-
-
-def test_more_than_two_micro_batches_a_step_need_no_more_than_two() -> None:
-    assert predict(work(accumulation=2)).peak_bytes == predict(work(accumulation=7)).peak_bytes
-    assert predict(work(accumulation=1)).peak_bytes <= predict(work(accumulation=2)).peak_bytes
-
-
-def test_memory_is_linear_in_the_sequence_length_at_a_fixed_number_of_tokens() -> None:
-    """No T x T matrix: four times the length at a quarter of the sequences needs the position table's rows more."""
-    short = predict(work(64, 2, "cuda", "bfloat16", block_size=128)).peak_bytes
-    long = predict(work(16, 2, "cuda", "bfloat16", block_size=512)).peak_bytes
-    assert long - short <= 5 * 4 * (512 - 128) * MODEL.width
-
-
-def test_dropout_on_a_gpu_does_not_materialise_scores() -> None:
-    plain = predict(work(4, 2, "cuda", "bfloat16", block_size=256)).peak_bytes
-    dropped = predict(work(4, 2, "cuda", "bfloat16", block_size=256, dropout=0.1)).peak_bytes
-    scores = 4 * MODEL.heads * 256 * 256 * 2
-    assert plain <= dropped < plain + MODEL.layers * scores
-
-
-def test_a_prediction_changes_no_global_state() -> None:
-    state = torch.get_rng_state()
-    predict(work(kind="cuda", dtype="bfloat16"))
-    assert cpu_linear.use_cpu_kernels(torch.ones(2))
-    assert torch.equal(torch.get_rng_state(), state)
-    assert torch.ones(2).sum().item() == 2.0

@@ -1,7 +1,6 @@
 """Test the preparation of a corpus: documents, shards, damage, interruption."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -120,28 +119,3 @@ def test_a_flipped_bit_is_found_at_the_next_start_although_size_and_times_are_un
     os.utime(shard, ns=(before.st_atime_ns, before.st_mtime_ns))
     with pytest.raises(DataError, match=r"train-000.bin was altered.*make data"):
         dataset.check_corpus(shard.parent, 16, ignore)
-
-
-def test_the_shards_of_a_split_are_read_as_one_stream(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = write_documents(tmp_path / "texts")
-    whole = prepared(source(tmp_path / "whole", files))
-    monkeypatch.setattr(shards, "SHARD_TOKENS", 100)
-    pieces = prepared(source(tmp_path / "cut", files))
-    assert len(pieces.manifest.splits["train"].shards) > 5
-    assert np.array_equal(whole.train.read(0, len(whole.train)), pieces.train.read(0, len(pieces.train)))
-
-
-def test_prepared_data_of_the_two_tokenizers_lie_side_by_side(tmp_path: Path) -> None:
-    files = write_documents(tmp_path / "texts")
-    configs = {name: replace(source(tmp_path / "data", files), tokenizer=name) for name in tokenizer.ALL}
-    corpora = {name: prepared(config) for name, config in configs.items()}
-    folders = {dataset.corpus_directory(config)[0] for config in configs.values()}
-    assert len(folders) == len({corpus.fingerprint for corpus in corpora.values()}) == 2
-    texts = []
-    for name, corpus in corpora.items():
-        each, streams = tokenizer.load(name), (corpus.train, corpus.validation)
-        assert corpus.manifest.end_of_text == each.eot
-        texts.append([tokenizer.decode(each, stream.read(0, len(stream)).tolist()) for stream in streams])
-    assert texts[0] == texts[1]  # the same documents in the same split

@@ -1,7 +1,6 @@
 """A checkpoint with a valid manifest that does not fit the run is named in one line and never trained on."""
 
 import copy
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,12 +41,6 @@ def test_a_checkpoint_of_the_run_fits_its_model_with_and_without_the_optimizer(t
     assert all(torch.equal(before[name], value) for name, value in MODEL.state_dict().items())
 
 
-def test_a_parameter_without_gradient_has_no_moments(tmp_path: Path) -> None:
-    state = a_state()
-    del state["optimizer"]["state"][1]
-    check_fits(loaded(tmp_path, state), 5, MODEL, OPTIMIZER)
-
-
 HARMS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "shape": (
         lambda s: s["model"].update({"0.bias": torch.zeros(5)}),
@@ -56,16 +49,10 @@ HARMS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "dtype": (lambda s: s["model"].update({"0.bias": torch.zeros(4).double()}), "model.0.bias is float64"),
     "missing": (lambda s: s["model"].pop("1.weight"), "model.1.weight is missing; float32"),
     "extra": (lambda s: s["model"].update({"2.bias": torch.zeros(5)}), "2.bias is float32 .*; no such entry expected"),
-    "no tensor": (lambda s: s["model"].update({"0.bias": "x"}), "model.0.bias is str"),
-    "no model": (lambda s: s.pop("model"), "model.0.weight is missing"),
     "no dictionary": (lambda s: s.update({"model": [1, 2]}), "model.0.weight is missing"),
     "moment": (
         lambda s: s["optimizer"]["state"][0].update({"exp_avg": torch.zeros(1)}),
         "optimizer.state.0.exp_avg is float32",
-    ),
-    "moments of no parameter": (
-        lambda s: s["optimizer"]["state"].update({9: s["optimizer"]["state"][0]}),
-        "optimizer.state.9.step is .*no such entry",
     ),
     "group": (lambda s: s["optimizer"]["param_groups"].pop(), "param_groups.1.lr_multiplier is missing"),
     "no optimizer": (lambda s: s.pop("optimizer"), "param_groups.0.lr_multiplier is missing"),
@@ -95,17 +82,6 @@ def test_a_checkpoint_beyond_the_plan_or_of_another_iteration_than_its_folder_is
     assert found
     assert found.iteration == 4
     assert "00000050 has iteration 1000000000 in its meta.json" in found.skipped[0]
-
-
-@pytest.mark.parametrize("iteration", [True, "4", 4.0, None])
-def test_an_iteration_of_another_type_is_refused(tmp_path: Path, iteration: Any) -> None:
-    checkpoint.save(tmp_path, 1, a_state(), {})
-    path = tmp_path / "00000001"
-    (path / "meta.json").write_text(json.dumps({"iteration": iteration}))
-    files = {name: checkpoint._describe(path / name) for name in ("state.pt", "meta.json")}
-    (path / "manifest.json").write_text(json.dumps({"schema": 1, "files": files}))
-    with pytest.raises(CheckpointError, match="has iteration"):
-        checkpoint.load(path)
 
 
 def test_losses_that_were_altered_or_cut_while_a_run_was_stopped_are_named_and_not_believed(

@@ -48,21 +48,6 @@ def test_an_unreadable_file_is_named_with_its_line(
     assert name in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [([1, 2], r"columns \{'text': 'int64'\}"), ([b"a", b"b"], "binary"), ([["a"], ["b"]], "list<")],
-)
-def test_a_parquet_column_without_strings_is_named(
-    tmp_path: Path, values: list[object], message: str
-) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
-    import pyarrow
-
-    parquet.write_table(pyarrow.table({"text": values}), tmp_path / "a.parquet")
-    with pytest.raises(DataError, match=message):
-        list(sources.documents(source(tmp_path, tmp_path / "a.parquet")))
-
-
 def test_a_damaged_page_of_a_parquet_file_is_an_error_that_names_the_file(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     import pyarrow
@@ -84,11 +69,6 @@ def test_a_file_name_that_is_not_utf_8_is_an_error_before_the_corpus_is_written(
     assert not (tmp_path / "data").exists()
 
 
-def test_a_glob_without_files_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="matches no file"):
-        sources.local_files((str(tmp_path / "*.txt"),))
-
-
 @settings(max_examples=20)
 @given(st.lists(st.sampled_from(["word " * 900, "\n", "\n\n", "x" * 30_000]), max_size=30))
 def test_the_pieces_of_a_long_text_join_to_the_text(parts: list[str]) -> None:
@@ -98,26 +78,6 @@ def test_the_pieces_of_a_long_text_join_to_the_text(parts: list[str]) -> None:
     assert all(len(piece) <= sources.LONGEST_PIECE for piece in pieces)
     assert list(sources.split_at_paragraphs(parts)) == pieces
     assert list(sources.split_at_paragraphs(text[n : n + 7919] for n in range(0, len(text), 7919))) == pieces
-
-
-def test_an_empty_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "empty.txt").write_text("")
-    config = source(tmp_path / "d", tmp_path / "*.txt")
-    with pytest.raises(DataError, match=r"every file is empty: '.*empty\.txt'"):
-        prepare(config, ignore)
-    (tmp_path / "full.txt").write_text("All work and some play. " * 400)
-    messages: list[str] = []
-    prepare(config, messages.append)
-    assert any(line == f"data: empty, adds no text: '{tmp_path / 'empty.txt'}'" for line in messages)
-
-
-def test_wikitext_lines_become_articles() -> None:
-    lines = ["", " = One = \n", " text \n", " = = Section = = \n", " more \n", " = Two = \n", " end \n"]
-    assert [a.strip().splitlines()[0].strip() for a in sources.group_articles(iter(lines[1:]))] == [
-        "= One =",
-        "= Two =",
-    ]
-    assert "".join(sources.group_articles(iter(lines))) == "".join(lines)
 
 
 @pytest.fixture

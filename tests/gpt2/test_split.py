@@ -12,12 +12,6 @@ from gpt2.text_sources import DataError
 from tests.gpt2.corpora import ignore, prepared, source, write_documents
 
 
-def test_a_single_long_file_gives_training_and_validation_text(tmp_path: Path) -> None:
-    (tmp_path / "one.txt").write_text("".join(f"Paragraph {n}. {'words ' * 40}\n\n" for n in range(9000)))
-    corpus = prepared(source(tmp_path / "d", tmp_path / "one.txt"))
-    assert 0.005 < len(corpus.validation) / len(corpus.train) < 0.2
-
-
 @pytest.mark.parametrize("count", [1, 19, 36])
 def test_few_small_files_give_training_and_validation_text_without_losing_a_token(
     tmp_path: Path, count: int

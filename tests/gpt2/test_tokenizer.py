@@ -60,29 +60,12 @@ def test_a_tokenizer_has_the_ids_of_its_configuration(name: str) -> None:
     assert tokenizer.find(each.fingerprint) is each
 
 
-def test_the_two_tokenizers_have_different_fingerprints() -> None:
-    assert len({each.fingerprint for each in ALL.values()}) == len(ALL) == 2
-
-
-def test_known_texts_have_the_tokens_of_gpt2() -> None:
-    gpt2 = tokenizer.Gpt2Tokenizer()
-    assert gpt2.encode("Hello world") == [15496, 995]
-    assert gpt2.encoding.encode("<|endoftext|>", allowed_special="all") == [gpt2.eot]
-    assert gpt2.encoding.n_vocab == 50257
-
-
 def test_every_token_has_the_published_id() -> None:
     theirs = json.loads(published("gpt2_bpe/encoder.json").read_text())
     byte_of = tokenizer.printable_bytes()
     ours = tokenizer.ranks(tokenizer.VOCABULARY_FILE.read_text(encoding="utf-8"))
     del theirs["<|endoftext|>"]
     assert ours == {bytes(byte_of[c] for c in token): number for token, number in theirs.items()}
-
-
-def test_the_pattern_is_that_of_tiktoken() -> None:
-    from tiktoken_ext import openai_public
-
-    assert openai_public.r50k_pat_str == tokenizer.PATTERN
 
 
 def test_another_vocabulary_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,14 +15,10 @@ from torch import Tensor
 
 from gpt2 import fingerprint, trainer
 from gpt2.clocks import unevenness
-from gpt2.fingerprint import schedule_digest
 from gpt2.resume import RunError
-from gpt2.trainer import TrainingRun
 from gpt2.training_step import NotFiniteError
 from gpt2.transformer import CausalSelfAttention
 from runtime import attention_kernels, checkpoint, metrics_log, run_record
-from runtime.batch_plan import WARM_UP_STEPS
-from runtime.metrics_log import truncate_metrics
 from runtime.settings import Config
 from runtime.signals import Stop
 from tests import small_runs
@@ -110,16 +106,6 @@ def test_every_process_of_a_run_reports_its_start_even_without_training(
     assert '"started"' not in (tmp_path / "metrics.jsonl").read_text()
 
 
-def test_clocks_continue_after_an_interruption(tmp_path: Path, texts: Path) -> None:
-    config = configuration(texts)
-    start(tmp_path, config, stop=StopAfter(12)).train()
-    before = run_record.load(tmp_path).clock.to_json()
-    start(tmp_path, config).train()
-    after = run_record.load(tmp_path).clock.to_json()
-    assert before["train"] > 0
-    assert all(after[name] >= before[name] for name in before)
-
-
 def test_a_finished_run_leaves_a_full_record(tmp_path: Path, texts: Path) -> None:
     start(tmp_path, configuration(texts), "RALEARN").train()
     record = run_record.load(tmp_path)
@@ -155,31 +141,6 @@ def test_the_recorded_attention_kernel_is_the_one_observed_in_a_step(
         assert run.steps_made == 0
 
 
-def test_recorded_peaks_begin_after_the_warm_up_steps(
-    tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = start(tmp_path, configuration(texts))
-    restarts = []
-    restart = run.meter.restart
-    monkeypatch.setattr(run.meter, "restart", lambda: (restarts.append(run.steps_made), restart()))
-    run.train()
-    assert restarts == [WARM_UP_STEPS]
-
-
-def test_the_alternation_logits_change_and_their_history_is_recorded(tmp_path: Path, texts: Path) -> None:
-    start(tmp_path, configuration(texts), "RALEARN").train()
-    history = run_record.load(tmp_path).learned.history
-    assert len(history) == 4
-    assert all(abs(p - 0.5) > 1e-4 for p in history[-1][1])
-    assert history[0][1] != history[-1][1]
-
-
-def test_all_variants_of_a_study_share_their_fingerprint(tmp_path: Path, texts: Path) -> None:
-    config = configuration(texts)
-    runs = [start(tmp_path / name, config, name) for name in ("B", "RAALL", "RAEARLY", "RALEARN")]
-    assert len({json.dumps(run.log.record["fingerprint"], sort_keys=True) for run in runs}) == 1
-
-
 def test_a_slow_run_finishes_its_count_beyond_the_time_limit(tmp_path: Path, texts: Path) -> None:
     run = start(tmp_path, configuration(texts, seconds=1))
     run.clocks._seconds["train"] = 10_000.0  # as on a machine that is far slower than when steps were timed
@@ -201,12 +162,6 @@ def test_a_hard_limit_of_wall_time_ends_the_run_with_a_note(tmp_path: Path, text
     assert any("CONFIG_GPT2_HARD_LIMIT (5000 s)" in note for note in record.notes)
 
 
-def test_a_hard_limit_is_no_part_of_the_schedule(tmp_path: Path, texts: Path) -> None:
-    config = configuration(texts)
-    limited = dataclasses.replace(config, budget=dataclasses.replace(config.budget, hard_limit_seconds=5000))
-    assert schedule_digest(config) == schedule_digest(limited)
-
-
 def test_a_loss_that_is_not_finite_stops_the_run_before_the_optimizer(tmp_path: Path, texts: Path) -> None:
     run = start(tmp_path, configuration(texts))
     with torch.no_grad():
@@ -219,23 +174,6 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_the_optimizer(tmp_path: 
     record = run_record.load(tmp_path)
     assert record.status == "failed"
     assert "NotFiniteError" in record.error
-
-
-def test_metrics_after_the_checkpoint_and_torn_lines_are_dropped(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(
-        "".join(json.dumps({"event": "note", "iteration": k}) + "\n" for k in (1, 2, 3, 4)) + '{"iterat'
-    )
-    truncate_metrics(path, 3)
-    assert [json.loads(line)["iteration"] for line in path.read_text().splitlines()] == [1, 2, 3]
-
-
-def test_a_validation_that_will_be_repeated_is_dropped_from_the_metrics(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    lines = [{"event": "validation", "iteration": k, "tokens": 10 * k} for k in (2, 4)]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    truncate_metrics(path, 4, [20])
-    assert [json.loads(line)["tokens"] for line in path.read_text().splitlines()] == [20]
 
 
 def interrupted(directory: Path, config: Config) -> None:
@@ -301,20 +239,6 @@ def test_a_checkpoint_without_the_description_of_its_run_is_refused(tmp_path: Pa
 
 def wsd(texts: Path) -> Config:
     return small_runs.configuration(texts, ITERATIONS, schedule=("wsd", 0.3))
-
-
-def with_warmup(run: TrainingRun, warmup: int) -> TrainingRun:
-    plan = dataclasses.replace(run.plan, warmup_iterations=warmup)
-    return TrainingRun(plan, run.config, run.resolved, None, run.stop)
-
-
-def test_a_run_is_not_resumed_with_another_warm_up(tmp_path: Path, texts: Path) -> None:
-    config = wsd(texts)
-    run = with_warmup(start(tmp_path, config, stop=StopAfter(5)), 2)
-    assert run.train() == "interrupted"
-    with pytest.raises(RunError, match=r"warmup_iterations \(2 -> 3\)"):
-        with_warmup(start(tmp_path, config), 3).train()
-    assert with_warmup(start(tmp_path, config), 2).train() == "finished"
 
 
 def test_batches_come_in_order_until_one_cannot_be_read() -> None:

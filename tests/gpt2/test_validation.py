@@ -39,16 +39,6 @@ class Constant(nn.Module):
         return torch.full(ids_BT.shape, self.loss)
 
 
-def test_loss_equals_the_mean_cross_entropy_of_plain_logits(model: GPT2, windows: np.ndarray) -> None:
-    found = perplexity(model.double(), windows, 3, "cpu", contextlib.nullcontext)
-    model.eval()
-    ids = torch.tensor(windows.astype(np.int64))
-    expected = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten()).item()
-    assert found.loss == pytest.approx(expected, abs=1e-12)
-    assert found.perplexity == pytest.approx(math.exp(expected), rel=1e-12)
-    assert found.tokens == 7 * T
-
-
 def test_the_loss_is_the_mean_of_the_mean_losses_of_the_windows(model: GPT2, windows: np.ndarray) -> None:
     model.double().eval()
     ids = torch.from_numpy(windows.astype(np.int64))
