@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from bench import runner, suite
-from bench.cases import Shape, select_cases
-from bench.runner import BenchError, measure_shape
+from bench.cases import Shape
+from bench.runner import measure_shape
 from bench.suite import SuiteSession, spread
 from runtime import resolved_target
-from runtime.errors import UserError
 from runtime.settings import ANY_TARGET
 from tests.bench.sessions import SHAPE
 
@@ -52,43 +51,6 @@ def test_the_cases_take_turns_and_drift_of_the_machine_cancels_in_the_ratios(
     assert rows["B", 4]["memory_to_plain_same_micro"] == pytest.approx(1.5)
     assert rows["RALEARN", 4]["memory_to_baseline"] == pytest.approx(0.8)
     assert rows["B", 4]["mfu"] == pytest.approx(225 * 100 / 1e5)
-
-
-def test_a_case_that_fails_is_skipped_with_its_reason(
-    session: SuiteSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*arguments: Any) -> dict[str, Any]:
-        raise BenchError("out of memory")
-
-    monkeypatch.setattr(runner, "measure_case", fail)
-    data: dict[str, Any] = {}
-    assert measure_shape(SHAPE, session, data) == []
-    assert data["shapes"][0]["skipped"] == ["out of memory"] * len(SHAPE.cases)
-
-
-def test_a_peak_is_measured_in_a_process_and_grows_with_the_text() -> None:
-    short, long = (runner.exact_peak(Shape(f"{T}", 2, 2, 32, T, ()), "B", 1) for T in (16, 256))
-    assert 0 < short < long
-
-
-@pytest.mark.parametrize(
-    ("names", "cases"),
-    [
-        ([], SHAPE.cases),
-        (["B", "B@4"], (("B", 4), ("B", 8))),
-        (["RALEARN@2", "B+AQN=qerl"], (("RALEARN", 2), ("B+AQN=qerl", 4), ("B+AQN=qerl", 8))),
-    ],
-)
-def test_cases_are_chosen_by_name_and_micro_batch(
-    names: list[str], cases: tuple[tuple[str, int], ...]
-) -> None:
-    assert select_cases(SHAPE, names).cases == cases
-
-
-@pytest.mark.parametrize("name", ["NONE", "B+bf16", "B@0", "B@x", "B@5"])
-def test_an_unknown_case_or_micro_batch_is_refused(name: str) -> None:
-    with pytest.raises(UserError):
-        select_cases(dataclasses.replace(SHAPE, effective=8), [name])
 
 
 def test_below_six_rounds_an_interval_is_the_range_and_from_then_on_one_of_the_median() -> None:

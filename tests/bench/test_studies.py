@@ -5,36 +5,14 @@ from pathlib import Path
 import pytest
 
 from bench import card_studies as studies
-from bench.card_checks import CheckedDevice, NotRunError
-from bench.disturbed_train import VARIABLE, Disturbance
+from bench.card_checks import CheckedDevice
 from runtime.resolved_target import resolve
 from runtime.settings import ANY_TARGET
-from tests.shared_folder import data_folder
-
-SMALL = {
-    "VARIANTS": "B",
-    "GPT2_MAX_ITERS": "4",
-    "GPT2_BLOCK_SIZE": "16",
-    "EFFECTIVE_BATCH": "2",
-    "EVAL_TOKENS": "64",
-    "DATASET_MAX_TOKENS": "20000",
-}
 
 
 @pytest.fixture
 def card(tmp_path: Path) -> CheckedDevice:
     return CheckedDevice(resolve(ANY_TARGET), tmp_path)
-
-
-def test_a_study_is_stopped_by_its_training_process(
-    card: CheckedDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(VARIABLE, "")  # restored after the test
-    values = studies.COMMON | SMALL | data_folder()
-    arguments = (card.folder / studies.STOPPED, studies.SPECIFICATIONS[True], values, Disturbance(stop_at=2))
-    assert studies.start_study(*arguments, starts=1) == [130]
-    with pytest.raises(NotRunError, match="the stopped run of B is interrupted: no error"):
-        studies.losses(card, studies.STOPPED, "B")
 
 
 @pytest.mark.parametrize(

@@ -18,14 +18,6 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_a_worker_answers_one_call_after_another_and_ends_with_its_context() -> None:
-    with BenchWorker("a worker") as worker:
-        first = worker.call(worker_calls.process_id)
-        assert first == worker.process.pid != os.getpid()
-        assert worker.call(worker_calls.process_id) == first
-    assert worker.process.exitcode == 0
-
-
 def test_a_worker_has_the_environment_of_a_training_process_and_this_process_is_unchanged() -> None:
     with case_worker(SHAPE, "B", 4) as worker:
         found = worker.call(worker_calls.environment, *NAMES)

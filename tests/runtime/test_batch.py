@@ -1,5 +1,3 @@
-import re
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,19 +35,6 @@ def test_micro_batches_are_exactly_the_divisors(effective: int, world_size: int)
             micro_batches(effective, world_size)
     else:
         assert micro_batches(effective, world_size) == brute
-
-
-@given(effective=sizes, micro=sizes, world_size=worlds)
-def test_a_refusal_names_valid_micro_batches(effective: int, micro: int, world_size: int) -> None:
-    try:
-        plan_batch(effective, micro, world_size, block_size=8)
-    except BatchError as error:
-        named = [int(word) for word in re.findall(r"[0-9]+", str(error).split("fix: ")[1])]
-        assert named
-        if effective % world_size:
-            assert all(n % world_size == 0 for n in named)
-        else:
-            assert all(effective % (n * world_size) == 0 for n in named)
 
 
 @given(effective=sizes, limit=sizes)

@@ -28,17 +28,6 @@ def test_a_saved_checkpoint_is_loaded_unchanged(tmp_path: Path) -> None:
     assert loaded.skipped == []
 
 
-def test_an_iteration_can_be_overwritten(tmp_path: Path) -> None:
-    save(tmp_path, 4)
-    checkpoint.save(tmp_path, 4, state(9.0), {"cut": True})
-    loaded = checkpoint.load_latest(tmp_path)
-    assert loaded is not None
-    assert loaded.meta["cut"] is True
-    for _ in range(12):
-        checkpoint.save(tmp_path, 4, state(9.0), {"cut": False})
-    assert [path.name for path in checkpoint.complete(tmp_path)] == ["00000004.12", "00000004.13"]
-
-
 def test_overwriting_an_iteration_leaves_a_complete_checkpoint_at_every_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -55,19 +44,6 @@ def test_overwriting_an_iteration_leaves_a_complete_checkpoint_at_every_moment(
     save(tmp_path, 4)
     assert observed
     assert all(observed)
-
-
-def test_a_damaged_newer_checkpoint_does_not_replace_a_complete_one(tmp_path: Path) -> None:
-    save(tmp_path, 100, 200)
-    (tmp_path / "00000200" / "state.pt").write_bytes(b"")
-    loaded = checkpoint.load_latest(tmp_path)
-    assert loaded is not None
-    assert loaded.iteration == 100
-    save(tmp_path, 150)
-    assert [path.name for path in checkpoint.complete(tmp_path)] == ["00000100", "00000150"]
-    later = checkpoint.load_latest(tmp_path)
-    assert later is not None
-    assert later.skipped == []
 
 
 @pytest.mark.parametrize("name", ["state.pt", "meta.json", "manifest.json"])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.dotconfig import ConfigError, Symbols, parse_lines
-from runtime.settings import MODELS, Config, DataConfig
+from runtime.settings import Config, DataConfig
 
 VALUES = {
     "DETECTED": '"cpu"',
@@ -125,20 +123,11 @@ def test_small_steps_have_one_thread_unless_threads_or_ranks_are_set():
     assert threads(EFFECTIVE_BATCH="4", GPT2_MODEL_MINI="n", GPT2_MODEL_124M="y") == 0
 
 
-def test_every_size_has_heads_that_divide_its_width_and_the_padding_is_a_multiple_of_128():
-    for _, layers, heads, width in MODELS.values():
-        assert layers > 0
-        assert width % heads == 0
-    model = Config.from_symbols(symbols()).model
-    assert model.padded_vocabulary % 128 == 0
-    assert 0 <= model.padded_vocabulary - model.vocabulary < 128
-
-
-@pytest.mark.parametrize("missing", sorted(set(VALUES) - {"SCALE_CPU", "RANKS_TIMEOUT"}))
-def test_a_missing_symbol_is_named(missing):
-    message = refusal(**{missing: None})
-    assert missing in message
-    assert "make olddefconfig" in message
+def test_a_missing_symbol_is_named():
+    for missing in set(VALUES) - {"SCALE_CPU", "RANKS_TIMEOUT"}:
+        message = refusal(**{missing: None})
+        assert missing in message
+        assert "make olddefconfig" in message
 
 
 def test_the_tokenizer_sets_the_vocabulary():
@@ -193,20 +182,16 @@ def test_a_float_out_of_bounds_is_refused_with_the_bounds(name):
         assert f'CONFIG_{name}="{value}" is not a number in {interval}; fix: ' in message
 
 
-@pytest.mark.parametrize(
-    "text", ["nan", "inf", "-inf", "1e999", "1_0", " 1", "1,5", "0x1p3", "", "١", "1e", "e3"]
-)
+@pytest.mark.parametrize("text", ["nan", "1e999", "1_0", "1,5", "", "١"])
 def test_floats_that_are_not_plain_decimals_are_refused(text):
     message = refusal(GRAD_CLIP=f'"{text}"')
     assert message.startswith("c:")
     assert f'CONFIG_GRAD_CLIP="{text}"' in message
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("CPU_THREADS", v) for v in ("-1", "1.5", '"1"', "0x10", "01", "y", "9" * 30)]
-)
-def test_integers_in_another_form_are_refused(name, value):
-    assert f"c:6: CONFIG_{name}={value} is not a whole number" in refusal(**{name: value})
+@pytest.mark.parametrize("value", ["-1", "1.5", '"1"', "01"])
+def test_integers_in_another_form_are_refused(value):
+    assert f"c:6: CONFIG_CPU_THREADS={value} is not a whole number" in refusal(CPU_THREADS=value)
 
 
 def test_a_flag_is_y_or_n_unquoted():
@@ -270,18 +255,6 @@ def test_files_and_the_data_set_agree():
     assert "takes file globs" in refusal(**local, DATASET_FILES='"y"')
 
 
-def test_validation_holds_at_least_one_sequence():
-    assert "CONFIG_GPT2_BLOCK_SIZE=128" in refusal(EVAL_TOKENS="127")
-
-
-def test_hellaswag_settings_are_read_only_with_hellaswag():
-    evaluation = Config.from_symbols(
-        symbols(HELLASWAG="n", HELLASWAG_FILE=None, HELLASWAG_LIMIT=None)
-    ).evaluation
-    assert (evaluation.hellaswag, evaluation.hellaswag_file) == (False, None)
-    assert Config.from_symbols(symbols(HELLASWAG_FILE='""')).evaluation.hellaswag_file is None
-
-
 def test_tracking_is_online_or_offline():
     on = {"WANDB": "y", "WANDB_MODE": '"offline"', "WANDB_PROJECT": '"p"'}
     assert dataclasses.astuple(Config.from_symbols(symbols(**on)).tracking) == (
@@ -295,18 +268,6 @@ def test_tracking_is_online_or_offline():
     assert "WANDB_PROJECT" in refusal(**on | {"WANDB_PROJECT": '"a b"'})
 
 
-def test_the_hash_depends_on_the_values_alone():
-    text = "CONFIG_A=y\nCONFIG_B=3\n# CONFIG_C is not set\n"
-
-    def sha(text: str) -> str:
-        return Symbols("c", parse_lines(text, "c")).sha256
-
-    assert sha(text) == sha("# a comment\n\nCONFIG_B=3\nCONFIG_C=n\nCONFIG_A=y\n")
-    assert (
-        len({sha(text), sha(text.replace("3", "4")), sha(text.replace("3", '"3"')), sha("CONFIG_A=y\n")}) == 4
-    )
-
-
 def test_an_error_names_the_line_that_set_the_value():
     source = symbols(LEARNING_RATE='"2"')
     source.origins["LEARNING_RATE"] = "command line"
@@ -314,11 +275,3 @@ def test_an_error_names_the_line_that_set_the_value():
         ConfigError, match=r'^command line: CONFIG_LEARNING_RATE="2" is not a number in \(0, 1\]'
     ):
         Config.from_symbols(source)
-
-
-def test_reading_a_config_needs_neither_torch_nor_kconfiglib():
-    program = (
-        "import sys; sys.modules |= dict.fromkeys(['torch', 'kconfiglib', 'numpy'])\n"
-        "import runtime.settings, ra.arms, ra.arms, study.study_settings"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])

@@ -102,29 +102,6 @@ def test_a_file_that_the_system_refuses_is_named_in_one_line(
     assert done.stderr.count("\n") == 1
 
 
-def test_a_file_that_exceeds_the_limit_of_sizes_is_named_with_its_folder(tmp_path: Path) -> None:
-    (tmp_path / "results").mkdir()
-    code = (
-        "import resource, signal\n"
-        "from pathlib import Path\n"
-        "from runtime.errors import run_command\n"
-        "from runtime.files import write_text\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))\n"
-        "run_command(lambda: write_text(Path('results/a'), 'x' * 2**21))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: a file in results exceeds the limit of file sizes of 1 MiB")
-    assert not list((tmp_path / "results").iterdir())
-
-
 @pytest.mark.parametrize("kind", [UserError, NumericsError])
 def test_an_error_for_the_user_is_one_line_and_status_1(
     kind: type[Exception], capsys: pytest.CaptureFixture[str]

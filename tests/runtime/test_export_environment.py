@@ -20,14 +20,6 @@ def test_a_configured_and_a_detected_card_have_the_same_environment(
     assert os.environ.get(switch) == exported
 
 
-@pytest.mark.parametrize(("name", "mode"), [("910c", "1"), ("a100-40g", "0")])
-def test_an_npu_does_not_saturate(name: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "environ", {"INF_NAN_MODE_ENABLE": "0"})
-    export_environment("auto", name)
-    assert os.environ["INF_NAN_MODE_ENABLE"] == mode
-    assert "PYTORCH_ALLOC_CONF" not in os.environ or name == "a100-40g"
-
-
 @pytest.mark.parametrize("launched", [False, True])
 def test_variables_of_a_launcher_are_removed_unless_it_started_the_process(
     launched: bool, monkeypatch: pytest.MonkeyPatch
@@ -51,17 +43,6 @@ def test_a_deterministic_run_has_its_variables_before_it_starts(
         {"PYTHONHASHSEED": "1234", "HCCL_DETERMINISTIC": "true"} if deterministic else dict.fromkeys(found)
     )
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == (":4096:8" if deterministic else "")
-
-
-def test_autograd_graphs_that_were_compiled_for_another_kernel_are_not_used(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The key of torch.compile's cache lacks the selected attention kernel. A value that the user set wins."""
-    name = "TORCHINDUCTOR_AUTOGRAD_CACHE"
-    for before, after in ((None, "0"), ("1", "1")):
-        monkeypatch.setattr(os, "environ", {name: before} if before else {})
-        export_environment("h200")
-        assert os.environ[name] == after
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,9 @@ import io
 import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from runtime import output as progress
-from runtime.output import LiveLine, duration
+from runtime.output import LiveLine
 
 HOSTILE = "B0 \x1b]0;title\x07\x9b31m\u202e\ud800\r"
 
@@ -87,11 +85,3 @@ def test_control_sequences_of_a_hostile_text_are_not_sent() -> None:
     written = re.sub(r"\x1b\[(\?25[lh]|[0-9;]*m|2K|1A)", "", screen.getvalue())
     assert "\\x1b]0;title\\x07\\x9b31m\\u202e\\ud800\\r" in written
     assert not set(written) & set("\x1b\x07\x9b\u202e\ud800")
-
-
-@given(st.floats(0, 1e7))
-def test_a_duration_has_its_two_largest_units(seconds: float) -> None:
-    numbers = [int(part[:-1]) for part in duration(seconds).split()]
-    units = [{"s": 1, "m": 60, "h": 3600}[part[-1]] for part in duration(seconds).split()]
-    total = sum(number * unit for number, unit in zip(numbers, units, strict=True))
-    assert 0 <= seconds - total + 0.5 < max(units[-1], 1) + 1

@@ -80,14 +80,3 @@ def test_only_the_first_rank_has_the_standard_output(capfd: pytest.CaptureFixtur
     assert ended("print('event of', rank)") == 0
     found = capfd.readouterr()
     assert (found.out, found.err) == ("event of 0\n", "event of 1\n")
-
-
-def test_a_single_process_has_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ranks.VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    ranks.join("cpu", 1)
-    assert (ranks.rank(), ranks.world(), ranks.first(), ranks.started()) == (0, 1, True, False)
-    assert ranks.share([1, 2, 3]) == [1, 2, 3]
-    assert ranks.agree(0, "x") == [False, True]
-    assert ranks.gather("x") == ["x"]
-    assert ranks.map_shared(lambda item: item + 1, [1, 2], None) == [2, 3]

@@ -104,13 +104,6 @@ def test_integrated_graphics_of_a_ryzen_are_neither_used_nor_counted(ryzen: Any,
     assert got.driver == "amdgpu 6.12 (HIP 6.4)"
 
 
-def test_a_card_without_a_rocm_name_is_identified_by_its_kernel_name() -> None:
-    nameless = amd(card("AMD Radeon Graphics", 44.98, 11, "gfx1100"))
-    assert resolve(config(), devices=nameless, hardware=W7900).target.name == "w7900"
-    unknown = Hardware("rocm", "AMD GPU gfx1100", 24 * GIB, 1)
-    assert resolve(config(), devices=nameless, hardware=unknown).target.name == "generic-rocm"
-
-
 def test_an_unknown_card_has_its_detected_memory_and_a_note() -> None:
     got = resolve(config(), devices=nvidia(card("NVIDIA RTX 9999", 64, 12)), hardware=CPU)
     assert (got.target.name, got.memory_bytes, got.dtype) == ("generic-cuda", 64 * GIB, "bfloat16")
@@ -152,13 +145,6 @@ def test_a_gpu_with_a_cpu_build_of_torch_is_an_error_with_the_fix() -> None:
         assert "make PYTHON=" in message
 
 
-def test_a_torch_build_for_another_vendor_is_named() -> None:
-    with pytest.raises(
-        TargetError, match=r"W7900 is present, .* built for NVIDIA GPUs; fix: install torch's ROCm build"
-    ):
-        resolve(config(detected="w7900"), devices=nvidia(), hardware=W7900)
-
-
 def test_an_old_driver_is_reported_with_the_message_of_torch() -> None:
     old = "CUDA initialization: The NVIDIA driver on your system is too old (found version 11040).\n (Triggered in c10"
     with pytest.raises(TargetError) as refusal:
@@ -167,19 +153,6 @@ def test_an_old_driver_is_reported_with_the_message_of_torch() -> None:
         refusal.value
     )
     assert "fix: install a driver that supports this torch" in str(refusal.value)
-
-
-def test_an_unreadable_kfd_is_mentioned() -> None:
-    with pytest.raises(TargetError, match=r"fix: give this user access to /dev/kfd"):
-        resolve(config(detected="w7900"), devices=amd(), hardware=W7900)
-
-
-def test_a_cpu_config_runs_on_the_cpu_where_torch_cannot_use_the_gpu() -> None:
-    got = resolve(config(detected="cpu"), devices=CPU_BUILD, hardware=A100)
-    assert got.device == "cpu"
-    assert got.memory_bytes > 0
-    assert got.note is not None
-    assert "torch cannot use NVIDIA A100-SXM4-40GB" in got.note
 
 
 def test_a_gpu_config_is_refused_on_a_cpu() -> None:
@@ -197,13 +170,6 @@ def test_float32_on_a_gpu_uses_the_efficient_kernel_with_a_note() -> None:
     assert (got.dtype, got.attention_backend) == ("float32", "efficient")
     assert got.note is not None
     assert "half precision" in got.note
-
-
-def test_bfloat16_on_a_cpu_is_allowed_with_a_note() -> None:
-    got = resolve(config("cpu", dtype="bfloat16"), devices=CPU_BUILD, hardware=CPU)
-    assert got.dtype == "bfloat16"
-    assert got.note is not None
-    assert "slower" in got.note
 
 
 def test_a_card_without_bfloat16_uses_float32_and_refuses_bfloat16() -> None:
@@ -225,11 +191,6 @@ def test_planning_for_a_card_does_not_need_the_card(name: str) -> None:
         assert (got.torch, got.driver) == (None, None)
 
 
-def test_planning_for_a_cpu_uses_the_memory_of_this_machine() -> None:
-    for asked in (config("cpu"), config(detected="cpu")):
-        assert resolve(asked, planning=True, hardware=CPU).memory_bytes == 64 * GIB
-
-
 def test_planning_for_an_unknown_card_needs_the_card() -> None:
     asked = config(detected="generic-cuda")
     assert resolve(asked, planning=True, hardware=A100).memory_bytes == A100.memory_bytes
@@ -248,19 +209,6 @@ def test_an_unsuitable_scale_gives_a_notice_with_the_command() -> None:
         "notice: .config is scaled to NVIDIA H200 141 GB, but this machine has no GPU; "
         "to scale it to this machine: make defconfig-gpt2-ra-ablation, or your defconfig"
     )
-
-
-@pytest.mark.parametrize(
-    ("asked", "here"),
-    [
-        (config(detected="cpu"), "cpu"),
-        (config(detected="a100-40g"), "w7900"),  # one scale for all GPUs
-        (config("cpu", detected="h200"), "h200"),  # named by the user
-        (config("h200", detected="cpu"), "cpu"),
-    ],
-)
-def test_a_suitable_or_configured_scale_gives_no_notice(asked: TargetConfig, here: str) -> None:
-    assert scale_notice(asked, here) is None
 
 
 def as_rank(monkeypatch: pytest.MonkeyPatch, number: int, count: int) -> None:

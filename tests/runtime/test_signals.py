@@ -37,15 +37,6 @@ def test_only_the_second_interrupt_ends_a_process_before_it_has_saved(
     assert done.stdout.startswith("saves") != at_once
 
 
-def test_before_the_first_step_a_request_ends_what_the_process_does() -> None:
-    code = (
-        "import signal\nfrom runtime.signals import Interrupted, Stop\nstop = Stop().install()\n"
-        "try:\n    signal.raise_signal(signal.SIGTERM)\n    print('goes on')\n"
-        "except Interrupted:\n    print('ends')"
-    )
-    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "ends\n"
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel call exists on Linux only")
 @pytest.mark.parametrize(
     ("parent", "ends"), [("os.getppid()", False), ("os.getppid() + 1", True), ("0", False)]

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.errors import UserError, run_command
 from runtime.output import LastingOutput, printable
 
 ROOT = Path(__file__).parents[2]
@@ -46,21 +45,6 @@ def test_no_control_character_passes_and_printable_text_is_unchanged(text: str) 
     assert printable(text, keep=text) == text
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("a\x1b[2Jb", "a\\x1b[2Jb"),
-        ("\x00\x07\r\n\t\x7f", "\\x00\\x07\\r\\n\\t\\x7f"),
-        ("\x9b\x85\xad", "\\x9b\\x85\\xad"),
-        ("\u200e\u202e\u2066\u2028\ufeff", "\\u200e\\u202e\\u2066\\u2028\\ufeff"),
-        ("\ud800\udc80", "\\ud800\\udc80"),
-        ("é ± 日本 \u00a0 \u2009 🙂", "é ± 日本 \u00a0 \u2009 🙂"),
-    ],
-)
-def test_examples(text: str, shown: str) -> None:
-    assert printable(text) == shown
-
-
 @given(st.text())
 def test_a_stream_of_any_encoding_takes_any_text(text: str) -> None:
     for encoding in ("ascii", "latin-1", "utf-8", "cp437"):
@@ -69,23 +53,6 @@ def test_a_stream_of_any_encoding_takes_any_text(text: str) -> None:
         print(text, file=out)
         out.flush()
         assert content.getvalue().decode(encoding).count("\n") == text.count("\n") + 1
-
-
-def test_signs_that_an_encoding_lacks_are_replaced_by_similar_ones() -> None:
-    content = io.BytesIO()
-    out = LastingOutput(io.TextIOWrapper(content, encoding="ascii"))
-    print("12.3 ± 0.1 → \u22121, é", file=out, flush=True)
-    assert content.getvalue() == b"12.3 +- 0.1 -> -1, ?\n"
-
-
-def test_an_error_is_one_escaped_line(capsys: pytest.CaptureFixture[str]) -> None:
-    def main() -> int:
-        print("out \x1b[31m")
-        raise UserError("a\nb\x9b")
-
-    with pytest.raises(SystemExit):
-        run_command(main)
-    assert capsys.readouterr() == ("out \\x1b[31m\n", "error: a\\nb\\x9b\n")
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
@@ -122,21 +89,6 @@ def test_every_command_prints_through_run_command() -> None:
         assert (
             "run_command(" in ast.unparse(last) or path.relative_to(ROOT).as_posix() in NOT_ON_A_TERMINAL
         ), path
-
-
-def test_nothing_else_writes_to_the_terminal() -> None:
-    values = {ROOT / "runtime/output.py"}
-    ways = (
-        "sys.__stdout__",
-        "sys.__stderr__",
-        ".buffer.write",
-        "os.write(1",
-        "os.write(2",
-        "Console(",
-        ".unescaped",
-    )
-    found = [(path, way) for path in PRODUCT if path not in values for way in ways if way in path.read_text()]
-    assert found == []
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])

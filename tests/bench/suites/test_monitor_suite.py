@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench import observed_step
-from bench.observed_step import ObservedShape, ratios
+from bench.observed_step import ObservedShape
 from bench.suites import monitor, recorder
 from tests.bench.sessions import run_small
 
@@ -22,13 +22,3 @@ def test_every_mode_is_timed_in_every_round_and_changes_no_number(
     assert all(sample["wall"] > 0 for sample in result["samples"])
     assert result["differing"] == []
     assert capsys.readouterr().out.count("equal") == len(modes)
-
-
-def test_the_cost_of_one_observed_step_is_divided_among_its_steps() -> None:
-    plain, *_ = monitor.MODES
-    every_ten, every_one = monitor.MODES[1], monitor.MODES[-1]
-    samples = [
-        {"case": mode.name, "cpu": cpu} for mode, cpu in ((plain, 2.0), (every_ten, 3.0), (every_one, 3.0))
-    ]
-    assert ratios(samples, every_ten, plain.name, "cpu") == pytest.approx([1.05])
-    assert ratios(samples, every_one, plain.name, "cpu") == pytest.approx([1.5])
