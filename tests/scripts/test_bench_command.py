@@ -5,10 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from bench.suite import NAMES, Suite, load_suite
-from scripts import bench as script
+from bench.suite import NAMES, load_suite
 
 ROOT = Path(__file__).parents[2]
 SUITES = [load_suite(name) for name in NAMES]
@@ -38,17 +35,3 @@ def test_an_unknown_suite_is_an_error_of_one_line_with_the_existing_ones() -> No
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert f"unknown suite 'growht'; fix: make bench SUITE={'|'.join(NAMES)}" in done.stderr
-
-
-def test_make_passes_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[tuple[Suite, dict[str, object]]] = []
-    monkeypatch.setattr(script, "run_suite", lambda suite, given: started.append((suite, given)))
-    monkeypatch.setattr(sys, "argv", ["bench"])
-    monkeypatch.setenv("MAKEFLAGS", r" -- SUITE=growth SHAPE=T ROUNDS=2 SECONDS=0.5 CASES=plain\ B@32")
-    script.main()
-    monkeypatch.setenv("MAKEFLAGS", "")
-    script.main()
-    assert started == [
-        (load_suite("growth"), {"SHAPE": "T", "ROUNDS": 2, "SECONDS": 0.5, "CASES": "plain B@32"}),
-        (load_suite("speed"), {}),
-    ]

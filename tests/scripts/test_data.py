@@ -38,15 +38,6 @@ def test_a_broken_hellaswag_file_is_refused_by_line(capsys: pytest.CaptureFixtur
         data.main()
 
 
-def test_special_marks_in_the_text_are_counted_and_named_each_time(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    configured("once upon a time.\n<|endoftext|>\n" * 2000)
-    for _ in range(2):  # prepares, then finds the corpus
-        assert data.main() == 0
-        assert "<|endoftext|> 2,000 times (13 tokens each)" in capsys.readouterr().out
-
-
 def test_a_corpus_shorter_than_a_sequence_is_refused_with_the_amount_of_text_needed() -> None:
     configured("All work and some play. " * 10)
     with pytest.raises(DataError, match="use at least 2,600 tokens of text, about 3 kB"):

@@ -115,14 +115,7 @@ def test_an_existing_record_is_not_repeated_and_a_damaged_one_is(
     ("platforms", "run", "says"),
     [
         ("", "RALEARN0", "PLATFORM names no platform; fix: PLATFORM= one or several of fp32"),
-        ("int8 int5", "RALEARN0", "there is no platform int5; fix: use fp32"),
-        ("int4:48", "RALEARN0", "groups of 48 do not divide"),
         ("tf32", "RALEARN0", "tf32 needs an NVIDIA GPU"),
-        (
-            "int8 bf16@npu",
-            "RALEARN0",
-            "bf16@npu names a machine; fix: on that machine, PLATFORM=bf16 MACHINE=npu",
-        ),
         ("int8", "../unfinished", "unfinished is interrupted; fix: run `make` until the run is finished"),
         ("int8", "../bare", "bare has no checkpoint; fix: copy the run's folder with its checkpoint/"),
         ("int8", "../wider", "does not fit the model: model."),

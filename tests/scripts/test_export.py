@@ -13,7 +13,6 @@ from bench.cases import SHAPES
 from runtime import attention_kernels, resolved_target
 from runtime.dotconfig import read_symbols
 from runtime.gpu_specs import AOTRITON, TargetError
-from scripts import memory
 from scripts.dev import control
 from study import kconfig_commands as commands
 from study.planning import memory_page as peaks
@@ -28,11 +27,7 @@ with open(os.environ["SEEN"], "a") as file:
     file.write(os.environ.get({SWITCH!r}, "not set") + "\\n")
 raise SystemExit(7)
 """
-COMMANDS = {
-    "control": ["scripts.dev.control"],
-    "bench": ["scripts.bench"],
-    "attention": ["scripts.attention", "results/a/runs/B0"],
-}
+COMMANDS = {"control": ["scripts.dev.control"], "attention": ["scripts.attention", "results/a/runs/B0"]}
 SMALL = ("GPT2_MODEL_TINY=y", "GPT2_BLOCK_SIZE=16", "EFFECTIVE_BATCH=2", "EVAL_TOKENS=16", "HELLASWAG=n")
 
 
@@ -69,26 +64,6 @@ def environment_of_torch(command: str, detected: str, folder: Path) -> list[str]
 @pytest.mark.parametrize("command", COMMANDS)
 def test_on_a_w7900_torch_is_imported_with_its_environment_variable(command: str, workplace: Path) -> None:
     assert environment_of_torch(command, "w7900", workplace) == ["1"]
-
-
-def test_other_targets_export_no_variable(workplace: Path) -> None:
-    assert environment_of_torch("control", "a100-40g", workplace) == ["not set"]
-
-
-def test_memory_measuring_processes_start_with_the_variable(
-    workplace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[dict[str, str]] = []
-
-    def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-        started.append(dict(os.environ))
-        return subprocess.CompletedProcess(command, 1, "", "a stand-in")
-
-    monkeypatch.setenv("RA_DETECTED", "w7900")
-    monkeypatch.setattr(peaks.subprocess, "run", run)
-    monkeypatch.setattr(sys, "argv", ["scripts.memory", "--variants", "B RALEARN"])
-    memory.main()
-    assert [env.get(SWITCH) for env in started] == ["1", "1"]
 
 
 @pytest.mark.parametrize("command", ["control", "bench", "memory"])

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime import checkpoint, run_record
+from runtime import checkpoint
 from study.evaluation import lm_eval_records as records
 from study.evaluation.lm_eval_runs import load_tasks
 from study.evaluation.loaded_runs import load_run
@@ -176,12 +176,3 @@ def test_mistakes_are_refused_in_one_line(
     assert status != 0
     assert says in text
     assert "Traceback" not in text
-
-
-def test_an_unfinished_run_is_refused(place: Workplace, tmp_path: Path) -> None:
-    folder = tmp_path / "study/runs/B0"
-    shutil.copytree(place.run_dir("B0"), folder)
-    run_record.write(folder, run_record.load(folder).replace(status="interrupted"))
-    done = place.here("scripts.lm_eval", str(folder), "--tasks", "piqa", "--task_data", "items")
-    assert done.returncode != 0
-    assert "is interrupted; fix: run `make` until the run is finished" in done.stdout

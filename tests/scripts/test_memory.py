@@ -10,15 +10,13 @@ from typing import Any
 
 import pytest
 
-from gpt2.allocation_tracker import Allocation, Timeline
-from gpt2.predicted_memory import Prediction
 from runtime.dotconfig import read_symbols
 from runtime.errors import UserError
 from runtime.settings import Config
 from scripts import memory
 from study import kconfig_commands as commands
 from study.kconfig_commands import symbols_for_target
-from study.planning.memory_page import PHASES, MemoryRow, format_bytes, measured_table
+from study.planning.memory_page import PHASES, format_bytes
 from tests.checkout import link_project
 
 SMALL = ("GPT2_MODEL_TINY=y", "GPT2_BLOCK_SIZE=32", "EFFECTIVE_BATCH=8", "MICRO_BATCH=4", "GRAD_CLIP=0.5")
@@ -98,15 +96,6 @@ def test_a_named_target_is_the_study_that_defconfig_writes_for_it(empty: Path) -
     }
 
 
-def test_assignments_change_the_study_of_a_target_as_they_do_for_defconfig(empty: Path) -> None:
-    makeflags = " -- TARGET=w7900 VARIANTS=B\\ RALEARN CONFIG_MICRO_BATCH=32"
-    symbols, source = symbols_for_target("w7900", makeflags=makeflags)
-    assert Config.from_symbols(symbols).batch.micro == 32
-    assert source == "gpt2-ra-ablation+w7900 CONFIG_MICRO_BATCH=32"
-    with pytest.raises(UserError, match="CONFIG_NOTHING"):
-        symbols_for_target("w7900", makeflags=" -- CONFIG_NOTHING=1")
-
-
 def test_with_from_the_settings_of_a_configuration_are_predicted_on_the_target(empty: Path) -> None:
     before = configure(*SMALL, "TARGET_H100=y")
     symbols, source = symbols_for_target("w7900", ".config")
@@ -123,13 +112,11 @@ def test_with_from_the_settings_of_a_configuration_are_predicted_on_the_target(e
     ("configured", "arguments", "message"),
     [
         (True, ["--target", "a100"], r'there is no fragment "a100"; fix: did you mean a100-40g or a100-80g'),
-        (True, ["--target", "gpt2-ra-ablation"], r"gpt2-ra-ablation is a whole defconfig"),
         (
             True,
             ["--from", ".config"],
             r"FROM=\.config needs a target; fix: make memory FROM=\.config TARGET=",
         ),
-        (False, ["--target", "cpu", "--from", ".config"], r"FROM=\.config does not exist"),
         (True, ["--target", "cpu", "--variants", "RALERN"], r"RALERN is not a variant.*RALEARN"),
         (False, ["--variants", "B"], r"there is no \.config; fix: make memory TARGET=a100-40g"),
     ],
@@ -187,18 +174,3 @@ def test_on_this_machine_every_phase_has_a_predicted_and_a_measured_peak(empty: 
 
 
 # ---- tables and page of synthetic timelines
-
-
-def a_row(name: str = "B", measured: Any = None) -> MemoryRow:
-    phases = [(phase, 10 * at + 1, 10 * at + 10) for at, phase in enumerate(PHASES)]
-    timeline = Timeline([Allocation(1000, 0, ""), Allocation(500, 12, "backward", 20)], phases, 40)
-    return MemoryRow(name, 4, Prediction(timeline.peak_bytes(), timeline), 8, True, measured=measured)
-
-
-def test_the_error_is_that_of_the_prediction_relative_to_the_measurement() -> None:
-    measured = {"allocated": {"backward": 1250, "forward": 0}, "reserved": {"backward": 1500, "all": 3000}}
-    cells = measured_table([a_row(measured=measured)]).rows
-    assert [line[:2] + line[4::2] for line in cells] == [
-        ["B", "backward", "+20.0%", "+0.0%"],
-        ["B", "all", "", "-50.0%"],
-    ]

@@ -20,7 +20,6 @@ from runtime.attention_kernels import prepare_device
 from runtime.errors import UserError
 from scripts.transfer import main
 from study.evaluation import transfer_runs as evaluate
-from study.evaluation import transfer_runs as items
 from study.evaluation.transfer_matrix import (
     PlatformRecord,
     build_transfer,
@@ -208,27 +207,6 @@ def test_hellaswag_is_scored_on_every_platform_by_item(here: Path, transfer: Tra
     page = (here / "transfer.md").read_text()
     assert "## HellaSwag" in page
     assert "+0.00 [+0.00, +0.00], 0.0 changed" in page
-
-
-def test_without_the_items_the_loss_is_evaluated_and_older_scores_stay(
-    here: Path, transfer: Transfer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    transfer(here, "--platforms", "int2")
-    there = copy_to(here, tmp_path / "there")
-    before = records(there)
-    monkeypatch.setattr(items, "_of_study", lambda run_dir: None)
-    monkeypatch.setattr(items.hellaswag, "obtain", lambda *given, **named: "no network; fix: a copy")
-    printed = transfer(there, "--platforms", "int2 int3")
-    assert "HellaSwag is not scored: no network; fix: a copy" in printed
-    found = records(there)
-    assert {name: found[name] for name in before} == before
-    assert found["int3"].hellaswag is None
-    other = tmp_path / "other.jsonl"
-    other.write_text("\n".join(FIXTURE.read_text().splitlines()[:5]))
-    monkeypatch.setattr(items.hellaswag, "obtain", lambda *given, **named: other)
-    assert "has other items than the run was scored on; fix: copy the items" in transfer(
-        there, "--platforms", "int4:16"
-    )
 
 
 def test_studies_of_another_recipe_are_refused(here: Path, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from gpt2.training_step import NotFiniteError
 from ra import arms
@@ -151,34 +150,13 @@ def test_a_step_whose_loss_is_not_finite_is_recorded(
     assert "Module.blocks.0.Block.backward.0" in dump(tmp_path / "step3")["data"]
 
 
-def test_an_error_in_the_step_removes_the_hooks_and_marks_the_record(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from gpt2 import transformer
-
-    def fail(self: Any, x: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError("broken")
-
-    monkeypatch.setattr(transformer.MLP, "forward", fail)
-    with pytest.raises(RuntimeError, match="broken"):
-        record(monkeypatch, run=finished, step=1, out=tmp_path)
-    found = dump(tmp_path / "step1")
-    assert "not complete" in found["notes"][0]
-    assert "Module.blocks.0.attention.CausalSelfAttention.forward.0" in found["data"]
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"run": ""}, "RUN is missing; fix: make record RUN=results"),
-        ({"run": "nowhere"}, "nowhere is not a folder"),
         ({"run": "results"}, "run.json"),
-        ({"step": ""}, "STEP is missing"),
         ({"step": "x"}, "STEP=x is not a step number"),
-        ({"step": "-1"}, "STEP=-1 is not a step number"),
         ({"step": "0"}, "STEP=0 is not a step of B0; fix: STEP=1 .. 6"),
-        ({"step": "7"}, "STEP=7 is not a step of B0"),
-        ({"level": "L9"}, "LEVEL=L9 is unknown; fix: use L0, L1, mix"),
         ({"task": "all"}, "TASK=all is unknown; fix: use statistics, tensor, hash"),
         ({"out": "INSIDE"}, "is in the run's folder"),
     ],

@@ -72,7 +72,6 @@ def test_an_injected_fault_is_named_with_its_module(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"run": ""}, "RUN is missing; fix: make repeat RUN=results"),
         ({"step": "9"}, "STEP=9 is not a step of B0"),
         ({"times": "1"}, "TIMES=1 is not a number from 2 to 1000"),
         ({"out": "INSIDE"}, "is in the run's folder"),

