@@ -357,6 +357,12 @@ def controls_of(name: str, names: Iterable[str]) -> list[str]:
     return [other for other in names if parse_arm(other).function_class == wanted]
 
 
+def judged_arms(names: Sequence[str]) -> list[str]:
+    """Return the arms that are not control arms; where there are control arms, those that have one of their own."""
+    others = [name for name in names if not parse_arm(name).is_control]
+    return [name for name in others if controls_of(name, names)] if control_arms(names) else others
+
+
 def control_groups(names: Sequence[str]) -> list[list[str]]:
     """Return the control arms among these names, those at one learning rate together."""
     return [

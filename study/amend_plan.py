@@ -13,7 +13,7 @@ from runtime.batch_plan import BatchPlan
 from runtime.run_record import Schedule
 from runtime.settings import OptimizerConfig
 from study import plan_file
-from study.experiment import planned_seeds, primary_arm, recorded_settings
+from study.experiment import planned_seeds, recorded_primary, recorded_settings
 from study.plan_file import Plan, PlanRow, Primary
 from study.planner import SAME_SPEED_RATIO, CountedArm, planned_row
 from study.runs import read_records
@@ -111,7 +111,9 @@ def with_design(study_dir: Path, plan: Plan, settings: StudySettings) -> Plan:
     primary = Primary.planned(settings.primary, settings.seeds, settings.equivalence_margin)
     if recorded:
         first = min((one for found in recorded.values() for one in found), key=planned_seeds)
-        restored = Primary.planned(primary_arm(first) or "", planned_seeds(first), plan.equivalence_margin)
+        restored = Primary.planned(
+            recorded_primary(first) or "", planned_seeds(first), plan.equivalence_margin
+        )
         primary = plan.primary or restored
     return plan.replace(variants=rows, primary=primary)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2 import tokenizer
-from ra.arms import controls_of, parse_arm
+from ra.arms import controls_of
 from runtime.dotconfig import ConfigError, parse_lines, read_symbols, read_text
 from runtime.errors import UserError
 from runtime.files import DamagedFileError
@@ -17,6 +17,7 @@ from runtime.run_record import RecordedTarget
 from runtime.settings import Config
 from study.plan_file import Plan, Primary
 from study.runs import Run, read_records
+from study.study_settings import primary_arm
 
 TEXTS = {"embedded": "source of Python's standard library"}  # other data sets are known by their names
 
@@ -150,12 +151,11 @@ def configuration(run_dir: Path) -> Configuration:
     return {}
 
 
-def primary_arm(settings: Configuration) -> str | None:
-    """Return the variant of the primary comparison in the settings; None in unreadable settings."""
+def recorded_primary(settings: Configuration) -> str | None:
+    """Return the arm of the primary comparison in the settings; None in unreadable settings."""
     if "PRIMARY" not in settings:
         return None
-    candidates = (name for name in settings.get("VARIANTS", "").split() if not parse_arm(name).is_control)
-    return settings["PRIMARY"] or next(candidates, "")
+    return primary_arm(settings["PRIMARY"], settings.get("VARIANTS", "").split())
 
 
 def recorded_settings(study_dir: Path, arm: Callable[[str], str] = str) -> dict[str, list[Configuration]]:

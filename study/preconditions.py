@@ -17,7 +17,7 @@ from runtime.files import DamagedFileError, read_bytes, read_text
 from runtime.settings import Config, ModelConfig
 from runtime.symbol_effects import Effect, declared
 from study import plan_file
-from study.experiment import planned_seeds, primary_arm
+from study.experiment import planned_seeds, recorded_primary
 from study.hellaswag_scores import Items, scored_items
 from study.runs import read_records
 
@@ -108,8 +108,8 @@ def _shrunk(before: str, now: str) -> list[str]:
         changes.append(f"CONFIG_SEEDS: {planned_seeds(old)} -> {planned_seeds(new)}")
     if not set(old.get("VARIANTS", "").split()) <= set(new.get("VARIANTS", "").split()):
         changes.append(f"CONFIG_VARIANTS: {old.get('VARIANTS')} -> {new.get('VARIANTS')}")
-    if primary_arm(old) not in (primary_arm(new), "", None):
-        changes.append(f"CONFIG_PRIMARY: {primary_arm(old)} -> {primary_arm(new)}")
+    if recorded_primary(old) not in (recorded_primary(new), "", None):
+        changes.append(f"CONFIG_PRIMARY: {recorded_primary(old)} -> {recorded_primary(new)}")
     return changes
 
 

@@ -9,7 +9,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ra.arms import VariantError, control_arms, parse_arm, refuse_equal_arms, refuse_misnamed_files
+from ra.arms import (
+    BASELINE,
+    VariantError,
+    control_arms,
+    judged_arms,
+    parse_arm,
+    refuse_equal_arms,
+    refuse_misnamed_files,
+)
 from runtime.dotconfig import Symbols, number_in
 from runtime.errors import UserError
 from runtime.settings import OPTIMIZER_NUMBERS, BudgetConfig, ModelConfig
@@ -227,16 +235,23 @@ def _variants(symbols: Symbols) -> tuple[str, ...]:
     return tuple(names)
 
 
+def primary_arm(name: str, variants: Sequence[str]) -> str:
+    """Return the arm of the primary comparison: CONFIG_PRIMARY, or the first that can be judged; "" without one."""
+    return name or next(iter(judged_arms(variants)), "")
+
+
 def _primary(symbols: Symbols, variants: tuple[str, ...]) -> str:
-    """Return the variant of the primary comparison: CONFIG_PRIMARY, or the first variant that is not a control arm."""
-    candidates = [name for name in variants if not parse_arm(name).is_control]
-    name = symbols.text("PRIMARY")
+    """Return the arm of the primary comparison. ConfigError for one that cannot be judged."""
+    name, candidates = symbols.text("PRIMARY"), judged_arms(variants)
+    if name in variants and name not in candidates and not parse_arm(name).is_control:
+        control = parse_arm(BASELINE).with_rate(parse_arm(name).rate).name
+        raise symbols.error("PRIMARY", f"has no control arm; fix: add {control} to CONFIG_VARIANTS")
     if name and name not in candidates:
         known = ", ".join(candidates) or "none: all variants are control arms"
         raise symbols.error(
             "PRIMARY", f"is not a variant that can be judged; fix: use one of CONFIG_VARIANTS ({known})"
         )
-    return name or next(iter(candidates), "")
+    return primary_arm(name, variants)
 
 
 def _continues(symbols: Symbols) -> Path | None:

@@ -105,6 +105,16 @@ def test_the_primary_comparison_is_named_or_the_first_variant_that_is_no_control
         assert "CONFIG_PRIMARY=" in refusal(PRIMARY=quote(name))
 
 
+def test_an_arm_without_control_arms_is_no_primary_comparison():
+    rate = "RALEARN+LR=3e-4"
+    assert read(VARIANTS=f'"B {rate} GATED"').primary == "GATED"
+    assert read(VARIANTS=f'"B {rate}"').primary == ""
+    assert read(VARIANTS=f'"B {rate} B+LR=3e-4"').primary == rate
+    assert read(VARIANTS=f'"{rate} GATED"').primary == rate  # no verdict in any case
+    message = refusal(VARIANTS=f'"B {rate}"', PRIMARY=f'"{rate}"')
+    assert "fix: add B+LR=3e-4 to CONFIG_VARIANTS" in message
+
+
 def test_options_of_sbatch_with_an_open_quote_are_refused():
     assert "CONFIG_SLURM_OPTIONS" in (message := refusal(**SLURM, SLURM_OPTIONS=quote("--comment='a b")))
     assert "no closing quotation; fix: " in message
