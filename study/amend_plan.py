@@ -5,16 +5,18 @@ Counts of existing runs never change, even if the speed of the device changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from gpt2.optimizer import warmup_iterations
+from ra.arms import control_arms, judged_arms
+from referee.verdict.design import Design
 from runtime.batch_plan import BatchPlan
 from runtime.run_record import Schedule
 from runtime.settings import OptimizerConfig
 from study import plan_file
 from study.experiment import planned_seeds, recorded_primary, recorded_settings
-from study.plan_file import Plan, PlanRow, Primary
+from study.plan_file import Plan, PlanRow
 from study.planner import SAME_SPEED_RATIO, CountedArm, planned_row
 from study.runs import read_records
 from study.study_settings import StudySettings
@@ -94,28 +96,43 @@ def with_variants(
 
 
 def with_design(study_dir: Path, plan: Plan, settings: StudySettings) -> Plan:
-    """Return the plan with the primary comparison and the planned seeds of each variant, from before its first run.
+    """Return the plan with the design from before the first run, and what was added since.
 
-    A variant that has a run keeps its planned seeds; a larger CONFIG_SEEDS is appended. Where plan.json lacks them,
-    they are those in the configurations of the runs. A study with runs keeps its primary comparison.
+    Where plan.json lacks the design, it is that in the configurations of the runs.
     """
-    recorded, rows = recorded_settings(study_dir, plan.arm), dict(plan.variants)
-    for name in settings.variants:
-        looks: tuple[int, ...] = ()
-        if name in recorded:
-            seeds = sorted(filter(None, set(map(planned_seeds, recorded[name]))))
-            looks = rows[name].looks or tuple(seeds)
-        if not looks or settings.seeds > looks[-1]:
-            looks = (*looks, settings.seeds)
-        rows[name] = rows[name].replace(looks=looks)
-    primary = Primary.planned(settings.primary, settings.seeds, settings.equivalence_margin)
-    if recorded:
-        first = min((one for found in recorded.values() for one in found), key=planned_seeds)
-        restored = Primary.planned(
-            recorded_primary(first) or "", planned_seeds(first), plan.equivalence_margin
-        )
-        primary = plan.primary or restored
-    return plan.replace(variants=rows, primary=primary)
+    recorded = [one for one in recorded_settings(study_dir) if planned_seeds(one)]
+    if not recorded:
+        design = _design(settings.variants, settings.primary, settings.seeds, settings.equivalence_margin)
+        return plan.replace(design=design, added={}, later_looks=())
+    if plan.design is None:
+        first, seeds = recorded[0], planned_seeds(recorded[0])
+        variants = first.get("VARIANTS", "").split()
+        design = _design(variants, recorded_primary(first) or "", seeds, settings.equivalence_margin)
+        plan = plan.replace(design=design)
+        for one in recorded[1:]:
+            plan = _grown(plan, one.get("VARIANTS", "").split(), planned_seeds(one))
+    return _grown(plan, settings.variants, settings.seeds)
+
+
+def _design(variants: Sequence[str], primary: str, seeds: int, margin: float) -> Design:
+    return Design(
+        controls=tuple(control_arms(variants)),
+        arms=tuple(judged_arms(variants)),
+        primary=primary,
+        seeds=tuple(range(seeds)),
+        looks=(seeds,),
+        margin=margin,
+    ).hashed
+
+
+def _grown(plan: Plan, variants: Sequence[str], seeds: int) -> Plan:
+    """Append the arms that the design lacks, and a larger number of seeds as a look."""
+    assert plan.design
+    last = max((*plan.design.looks, *plan.later_looks))
+    known = (*plan.design.arms, *plan.added)
+    new = {name: max(seeds, last) for name in judged_arms(variants) if name not in known}
+    later = (*plan.later_looks, seeds) if seeds > last else plan.later_looks
+    return plan.replace(added={**plan.added, **new}, later_looks=later)
 
 
 def _step_down(plan: Plan, fresh: Plan, added: list[str]) -> Plan:

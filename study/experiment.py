@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from runtime.errors import UserError
 from runtime.files import DamagedFileError
 from runtime.run_record import RecordedTarget
 from runtime.settings import Config
-from study.plan_file import Plan, Primary
+from study.plan_file import Plan
 from study.runs import Run, read_records
 from study.study_settings import primary_arm
 
@@ -101,46 +101,18 @@ def read_experiment(study_dir: Path, plan: Plan | None, used: Sequence[Run]) -> 
 Configuration = Mapping[str, str]  # symbol -> value
 
 
-@dataclass(frozen=True)
-class Design:
-    """primary: as plan.json has it.
-
-    looks: variant -> planned numbers of seeds. finished: variant -> planned seeds at which its run and those of the
-    control arms count. altered: the primary comparison does not have its SHA-256.
-    """
-
-    primary: Primary | None = None
-    looks: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    finished: dict[str, int] = field(default_factory=dict)
-    altered: bool = False
-
-    @property
-    def arm(self) -> str:
-        """The variant whose verdict is primary; empty without one."""
-        return self.primary.arm if self.primary else ""
-
-
-def read_design(plan: Plan | None, runs: Sequence[Run]) -> Design:
-    """Return the design of a study with these runs."""
-    if plan is None:
-        return Design()
-    looks = {name: row.looks for name, row in plan.variants.items() if row.looks}
+def finished_seeds(plan: Plan | None, runs: Sequence[Run]) -> dict[str, int]:
+    """Return judged arm -> planned seeds at which its run and those of its control arms count."""
     counted = {(run.variant, run.seed) for run in runs if run.used}
     missing = {(run.variant, run.seed) for run in runs if not run.used}
     names = {run.variant for run in runs}
-    finished = {
+    return {
         name: sum(
             (name, seed) in counted and not missing & {(other, seed) for other in controls_of(name, names)}
-            for seed in range(counts[-1])
+            for seed in range(looks[-1])
         )
-        for name, counts in looks.items()
+        for name, looks in (plan.looks if plan else {}).items()
     }
-    return Design(
-        primary=plan.primary,
-        looks=looks,
-        finished=finished,
-        altered=plan.primary is not None and plan.primary.sha256 != plan.primary.digest,
-    )
 
 
 def configuration(run_dir: Path) -> Configuration:
@@ -158,12 +130,9 @@ def recorded_primary(settings: Configuration) -> str | None:
     return primary_arm(settings["PRIMARY"], settings.get("VARIANTS", "").split())
 
 
-def recorded_settings(study_dir: Path, arm: Callable[[str], str] = str) -> dict[str, list[Configuration]]:
-    """Return arm -> the settings of its runs, the fewest seeds first. arm: returns the arm of a run's variant."""
-    found: dict[str, list[Configuration]] = {}
-    for folder, record in read_records(study_dir).items():
-        found.setdefault(arm(record.variant), []).append(configuration(folder))
-    return {name: sorted(settings, key=planned_seeds) for name, settings in found.items()}
+def recorded_settings(study_dir: Path) -> list[Configuration]:
+    """Return the settings of the recorded runs, the fewest planned seeds first."""
+    return sorted(map(configuration, read_records(study_dir)), key=planned_seeds)
 
 
 def planned_seeds(settings: Configuration) -> int:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, field, structs
+from msgspec import Meta, field
 
 from ra.arms import parse_arm
+from referee.verdict.design import MARGIN, Design
 from runtime import records
 from runtime.batch_plan import BatchPlan
 from runtime.dotconfig import Symbols
@@ -32,6 +30,9 @@ from runtime.settings import Config
 
 FILE = "plan.json"
 REBUILD = "fix: run `make`, which rebuilds it from the records of the runs"
+
+
+ALTERED = "the design in plan.json does not have its SHA-256, so it was changed after the plan"
 
 Seconds = Annotated[float, Meta(ge=1e-9, le=1e9)]  # of one step
 Ratio = Annotated[float, Meta(ge=1e-6, le=1e6)]
@@ -69,49 +70,13 @@ class StepTimeRatio(Record, frozen=True):
 
 
 class PlanRow(Record, frozen=True):
-    """The runs of one variant. warmup_iterations: of "wsd" alone.
-
-    looks: the planned numbers of seeds, ascending; a verdict is given at the last one. None before
-    they are planned.
-    """
+    """The runs of one variant. warmup_iterations: of "wsd" alone."""
 
     cost_class: str = field(name="class")
     iterations: Positive
     tokens: Positive
     predicted_bytes: Count | None = None
     warmup_iterations: Count | None = None
-    looks: tuple[Positive, ...] | None = None
-
-    def __post_init__(self) -> None:
-        if self.looks is not None and (not self.looks or list(self.looks) != sorted(set(self.looks))):
-            raise InvalidJsonError(f"looks are {list(self.looks)}; ascending numbers of seeds expected")
-
-
-class Primary(Record, frozen=True):
-    """The comparison that a study is planned for, written before its first run.
-
-    seeds: planned. margin: of equivalence, in nats. sha256: of the other entries.
-    """
-
-    arm: str
-    seeds: Positive
-    margin: Amount
-    metric: str = "final validation loss in nats"
-    point: str = "the last update of the planned iterations"
-    test: str = "paired t over seeds against the mean of the control arms"
-    sha256: str = ""
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the other entries."""
-        content = {key: value for key, value in structs.asdict(self).items() if key != "sha256"}
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-    @classmethod
-    def planned(cls, arm: str, seeds: int, margin: float) -> Primary | None:
-        """Return the comparison with its SHA-256; None without an arm."""
-        new = cls(arm, seeds, margin)
-        return new.replace(sha256=new.digest) if arm else None
 
 
 class LearningRates(Record, frozen=True):
@@ -142,7 +107,8 @@ class Continued(Record, frozen=True):
 class Plan(Record, kw_only=True, frozen=True):
     """The content of plan.json.
 
-    primary: None in a study of control arms alone. learning_rates: None in a study at one rate.
+    design: None before it is written. added: arm that was added after the first run -> planned seeds at that time.
+    later_looks: numbers of seeds to which CONFIG_SEEDS was raised. learning_rates: None in a study at one rate.
     continues: None where the runs begin at the first iteration. threads: of a run on a CPU of this machine; the numbers
     depend on them. slots: runs at once in the last `make` on this machine.
     """
@@ -158,8 +124,9 @@ class Plan(Record, kw_only=True, frozen=True):
     step_time_ratios: Mapping[str, StepTimeRatio] = field(default_factory=dict)
     variants: Mapping[str, PlanRow]
     notes: tuple[str, ...] = ()
-    equivalence_margin: Amount = field(default=math.log(1.01))  # nats
-    primary: Primary | None = None
+    design: Design | None = None
+    added: Mapping[str, Positive] = field(default_factory=dict)
+    later_looks: tuple[Positive, ...] = ()
     learning_rates: LearningRates | None = None
     continues: Continued | None = None
     threads: Positive | None = None
@@ -177,6 +144,28 @@ class Plan(Record, kw_only=True, frozen=True):
         return ", ".join(
             str(count) for count in dict.fromkeys(row.iterations for row in self.variants.values())
         )
+
+    @property
+    def margin(self) -> float:
+        """The margin of equivalence in nats."""
+        return self.design.margin if self.design else MARGIN
+
+    @property
+    def primary(self) -> str:
+        """The arm of the primary comparison; "" without one."""
+        return self.design.primary if self.design else ""
+
+    @property
+    def looks(self) -> dict[str, tuple[int, ...]]:
+        """Judged arm -> its planned numbers of seeds, ascending; a verdict is given at the last one."""
+        if self.design is None:
+            return {}
+        planned = dict.fromkeys(self.design.arms, self.design.looks)
+        planned |= {name: (seeds,) for name, seeds in self.added.items()}
+        return {
+            name: (*looks, *(seeds for seeds in self.later_looks if seeds > looks[-1]))
+            for name, looks in planned.items()
+        }
 
     def arm(self, name: str) -> str:
         """Return the arm of a run: its name, in a study that tunes learning rates without the rate."""

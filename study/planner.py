@@ -206,7 +206,6 @@ def make_plan(
             )
             for name, arm in arms.items()
         },
-        equivalence_margin=settings.equivalence_margin,
         learning_rates=settings.rates,
         notes=tuple(note for arm in arms.values() for note in arm.notes)
         + ((TIMED_AT_ONCE.format(copies),) if timings and copies > 1 else ()),

@@ -21,7 +21,6 @@ from study.analysis.verdict import (
     earlier_verdicts,
     judge,
 )
-from study.experiment import Design
 from study.plan_file import LearningRates, Plan
 from study.runs import (
     DIVERGED,
@@ -293,15 +292,21 @@ class RateVerdicts:
     unconfirmed: dict[str, str]
 
 
-def judge_rates(found: SortedRuns, design: Design, margin: float) -> RateVerdicts:
-    """Judge the arms at their rates. design: with the finished seeds of `finished_seeds`."""
+def judge_rates(
+    found: SortedRuns,
+    primary: str,
+    looks: Mapping[str, tuple[int, ...]],
+    finished: Mapping[str, int],
+    margin: float,
+) -> RateVerdicts:
+    """Judge the arms at their rates. finished: see `finished_at_rates`."""
     best, common, same = loss_tables(found)
 
     def at_looks(table: Losses) -> list[Verdict]:
-        return earlier_verdicts(table, margin, design.arm, design.looks)
+        return earlier_verdicts(table, margin, primary, looks)
 
     at_best, at_common, at_same = (
-        judge(table, margin, design.arm, design.looks, design.finished) for table in (best, common, same)
+        judge(table, margin, primary, looks, finished) for table in (best, common, same)
     )
     confirmed = confirm(at_best, at_common, at_same)
     pairs = zip(at_best, confirmed, strict=True)
@@ -363,7 +368,7 @@ def moved(losses: Mapping[int, float], common: Losses, other: Losses) -> dict[in
     return found
 
 
-def finished_seeds(
+def finished_at_rates(
     found: SortedRuns, looks: Mapping[str, tuple[int, ...]], arms: Collection[str]
 ) -> dict[str, int]:
     """Return arm -> planned seeds at which every run that its verdict needs counts. arms: of the configuration."""

@@ -45,9 +45,12 @@ def verify_study(study_dir: Path) -> list[Verified]:
 
 def _plan_problems(study_dir: Path) -> list[str]:
     try:
-        return [] if plan_file.read(study_dir) else [f"{study_dir / plan_file.FILE} does not exist"]
+        plan = plan_file.read(study_dir)
     except plan_file.PlanFileError as error:
         return [str(error)]
+    if plan is None:
+        return [f"{study_dir / plan_file.FILE} does not exist"]
+    return [plan_file.ALTERED] if plan.design and plan.design.altered else []
 
 
 def _verify_run(folder: Path) -> Verified:

@@ -18,10 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from referee.pages.document import Table, markdown_table
+from referee.verdict.design import MARGIN
 from referee.verdict.looks import FIRST_SHARE, nominal_levels
 from referee.verdict.statistics import t_quantile
 from runtime.errors import run_command
-from study.analysis.verdict import LEVEL, MARGIN, SQUARE, variance_check
+from study.analysis.verdict import LEVEL, SQUARE, variance_check
 
 SIGMA = 0.007  # nats between control arms at one seed, about that of the default CPU study
 NOISES = ("normal", "t with 3 dof")

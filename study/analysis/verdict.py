@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ra.arms import control_arms, controls_of, parse_arm
+from referee.verdict.design import MARGIN
 from referee.verdict.looks import adjusted_for_looks, nominal_levels
 from referee.verdict.power import exaggeration
 from referee.verdict.statistics import (
@@ -140,7 +141,6 @@ EXPLORATORY = "exploratory"
 
 VERDICT_SEEDS = 3  # fewer have no verdict
 LEVEL = 1 - CONFIDENCE
-MARGIN = math.log(1.01)  # nats: 1 % of perplexity, where plan.json names no margin
 
 
 @dataclass(frozen=True)

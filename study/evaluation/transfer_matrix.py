@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from ra.arms import control_arms, controls_of, parse_arm
+from referee.verdict.design import MARGIN
 from referee.verdict.statistics import Interval, PairedTest, holm, mean, paired_t, standard_deviation
 from runtime import records, run_record
 from runtime.errors import UserError
@@ -19,7 +20,7 @@ from runtime.files import DamagedFileError
 from runtime.records import Amount, Count, Record, Share, Text
 from runtime.run_record import RunRecord
 from study import plan_file
-from study.analysis.verdict import LEVEL, MARGIN, VERDICT_SEEDS
+from study.analysis.verdict import LEVEL, VERDICT_SEEDS
 from study.runs import SHARED, Run, diverged_seeds, read_runs
 from study.study_settings import FIRST_TUNING_SEED
 
@@ -386,7 +387,7 @@ def build_transfer(studies: Sequence[Path], platforms: Sequence[str]) -> Transfe
     for row in matrix:
         table[row.platform].setdefault(row.arm, {})[row.seed] = row.loss
     plan = plan_file.read(studies[0])
-    margin = plan.equivalence_margin if plan else MARGIN
+    margin = plan.margin if plan else MARGIN
     return TransferReport(
         studies=[study.name for study in studies],
         home=home,

@@ -134,8 +134,7 @@ def _looks(settings: StudySettings, plan: Plan | None) -> tuple[int, ...]:
 
     plan: None before the first run, when the plan follows CONFIG_SEEDS.
     """
-    row = plan.variants.get(settings.primary) if plan else None
-    planned = row.looks if row and row.looks else ()
+    planned = plan.looks.get(settings.primary, ()) if plan else ()
     if not planned or settings.seeds > planned[-1]:
         planned = (*planned, settings.seeds)
     return tuple(seeds for seeds in planned if seeds >= VERDICT_SEEDS)

@@ -15,6 +15,7 @@ from typing import Any
 from gpt2 import tokenizer
 from gpt2.clocks import UNEVEN_TIMES
 from ra.arms import controls_of, parse_arm
+from referee.verdict.design import MARGIN, Design
 from referee.verdict.statistics import Interval, NoiseFloor, mean, mean_interval, noise_floor
 from runtime import records
 from runtime.files import DamagedFileError
@@ -24,7 +25,6 @@ from study import plan_file
 from study.analysis.designs import Sensitivity, seed_hours, sensitivities
 from study.analysis.eval_set_results import EvalSets, eval_set_tables
 from study.analysis.verdict import (
-    MARGIN,
     ItemTest,
     Losses,
     VarianceCheck,
@@ -38,7 +38,7 @@ from study.analysis.verdict import (
 )
 from study.curves import probabilities
 from study.evaluation import attention_page as data
-from study.experiment import Design, Experiment, read_design, read_experiment
+from study.experiment import Experiment, finished_seeds, read_experiment
 from study.hellaswag_scores import TASKS, EndingsScore, Items, common_items, endings_score, left_out
 from study.plan_file import Continued, Plan, PlanBudget
 from study.runs import (
@@ -56,7 +56,7 @@ from study.runs import (
     variant_order,
 )
 from study.step_timing import Speed, speeds
-from study.tuned_rates import RateReport, finished_seeds, judge_rates, rate_report, sort_runs
+from study.tuned_rates import RateReport, finished_at_rates, judge_rates, rate_report, sort_runs
 
 MOST_DAMAGED = 8  # runs named on the first screen
 
@@ -99,7 +99,9 @@ class Report:
     runs: list[Run]
     rows: list[Row]
     floor: NoiseFloor | None
-    design: Design
+    design: Design | None  # as plan.json has it
+    looks: dict[str, tuple[int, ...]]  # judged arm -> planned numbers of seeds
+    finished: dict[str, int]  # judged arm -> planned seeds at which every run that it needs counts
     verdicts: list[Verdict]
     earlier: list[Verdict]  # at the looks before the last
     speeds: list[Speed]
@@ -163,18 +165,17 @@ def build_report(study_dir: Path) -> Report:
     final: dict[str, dict[int, float]] = {name: {} for name in variants} | final_losses(ended)
     controls = control_losses(final)
     floor = noise_floor(controls)
-    design = read_design(plan, runs)
-    margin = plan.equivalence_margin if plan else MARGIN
+    looks, primary, margin = (plan.looks, plan.primary, plan.margin) if plan else ({}, "", MARGIN)
+    finished = finished_seeds(plan, runs)
     rates = None
     if tuned:
-        found = finished_seeds(tuned, design.looks, read_expected(study_dir).variants)
-        design = dataclasses.replace(design, finished=found)
-        at_rates = judge_rates(tuned, design, margin)
+        finished = finished_at_rates(tuned, looks, read_expected(study_dir).variants)
+        at_rates = judge_rates(tuned, primary, looks, finished, margin)
         verdicts, earlier = at_rates.best, at_rates.earlier
         rates = rate_report(tuned, at_rates)
     else:
-        verdicts = judge(final, margin, design.arm, design.looks, design.finished)
-        earlier = earlier_verdicts(final, margin, design.arm, design.looks)
+        verdicts = judge(final, margin, primary, looks, finished)
+        earlier = earlier_verdicts(final, margin, primary, looks)
     items = {task.key: common_items([run.record for run in used], task) for task in TASKS}
     planned = Counter(run.variant for run in runs if run.used or run.status in PENDING)
     hours = seed_hours(used, plan.slots if plan and plan.slots else 1)
@@ -187,7 +188,9 @@ def build_report(study_dir: Path) -> Report:
         runs=runs,
         rows=[_row(name, used, short, final, items) for name in variants],
         floor=floor,
-        design=design,
+        design=plan.design if plan else None,
+        looks=looks,
+        finished=finished,
         verdicts=verdicts,
         earlier=earlier,
         speeds=speeds(plan, verdicts, ended),

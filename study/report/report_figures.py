@@ -22,7 +22,6 @@ from study.analysis.verdict import (
 )
 from study.arm_colors import color, palette_index
 from study.curves import Curve, Probabilities
-from study.experiment import Design
 from study.hellaswag_scores import CHANCE, EndingsTask
 from study.report.report_data import Report
 from study.runs import losses
@@ -348,7 +347,7 @@ def over_training(report: Report, places: Sequence[int]) -> tuple[Plain | None, 
     said = ""
     interim = any(verdict.word == INTERIM for verdict in report.verdicts)
     if len(seeds) >= VERDICT_SEEDS and not interim and len(control_groups(names)) == 1:
-        words = [_words(table, report.design) for table in tables]
+        words = [_words(table, report) for table in tables]
         ladder = axis("rank (1 is best)", dtick=1, range=[len(names) + 0.5, 0.5])
         hover = "rank %{y} at %{x:.4s} tokens"
         ranks = [_ranks(table, found) for table, found in zip(tables, words, strict=True)]
@@ -373,12 +372,12 @@ def _noise(tables: Sequence[Losses]) -> list[float]:
     return halves
 
 
-def _words(table: Losses, design: Design) -> dict[str, str]:
+def _words(table: Losses, report: Report) -> dict[str, str]:
     """The word of each real change, by the rule for one variant alone."""
     arms = {name: table[name] for name in control_arms(table)}
     real = {name: by_seed for name, by_seed in table.items() if name not in arms}
     return {
-        name: judge(arms | {name: by_seed}, looks=design.looks, finished=design.finished)[0].word
+        name: judge(arms | {name: by_seed}, looks=report.looks, finished=report.finished)[0].word
         for name, by_seed in real.items()
     }
 

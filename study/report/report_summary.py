@@ -23,6 +23,7 @@ from study.analysis.verdict import (
     Verdict,
 )
 from study.arm_colors import color_label
+from study.plan_file import ALTERED
 from study.report.method import (
     ONE_SEED,
     capped,
@@ -425,22 +426,24 @@ def design_sentences(report: Report) -> list[str]:
 
 def _primary_sentences(report: Report) -> list[str]:
     """The primary comparison, and what changed since it was written."""
-    design, primary = report.design, report.design.primary
-    if primary is None:
+    design = report.design
+    if design is None or not design.primary:
         unknown = " The planned seeds are not known, so repeated reading is not corrected for."
         return [
             "No primary comparison was written down before the first run, so every verdict is exploratory."
-            + ("" if design.looks else unknown)
+            + ("" if report.looks else unknown)
         ]
     others = " All others are exploratory." if len(report.verdicts) > 1 else ""
+    seeds = seeds_text(len(design.seeds))
     lines = [
-        f"Planned before the first run: {primary.arm} is the primary comparison, at {seeds_text(primary.seeds)}, "
-        f"margin {size(primary.margin)} (SHA-256 {primary.sha256[:12]}).{others}"
+        f"Planned before the first run: {design.primary} is the primary comparison, at {seeds}, "
+        f"margin {size(design.margin)} (SHA-256 {design.sha256[:12]}).{others}"
     ]
+    added = [name for name in report.looks if name not in design.arms]
+    if added:
+        lines.append(f"Added after the first run, so not planned: {listed(added)}.")
     if design.altered:
-        lines.append(
-            "Warning: the primary comparison in plan.json does not have its SHA-256, so it was changed after the plan."
-        )
+        lines.append(f"Warning: {ALTERED}.")
     return lines
 
 

@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from referee.verdict.design import MARGIN
 from runtime import run_record
-from study.plan_file import LearningRates, Primary
+from study.plan_file import LearningRates
 from study.report.report_data import as_json, build_report
 from study.study_settings import judged_runs, tuning_runs
 from tests.checked_files import write_checked
 from tests.pins import pinned
-from tests.study.sample_records import STEPS, VARIANTS, a_plan, a_record
+from tests.study.sample_records import STEPS, VARIANTS, a_design, a_plan, a_record
 
 FILE = "reports.tsv"
 SECTIONS = ("runs", "rows", "floor", "verdicts", "earlier", "speeds", "sensitivities", "variance_check",
@@ -51,13 +52,11 @@ def report(folder: Path, found: Records, looks: list[int], **plan: Any) -> dict[
         run_dir.mkdir(parents=True)
         write_checked(run_dir / "run.json", record)
     arms = {name.partition("+")[0] for name, _ in found}
-    rows = {name: row | {"looks": looks} for name, row in a_plan()["variants"].items() if name in arms}
+    rows = {name: row for name, row in a_plan()["variants"].items() if name in arms}
     classes = {"standard": {"seconds_per_iteration": 0.1}, "learned": {"seconds_per_iteration": 0.12}}
     ratio = {"learned": {"to": "standard", "ratio": 1.2, "low": 1.15, "high": 1.25}}
-    primary = Primary.planned("RALEARN", looks[0], 0.005)
-    assert primary
-    design = {"classes": classes, "step_time_ratios": ratio, "primary": primary.to_json()}
-    write_checked(folder / "plan.json", a_plan(variants=rows, **design, **plan))
+    steps = {"classes": classes, "step_time_ratios": ratio}
+    write_checked(folder / "plan.json", a_plan(variants=rows, **steps, **a_design(looks, MARGIN), **plan))
     content = as_json(build_report(folder))
     return content | {"runs": [{key: run[key] for key in RUN} for run in content["runs"]]}
 

@@ -2,15 +2,17 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from referee.verdict.design import Design
 from runtime import run_record
 from runtime.metrics_log import append_metrics
+from runtime.records import to_plain
 from tests.checked_files import write_checked
 
 VARIANTS = ("B", "RAEARLY", "RALATE", "RAALL", "RALEARN")
@@ -106,6 +108,13 @@ def with_derived(value: dict[str, Any]) -> dict[str, Any]:
         nats = validation["loss"] * validation["tokens"]
         validation["bits_per_byte"] = nats / math.log(2) / validation["bytes"]
     return value
+
+
+def a_design(looks: Sequence[int] = (3,), margin: float = 0.01, **later: Any) -> dict[str, Any]:
+    """The design of such a study and its later looks, as entries of plan.json."""
+    first, *others = looks
+    design = Design(VARIANTS[:-1], ("RALEARN",), "RALEARN", tuple(range(first)), (first,), margin)
+    return {"design": to_plain(design.hashed), "later_looks": list(others), **later}
 
 
 def a_plan(iterations: int = STEPS, **content: Any) -> dict[str, Any]:

@@ -6,17 +6,18 @@ from typing import Any
 
 import pytest
 
+from referee.verdict.design import Design
 from runtime import run_record
-from study import amend_plan
+from study import amend_plan, plan_file
 from study.analysis.verdict import BETTER, EXPLORATORY, INTERIM, PRIMARY
-from study.experiment import recorded_settings
-from study.plan_file import Plan, Primary, from_json
+from study.plan_file import Plan, from_json
 from study.report import report_data as build
 from study.report import report_page as write
 from study.study_settings import StudySettings
+from study.verify import verify_study
 from tests.checked_files import write_checked
 from tests.study.report import rendered
-from tests.study.sample_records import VARIANTS, a_plan, a_record, a_study, edit
+from tests.study.sample_records import VARIANTS, a_design, a_plan, a_record, a_study, edit
 
 
 def configured(
@@ -39,12 +40,7 @@ def planned(
 ) -> Path:
     """A study with a plan for its first look, of which `present` seeds ran and `seeds` are configured now."""
     a_study(folder, seeds=present, effect=effect)
-    primary = Primary.planned("RALEARN", looks[0], 0.01)
-    assert primary
-    value = a_plan(primary=primary.to_json()) | content
-    for row in value["variants"].values():
-        row["looks"] = list(looks)
-    write_checked(folder / "plan.json", value)
+    write_checked(folder / "plan.json", a_plan(**a_design(looks)) | content)
     write_checked(folder / "expected.json", {"variants": list(VARIANTS), "seeds": seeds})
     return folder
 
@@ -60,7 +56,8 @@ def test_the_primary_verdict_is_in_report_json(tmp_path: Path) -> None:
     content = json.loads((tmp_path / "report.json").read_text())
     assert content["verdicts"][0]["role"] == "primary"
     assert content["verdicts"][0]["exaggeration"] >= 1
-    assert content["design"]["primary"]["sha256"] == report.design.primary.digest  # type: ignore[union-attr]
+    assert report.design
+    assert content["design"]["sha256"] == report.design.digest
 
 
 def test_a_plan_without_a_primary_comparison_says_that_all_verdicts_are_exploratory(tmp_path: Path) -> None:
@@ -119,13 +116,14 @@ def test_raised_seeds_are_a_look_at_a_stricter_level(tmp_path: Path) -> None:
     assert "looks at 3 and 6 seeds" in rendered.markdown(build.build_report(study))
 
 
-def test_an_altered_primary_comparison_is_named(tmp_path: Path) -> None:
+def test_an_altered_design_is_named(tmp_path: Path) -> None:
     study = planned(tmp_path)
     assert "Warning" not in rendered.markdown(build.build_report(study))
     plan = json.loads((study / "plan.json").read_text())
-    plan["primary"]["seeds"] = 2
+    plan["design"]["margin"] = 0.02
     write_checked(study / "plan.json", plan)
     assert "does not have its SHA-256" in rendered.markdown(build.build_report(study))
+    assert verify_study(study)[0].problems == [plan_file.ALTERED]
 
 
 # ---- plan.json
@@ -143,10 +141,6 @@ def plan_for(*variants: str) -> Plan:
     return from_json(value)
 
 
-def looks(plan: Plan) -> dict[str, Any]:
-    return {name: row.looks for name, row in plan.variants.items()}
-
-
 def on_record(folder: Path, name: str, seeds: int, **options: Any) -> None:
     run = run_record.run_name(name, 0)
     configured(folder, [run], seeds, **options)
@@ -156,14 +150,15 @@ def on_record(folder: Path, name: str, seeds: int, **options: Any) -> None:
 def test_the_plan_is_free_until_the_first_run_and_then_only_gains_looks(tmp_path: Path) -> None:
     plan = amend_plan.with_design(tmp_path, plan_for("B", "RALEARN"), settings(tmp_path, 9, ("B", "RALEARN")))
     plan = amend_plan.with_design(tmp_path, plan, settings(tmp_path, 5, ("B", "RALEARN")))
-    assert looks(plan) == {"B": (5,), "RALEARN": (5,)}
-    assert plan.primary == Primary.planned("RALEARN", 5, 0.01)
+    assert plan.looks == {"RALEARN": (5,)}
+    written = plan.design
+    assert written == Design(("B",), ("RALEARN",), "RALEARN", tuple(range(5)), (5,), 0.01).hashed
     for name in ("B", "RALEARN"):
         on_record(tmp_path, name, 5)
     for seeds, expected in ((5, (5,)), (3, (5,)), (8, (5, 8)), (8, (5, 8)), (2, (5, 8)), (9, (5, 8, 9))):
         plan = amend_plan.with_design(tmp_path, plan, settings(tmp_path, seeds, ("B", "RALEARN"), "MINE"))
-        assert looks(plan) == {"B": expected, "RALEARN": expected}
-    assert plan.primary == Primary.planned("RALEARN", 5, 0.01)
+        assert plan.looks == {"RALEARN": expected}
+    assert plan.design == written
 
 
 def test_a_variant_that_is_added_later_has_its_first_look_at_the_present_seeds(tmp_path: Path) -> None:
@@ -172,7 +167,9 @@ def test_a_variant_that_is_added_later_has_its_first_look_at_the_present_seeds(t
     for name in names[:2]:
         on_record(tmp_path, name, 3)
     plan = amend_plan.with_design(tmp_path, plan, settings(tmp_path, 6, names))
-    assert looks(plan) == {"B": (3, 6), "RALEARN": (3, 6), "MINE": (6,)}
+    assert plan.looks == {"RALEARN": (3, 6), "MINE": (6,)}
+    assert plan.design
+    assert plan.design.arms == ("RALEARN",)
 
 
 def test_a_lost_plan_is_restored_from_the_configurations_of_the_runs(tmp_path: Path) -> None:
@@ -180,7 +177,6 @@ def test_a_lost_plan_is_restored_from_the_configurations_of_the_runs(tmp_path: P
     variants = ("B", "RALEARN", "MINE")
     configured(tmp_path, [f"{name}{seed}" for name in VARIANTS for seed in (0, 1)], 2, "RALEARN", variants)
     configured(tmp_path, [f"{name}{seed}" for name in VARIANTS for seed in (2, 3)], 4, "MINE", variants)
-    assert set(recorded_settings(tmp_path)) == set(VARIANTS)
     plan = amend_plan.with_design(tmp_path, plan_for(*VARIANTS), settings(tmp_path, 4, VARIANTS, "MINE"))
-    assert set(looks(plan).values()) == {(2, 4)}
-    assert plan.primary == Primary.planned("RALEARN", 2, plan.equivalence_margin)
+    assert plan.looks == {"RALEARN": (2, 4), "MINE": (2, 4)}
+    assert (plan.primary, plan.margin) == ("RALEARN", 0.01)

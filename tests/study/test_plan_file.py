@@ -5,23 +5,26 @@ from pathlib import Path
 
 import pytest
 
+from referee.verdict.design import Design
 from runtime import records
 from runtime.batch_plan import BatchPlan
 from runtime.run_record import RecordedTarget
 from study import plan_file
-from study.plan_file import CostClass, Plan, PlanBudget, PlanFileError, PlanRow, Primary, StepTimeRatio
+from study.plan_file import CostClass, Plan, PlanBudget, PlanFileError, PlanRow, StepTimeRatio
 
 PLAN = Plan(
     batch=BatchPlan(4, 2, 2, 1, 16),
     budget=PlanBudget(60, 0, 0, 90, True),
     variants={
         "B": PlanRow("standard", 100, 6400, 1000, 5),
-        "RALEARN": PlanRow("learned-output", 90, 5760, looks=(3, 6)),
+        "RALEARN": PlanRow("learned-output", 90, 5760),
     },
     classes={"standard": CostClass(0.5, (0.4, 0.6), 10), "learned-output": CostClass(0.55, (0.55,))},
     step_time_ratios={"learned-output": StepTimeRatio("standard", 1.1, 1.05, 1.15)},
     notes=("a note",),
-    primary=Primary.planned("RALEARN", 3, 0.01),
+    design=Design(("B",), ("RALEARN",), "RALEARN", (0, 1, 2), (3,), 0.01).hashed,
+    added={"GATED": 6},
+    later_looks=(6,),
     study="s",
     created="2026-11-22T00:00:00+00:00",
     config_sha256="0" * 64,

@@ -21,7 +21,7 @@ from study.runs import EXPECTED, Expected, ExpectedRun, read_runs
 from study.study_settings import judged_runs, tuning_runs
 from study.tuned_rates import choose_rates
 from tests.checked_files import write_checked
-from tests.study.sample_records import a_plan, a_record, edit
+from tests.study.sample_records import a_design, a_plan, a_record, edit
 
 ARMS = ("B", "RAALL", "RALEARN")
 RATES = ("1e-3", "2e-3")
@@ -44,8 +44,8 @@ class Tuned:
         for name, seed in self.runs:
             arm, _, rate = name.partition("+LR=")
             self.write(name, seed, losses[arm, rate] + noise(name, seed))
-        rows = {name: row | {"looks": [SEEDS]} for name, row in a_plan()["variants"].items() if name in ARMS}
-        plan = a_plan(variants=rows, learning_rates=self.rates.to_json())
+        rows = {name: row for name, row in a_plan()["variants"].items() if name in ARMS}
+        plan = a_plan(variants=rows, learning_rates=self.rates.to_json(), **a_design([SEEDS]))
         write_checked(folder / "plan.json", plan)
         expected = Expected(ARMS, SEEDS, tuple(ExpectedRun(*run) for run in self.runs))
         write_checked(folder / EXPECTED, expected.to_json())

@@ -22,7 +22,7 @@ from study.preconditions import needed_bytes
 from study.study_settings import StudySettings, judged_runs, most_runs, tuning_runs
 from tests.kconfig_commands import defconfig
 from tests.study.planning.test_past import finished_study
-from tests.study.sample_records import edit
+from tests.study.sample_records import a_design, edit
 
 ROOT = Path(__file__).parents[3]
 SMALL = (
@@ -162,11 +162,9 @@ def test_more_seeds_than_planned_are_another_look_at_a_stricter_level() -> None:
     symbols = configured("CONFIG_SEEDS=6")
     settings = StudySettings.from_symbols(symbols)
     batch = {"effective": 4, "micro": 4, "accumulation": 1, "world_size": 1, "block_size": 32}
-    rows = {
-        name: {"class": "x", "iterations": 100, "tokens": 12800, "looks": [3]} for name in settings.variants
-    }
+    rows = {name: {"class": "x", "iterations": 100, "tokens": 12800} for name in settings.variants}
     budget: dict[str, Any] = {"max_time_seconds": 30, "max_tokens": 0, "max_iterations": 0}
-    plan = {"schema": 1, "batch": batch, "budget": budget, "variants": rows}
+    plan = {"schema": 1, "batch": batch, "budget": budget, "variants": rows, **a_design()}
     assert forecast(symbols, []).looks == (6,)
     directory = settings.results_dir / settings.name
     directory.mkdir(parents=True)
