@@ -101,25 +101,26 @@ def with_design(study_dir: Path, plan: Plan, settings: StudySettings) -> Plan:
     Where plan.json lacks the design, it is that in the configurations of the runs.
     """
     recorded = [one for one in recorded_settings(study_dir) if planned_seeds(one)]
+    start, margin = settings.first_seed, settings.equivalence_margin
     if not recorded:
-        design = _design(settings.variants, settings.primary, settings.seeds, settings.equivalence_margin)
+        design = _design(settings.variants, settings.primary, start, settings.seeds, margin)
         return plan.replace(design=design, added={}, later_looks=())
     if plan.design is None:
         first, seeds = recorded[0], planned_seeds(recorded[0])
         variants = first.get("VARIANTS", "").split()
-        design = _design(variants, recorded_primary(first) or "", seeds, settings.equivalence_margin)
+        design = _design(variants, recorded_primary(first) or "", start, seeds, margin)
         plan = plan.replace(design=design)
         for one in recorded[1:]:
             plan = _grown(plan, one.get("VARIANTS", "").split(), planned_seeds(one))
     return _grown(plan, settings.variants, settings.seeds)
 
 
-def _design(variants: Sequence[str], primary: str, seeds: int, margin: float) -> Design:
+def _design(variants: Sequence[str], primary: str, first_seed: int, seeds: int, margin: float) -> Design:
     return Design(
         controls=tuple(control_arms(variants)),
         arms=tuple(judged_arms(variants)),
         primary=primary,
-        seeds=tuple(range(seeds)),
+        seeds=tuple(range(first_seed, first_seed + seeds)),
         looks=(seeds,),
         margin=margin,
     ).hashed

@@ -67,8 +67,11 @@ def _problem(folder: Path) -> str:
     return "" if states else f"{folder / 'stable'} has no checkpoint of the start of its decay"
 
 
-def continued(plan: Plan, shorter: Path) -> Plan:
-    """Return the plan with the warm-ups of the study `shorter`, which is on record. UserError for no larger count."""
+def continued(plan: Plan, shorter: Path, seed: int) -> Plan:
+    """Return the plan with the warm-ups of the study `shorter`, which is on record. UserError for no larger count.
+
+    seed: of a run that it has.
+    """
     known = plan.continues
     added = [name for name in plan.variants if known is None or name not in known.iterations]
     if not added:
@@ -83,7 +86,7 @@ def continued(plan: Plan, shorter: Path) -> Plan:
             )
         rows[name] = rows[name].replace(warmup_iterations=before[name].warmup_iterations)
     if known is None:
-        record = run_record.load(shorter / "runs" / run_record.run_name(added[0], 0))
+        record = run_record.load(shorter / "runs" / run_record.run_name(added[0], seed))
         assert record.fingerprint  # of a finished run
         verdicts = tuple(to_plain(finding.sentence) for finding in findings(build_report(shorter)))
         known = Continued(str(shorter), record.fingerprint.schedule, verdicts)

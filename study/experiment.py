@@ -105,11 +105,11 @@ def finished_seeds(plan: Plan | None, runs: Sequence[Run]) -> dict[str, int]:
     """Return judged arm -> planned seeds at which its run and those of its control arms count."""
     counted = {(run.variant, run.seed) for run in runs if run.used}
     missing = {(run.variant, run.seed) for run in runs if not run.used}
-    names = {run.variant for run in runs}
+    names, first = {run.variant for run in runs}, plan.first_seed if plan else 0
     return {
         name: sum(
             (name, seed) in counted and not missing & {(other, seed) for other in controls_of(name, names)}
-            for seed in range(looks[-1])
+            for seed in range(first, first + looks[-1])
         )
         for name, looks in (plan.looks if plan else {}).items()
     }

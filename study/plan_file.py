@@ -156,6 +156,11 @@ class Plan(Record, kw_only=True, frozen=True):
         return self.design.primary if self.design else ""
 
     @property
+    def first_seed(self) -> int:
+        """The first seed of the design."""
+        return self.design.seeds[0] if self.design else 0
+
+    @property
     def looks(self) -> dict[str, tuple[int, ...]]:
         """Judged arm -> its planned numbers of seeds, ascending; a verdict is given at the last one."""
         if self.design is None:

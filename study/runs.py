@@ -92,13 +92,15 @@ class Expected(Record, frozen=True):
     variants: tuple[Text, ...]
     seeds: Annotated[int, Meta(ge=0, le=1000)]
     runs: tuple[ExpectedRun, ...] | None = None
+    first_seed: Count = 0
 
     @property
     def all_runs(self) -> list[tuple[str, int]]:
         """(variant, seed) of every run."""
         if self.runs is not None:
             return [(run.variant, run.seed) for run in self.runs]
-        return [(name, seed) for seed in range(self.seeds) for name in self.variants]
+        seeds = range(self.first_seed, self.first_seed + self.seeds)
+        return [(name, seed) for seed in seeds for name in self.variants]
 
 
 @dataclass

@@ -84,7 +84,7 @@ class Study:
         self.session = Session()
         self._counted: dict[BatchPlan | None, CountedArms] = {}
         wanted = self.settings
-        self.runs = RunList(self.directory, wanted.variants, wanted.seeds, wanted.rates)
+        self.runs = RunList(self.directory, wanted.variants, wanted.seed_range, wanted.rates)
 
     @functools.cached_property
     def resolved(self) -> resolved_target.ResolvedTarget:
@@ -294,7 +294,7 @@ class Study:
         else:
             plan = amend_plan.with_variants(self.directory, plan, arms, self.make_plan)
         if self.settings.continues:
-            plan = continued(plan, self.settings.continues)
+            plan = continued(plan, self.settings.continues, self.settings.first_seed)
         return plan_file.write(self.directory, amend_plan.with_design(self.directory, plan, self.settings))
 
     def make_plan(self, existing: BatchPlan | None = None) -> Plan:

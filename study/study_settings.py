@@ -165,7 +165,7 @@ SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True)
 class StudySettings:
-    """name: folder in results_dir. variants: in the order of running. seeds: their number; seeds are 0 .. seeds-1.
+    """name: folder in results_dir. variants: in the order of running. seeds: their number, from first_seed on.
 
     equal_time: iterations in proportion to speed; else the same number for all. equivalence_margin: in nats.
     primary: the variant of the primary comparison; empty in a study of control arms alone.
@@ -187,6 +187,12 @@ class StudySettings:
     executor: str = "local"
     slurm_options: str = ""
     ray_address: str = ""
+    first_seed: int = 0
+
+    @property
+    def seed_range(self) -> range:
+        """The seeds."""
+        return range(self.first_seed, self.first_seed + self.seeds)
 
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> StudySettings:
@@ -215,6 +221,7 @@ class StudySettings:
             executor=executor,
             slurm_options=_slurm_options(symbols) if executor == "slurm" else "",
             ray_address=symbols.text("RAY_ADDRESS") if executor == "ray" else "",
+            first_seed=symbols.integer("FIRST_SEED"),
         )
 
 

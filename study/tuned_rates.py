@@ -209,7 +209,7 @@ class RunList:
         self,
         directory: Path,
         variants: tuple[str, ...],
-        seeds: int,
+        seeds: range,
         rates: LearningRates | None,
     ) -> None:
         self.directory, self.variants, self.seeds = directory, variants, seeds
@@ -221,8 +221,10 @@ class RunList:
         With learning rates: the tuning runs, then the judged runs of the arms whose rate is chosen.
         """
         if self.rates:
-            return tuning_runs(self.variants, self.rates) + judged_runs(self.variants, self.seeds, self.rates)
-        return [(name, seed) for seed in range(self.seeds) for name in self.variants]
+            return tuning_runs(self.variants, self.rates) + judged_runs(
+                self.variants, len(self.seeds), self.rates
+            )
+        return [(name, seed) for seed in self.seeds for name in self.variants]
 
     def folder(self, name: str, seed: int) -> Path:
         """Return the folder of a run."""
@@ -272,7 +274,7 @@ class RunList:
     def write_expected(self) -> None:
         """Record the configured runs for the report."""
         runs = tuple(ExpectedRun(*run) for run in self.all()) if self.rates else None
-        expected = Expected(self.variants, self.seeds, runs)
+        expected = Expected(self.variants, len(self.seeds), runs, self.seeds.start)
         if read_expected(self.directory) != expected:
             records.write(self.directory / EXPECTED, expected, self.directory.name)
 

@@ -192,17 +192,18 @@ def judge(
     primary: str = "",
     looks: Mapping[str, tuple[int, ...]] | None = None,
     finished: Mapping[str, int] | None = None,
+    first_seed: int = 0,
 ) -> list[Verdict]:
     """Judge every real change that has a seed with a control arm.
 
     table: variant -> seed -> final loss in nats. primary: the planned comparison. looks: variant -> planned seeds.
-    finished: variant -> planned seeds with every run; by default those in the table.
+    finished: variant -> planned seeds with every run; by default those in the table. first_seed: of the planned seeds.
     """
     looks = looks or {}
     found = []
     for name in (name for name in table if not parse_arm(name).is_control):
         planned = looks.get(name, ())
-        seeds = [seed for seed in table[name] if not planned or seed < planned[-1]]
+        seeds = [seed for seed in table[name] if not planned or seed - first_seed < planned[-1]]
         pairs = zip(seeds, control_losses(table, seeds, name), strict=True)
         used = {seed: arms for seed, arms in pairs if arms}
         if used:
@@ -214,7 +215,11 @@ def judge(
 
 
 def earlier_verdicts(
-    table: Losses, margin: float, primary: str, looks: Mapping[str, tuple[int, ...]]
+    table: Losses,
+    margin: float,
+    primary: str,
+    looks: Mapping[str, tuple[int, ...]],
+    first_seed: int = 0,
 ) -> list[Verdict]:
     """Return the verdicts at the looks before the last one of each variant. Later looks do not withdraw them."""
     found = []
@@ -225,7 +230,7 @@ def earlier_verdicts(
         }
         found += [
             one
-            for one in judge(known, margin, primary, past)
+            for one in judge(known, margin, primary, past, first_seed=first_seed)
             if one.adjusted_p is not None and one.looks[-1] == count < looks[one.variant][-1]
         ]
     return found

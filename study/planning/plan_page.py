@@ -97,7 +97,7 @@ def forecast(symbols: Symbols, past: Sequence[PastStudy]) -> Forecast:
     directory = settings.results_dir / settings.name
     plan = plan_file.read_valid(directory)  # `make` rebuilds a damaged one
     rates = plan.learning_rates if plan and plan.learning_rates else settings.rates
-    listed = RunList(directory, settings.variants, settings.seeds, rates)
+    listed = RunList(directory, settings.variants, settings.seed_range, rates)
     runs = planned_runs(settings, settings.seeds, rates)
     longer = planned_runs(settings, settings.seeds + 1, rates)
     pending = [run for run in runs if not listed.is_done(*run)]
@@ -109,7 +109,7 @@ def forecast(symbols: Symbols, past: Sequence[PastStudy]) -> Forecast:
         runs=runs,
         fewest=len(planned_runs(settings, settings.seeds, rates, one_rate=True)),
         pending=pending,
-        one_seed=[run for run in longer if run[1] == settings.seeds],
+        one_seed=[run for run in longer if run[1] == settings.first_seed + settings.seeds],
         looks=_looks(settings, plan if len(pending) < len(runs) else None),
         hours=hours,
         disk_bytes=needed_bytes(
@@ -125,7 +125,11 @@ def planned_runs(
 ) -> list[tuple[str, int]]:
     """Return every (variant, seed). Arms without a chosen rate get those that need the most runs, or one_rate."""
     if rates is None:
-        return [(name, seed) for seed in range(seeds) for name in settings.variants]
+        return [
+            (name, seed)
+            for seed in range(settings.first_seed, settings.first_seed + seeds)
+            for name in settings.variants
+        ]
     return most_runs(settings.variants, seeds, rates, one_rate)
 
 

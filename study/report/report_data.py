@@ -123,6 +123,11 @@ class Report:
     rates: RateReport | None = None  # tuned learning rates; runs are then those at the best rate of their arm
 
     @property
+    def first_seed(self) -> int:
+        """The first of the planned seeds."""
+        return self.design.seeds[0] if self.design else 0
+
+    @property
     def reference(self) -> str:
         """What differences are to: the control arms, or the name of the only one."""
         arms = [row.variant for row in self.rows if row.control]
@@ -166,6 +171,7 @@ def build_report(study_dir: Path) -> Report:
     controls = control_losses(final)
     floor = noise_floor(controls)
     looks, primary, margin = (plan.looks, plan.primary, plan.margin) if plan else ({}, "", MARGIN)
+    first_seed = plan.first_seed if plan else 0
     finished = finished_seeds(plan, runs)
     rates = None
     if tuned:
@@ -174,8 +180,8 @@ def build_report(study_dir: Path) -> Report:
         verdicts, earlier = at_rates.best, at_rates.earlier
         rates = rate_report(tuned, at_rates)
     else:
-        verdicts = judge(final, margin, primary, looks, finished)
-        earlier = earlier_verdicts(final, margin, primary, looks)
+        verdicts = judge(final, margin, primary, looks, finished, first_seed)
+        earlier = earlier_verdicts(final, margin, primary, looks, first_seed)
     items = {task.key: common_items([run.record for run in used], task) for task in TASKS}
     planned = Counter(run.variant for run in runs if run.used or run.status in PENDING)
     hours = seed_hours(used, plan.slots if plan and plan.slots else 1)

@@ -377,7 +377,12 @@ def _words(table: Losses, report: Report) -> dict[str, str]:
     arms = {name: table[name] for name in control_arms(table)}
     real = {name: by_seed for name, by_seed in table.items() if name not in arms}
     return {
-        name: judge(arms | {name: by_seed}, looks=report.looks, finished=report.finished)[0].word
+        name: judge(
+            arms | {name: by_seed},
+            looks=report.looks,
+            finished=report.finished,
+            first_seed=report.first_seed,
+        )[0].word
         for name, by_seed in real.items()
     }
 

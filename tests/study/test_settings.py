@@ -17,6 +17,7 @@ VALUES = {
     "VARIANTS": '"B RALEARN RA:0,2-3"',
     "PRIMARY": '""',
     "SEEDS": "3",
+    "FIRST_SEED": "0",
     "RESULTS_DIR": '"results"',
     "BUDGET_EQUAL_TIME": "n",
     "EQUIVALENCE_MARGIN_PERCENT": '"1.0"',
