@@ -1,4 +1,4 @@
-"""The numbers and words of the reports of three synthetic studies are the pinned ones.
+"""The numbers and words of the reports of two synthetic studies are the pinned ones.
 
 `python -m tests.pins.test_reports --write` stores those of this version, in a commit of its own that says why.
 """
@@ -15,21 +15,17 @@ import numpy as np
 
 from referee.verdict.design import MARGIN
 from runtime import run_record
-from study.plan_file import LearningRates
 from study.report.report_data import as_json, build_report
-from study.study_settings import judged_runs, tuning_runs
 from tests.checked_files import write_checked
 from tests.pins import pinned
 from tests.study.sample_records import STEPS, VARIANTS, a_design, a_plan, a_record
 
 FILE = "reports.tsv"
 SECTIONS = ("runs", "rows", "floor", "verdicts", "earlier", "speeds", "sensitivities", "variance_check",
-            "odd_controls", "learned", "validation_tokens", "cut", "rates")  # fmt: skip
+            "odd_controls", "learned", "validation_tokens", "cut")  # fmt: skip
 RUN = ("variant", "seed", "status", "used", "cause")  # of a run in the section "runs"
 # Their texts are pinned, and no others.
-WORDS = ("word", "role", "variant", "status", "cause", "chosen", "control_rate", "unconfirmed")
-TUNED = ("B", "RAALL", "RALEARN")
-RATES = LearningRates(("1e-3", "2e-3"), 2, {"B": "1e-3", "RAALL": "1e-3", "RALEARN": "2e-3"})
+WORDS = ("word", "role", "variant", "status", "cause")
 Records = dict[tuple[str, int], dict[str, Any]]
 
 
@@ -62,7 +58,7 @@ def report(folder: Path, found: Records, looks: list[int], **plan: Any) -> dict[
 
 
 def studies(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Return three studies: as planned; with missing, diverged and cut runs; with tuned learning rates."""
+    """Return two studies: as planned; with missing, diverged and cut runs."""
     runs = [(name, seed) for seed in range(5) for name in VARIANTS]
     yield "planned", report(folder / "planned", records(runs[:15], -0.02), [3])
     broken = records(runs, 0.03)
@@ -73,9 +69,6 @@ def studies(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         "schedule": {"iterations": STEPS, "cut": True}
     }
     yield "broken", report(folder / "broken", broken, [3, 5])
-    runs = [*tuning_runs(TUNED, RATES), *judged_runs(TUNED, 4, RATES)]
-    tuned = report(folder / "tuned", records(runs, -0.03), [4], learning_rates=RATES.to_json())
-    yield "tuned", tuned
 
 
 def rows_of(name: str, value: Any, key: str = "") -> Iterator[pinned.Row]:
