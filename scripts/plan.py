@@ -9,9 +9,9 @@ import argparse
 import math
 
 from referee.pages.document import render_terminal
-from runtime.dotconfig import NUMBER
+from runtime.dotconfig import NUMBER, read_text
 from runtime.errors import UserError, run_command
-from scripts.study import first_line, load
+from scripts.study import CONFIG, first_line, load
 from study.make_arguments import command_arguments
 
 
@@ -31,14 +31,14 @@ def main() -> None:
     given = spread(parser.parse_args(command_arguments(("SPREAD",))).spread)
     symbols, config, settings = load()
     print(first_line(config, settings) + "\n", flush=True)
-    from study.planning.plan_page import forecast, plan_document
+    from study.planning.plan_page import forecasts, plan_document
     from study.planning.planned_power import find_past_studies, study_sight
 
     values = {name: entry.value for name, entry in symbols.entries.items()}
     past = find_past_studies(settings.results_dir, values)
-    found = forecast(symbols, past)
-    sight = study_sight(found.settings, past, given, found.looks)
-    print(render_terminal(plan_document(found, sight)))
+    studies = forecasts(symbols, read_text(CONFIG), past)
+    sight = study_sight(settings, past, given, studies[-1].looks)
+    print(render_terminal(plan_document(studies, settings, sight)))
 
 
 if __name__ == "__main__":

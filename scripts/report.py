@@ -14,6 +14,7 @@ from study.make_arguments import command_arguments, refuse_assignments
 from study.report import report_page as write
 from study.report.report_page import render_terminal, write_latex
 from study.study_settings import StudySettings
+from study.tuned_rates import FOLDER
 
 FORMAT_OPTION = "--format="
 LATEX = "latex"
@@ -31,12 +32,13 @@ def wants_latex() -> bool:
 
 
 def named_study(target: str) -> Path:
-    """The folder that STUDY names, or that of .config's study."""
+    """The folder that STUDY names, or that of .config's study; of its rates while they are tuned."""
     if arguments := [one for one in command_arguments(path="STUDY") if not one.startswith(FORMAT_OPTION)]:
         return Path(arguments[-1])
     if Path(".config").exists():
         settings = StudySettings.from_symbols(read_symbols(".config"))
-        return settings.results_dir / settings.name
+        tunes = settings.rates and not (settings.directory / "runs").exists()
+        return settings.directory / FOLDER if tunes else settings.directory
     raise UserError(f"there is no .config, which names the study; fix: make {target} STUDY=results/NAME")
 
 

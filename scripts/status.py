@@ -11,6 +11,7 @@ from study.make_arguments import command_arguments
 from study.runs import read_expected
 from study.status_table import status_text
 from study.study_settings import StudySettings
+from study.tuned_rates import read_choice
 
 
 def main() -> int:
@@ -24,7 +25,11 @@ def main() -> int:
 def more_configured(directory: Path) -> str:
     """Say what .config asks for and the last `make` did not know; "" where there is nothing."""
     settings, expected = StudySettings.from_symbols(read_symbols(".config")), read_expected(directory)
-    added = [name for name in settings.variants if name not in expected.variants]
+    if directory != settings.directory:  # of the learning rates, which are tuned first
+        return ""
+    choice = read_choice(directory)
+    names = choice.names if choice else {}
+    added = [name for name in settings.variants if names.get(name, name) not in expected.variants]
     if settings.seeds <= expected.seeds and not added:
         return ""
     seeds = f" at {settings.seeds} seeds" if settings.seeds > expected.seeds else ""

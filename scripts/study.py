@@ -25,8 +25,8 @@ def first_line(config: Config, settings: StudySettings) -> str:
     scale = f"GPT-2 {config.model.size}"
     if config.target.scale_cpu:
         scale = f"CPU study ({why_cpu(config.target)}): {config.model.size} model"
-    rates = settings.rates
-    tuned = f"{len(rates.rates)} learning rates x {rates.tuning_seeds} tuning seeds, " if rates else ""
+    rates, tuning = len(settings.rates), settings.tuning_seeds
+    tuned = f"{rates} learning rates x {tuning} tuning seeds, " if rates else ""
     return (
         f"{settings.name}: {scale}, {len(settings.variants)} variants x {seeds_text(settings.seeds)}, {tuned}"
         f"at most {config.budget.text} a run, {config.data.dataset} data"
@@ -59,9 +59,9 @@ def main() -> int:
     if (folder := settings.results_dir / settings.name).exists():
         with locked(folder):  # a running study is refused before torch is loaded
             pass
-    from study.study import Study
+    from study.study import run_study
 
-    return Study(symbols, read_text(CONFIG)).run()
+    return run_study(symbols, read_text(CONFIG))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from study.plan_file import Plan, PlanRow
 from study.planner import SAME_SPEED_RATIO, CountedArm, planned_row
 from study.runs import read_records
 from study.study_settings import StudySettings
+from study.tuned_rates import FILE, FOLDER, read_choice
 
 
 def recorded_schedules(study_dir: Path) -> dict[str, Schedule]:
@@ -34,7 +35,6 @@ def restore_counts(plan: Plan, schedules: Mapping[str, Schedule], arms: Mapping[
     With equal counts every other variant also gets the recorded count. arms: of the study.
     """
     rows, notes = dict(plan.variants), list(plan.notes)
-    schedules = {plan.arm(name): schedule for name, schedule in schedules.items()}
     for name in rows.keys() & schedules.keys():
         row, schedule = rows[name], schedules[name]
         count = schedule.iterations
@@ -100,40 +100,48 @@ def with_design(study_dir: Path, plan: Plan, settings: StudySettings) -> Plan:
 
     Where plan.json lacks the design, it is that in the configurations of the runs.
     """
+    choice = read_choice(study_dir)
+    tuned = None if choice is None else {*choice.names.values()}
+
+    def planned(variants: Sequence[str], primary: str, seeds: int) -> Design:
+        controls, arms = _compared(variants, tuned)
+        return Design(
+            controls=tuple(controls),
+            arms=tuple(arms),
+            primary=primary,
+            seeds=tuple(range(settings.first_seed, settings.first_seed + seeds)),
+            looks=(seeds,),
+            margin=settings.equivalence_margin,
+            choice="" if tuned is None else f"{FOLDER}/{FILE}",
+        ).hashed
+
+    def grown(plan: Plan, variants: Sequence[str], seeds: int) -> Plan:
+        """Append the arms that the design lacks, and a larger number of seeds as a look."""
+        assert plan.design
+        last, (_, arms) = max((*plan.design.looks, *plan.later_looks)), _compared(variants, tuned)
+        new = {name: max(seeds, last) for name in arms if name not in (*plan.design.arms, *plan.added)}
+        later = (*plan.later_looks, seeds) if seeds > last else plan.later_looks
+        return plan.replace(added={**plan.added, **new}, later_looks=later)
+
     recorded = [one for one in recorded_settings(study_dir) if planned_seeds(one)]
-    start, margin = settings.first_seed, settings.equivalence_margin
     if not recorded:
-        design = _design(settings.variants, settings.primary, start, settings.seeds, margin)
+        design = planned(settings.variants, settings.primary, settings.seeds)
         return plan.replace(design=design, added={}, later_looks=())
     if plan.design is None:
-        first, seeds = recorded[0], planned_seeds(recorded[0])
-        variants = first.get("VARIANTS", "").split()
-        design = _design(variants, recorded_primary(first) or "", start, seeds, margin)
-        plan = plan.replace(design=design)
-        for one in recorded[1:]:
-            plan = _grown(plan, one.get("VARIANTS", "").split(), planned_seeds(one))
-    return _grown(plan, settings.variants, settings.seeds)
+        first, *others = ((one, one.get("VARIANTS", "").split(), planned_seeds(one)) for one in recorded)
+        plan = plan.replace(design=planned(first[1], recorded_primary(first[0]) or "", first[2]))
+        for _, variants, seeds in others:
+            plan = grown(plan, variants, seeds)
+    return grown(plan, settings.variants, settings.seeds)
 
 
-def _design(variants: Sequence[str], primary: str, first_seed: int, seeds: int, margin: float) -> Design:
-    return Design(
-        controls=tuple(control_arms(variants)),
-        arms=tuple(judged_arms(variants)),
-        primary=primary,
-        seeds=tuple(range(first_seed, first_seed + seeds)),
-        looks=(seeds,),
-        margin=margin,
-    ).hashed
-
-
-def _grown(plan: Plan, variants: Sequence[str], seeds: int) -> Plan:
-    """Append the arms that the design lacks, and a larger number of seeds as a look."""
-    assert plan.design
-    last = max((*plan.design.looks, *plan.later_looks))
-    known = (*plan.design.arms, *plan.added)
-    new = {name: max(seeds, last) for name in judged_arms(variants) if name not in known}
-    later = (*plan.later_looks, seeds) if seeds > last else plan.later_looks
-    return plan.replace(added={**plan.added, **new}, later_looks=later)
+def _compared(variants: Sequence[str], tuned: set[str] | None) -> tuple[list[str], list[str]]:
+    """Return the control arms and the judged arms. tuned: the arms at their rates, where rates are tuned."""
+    if tuned is None:
+        return control_arms(variants), judged_arms(variants)
+    chosen = [name for name in variants if name in tuned]
+    controls = control_arms(chosen)
+    return controls, [name for name in chosen if name not in controls]
 
 
 def _step_down(plan: Plan, fresh: Plan, added: list[str]) -> Plan:

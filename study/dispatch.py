@@ -35,9 +35,8 @@ from study.executors.child_process import (
 from study.executors.claims import ClaimObserver
 from study.executors.executor import Ended, Executor, Message, Started, Task, TaskProgress, last_step
 from study.plan_file import Plan
-from study.runs import read_record
+from study.runs import RunList, read_record
 from study.terminal import Terminal, outcome
-from study.tuned_rates import RunList
 
 POLL_SECONDS = 1.0
 MOST_LOSSES = 3  # of a run with its machine or with one of its ranks, without a step between them
@@ -133,7 +132,7 @@ class Dispatcher:
         elif isinstance(message, TaskProgress):
             event = message.event
             if not event.iterations:  # read from metrics.jsonl, which does not repeat it
-                event = dataclasses.replace(event, iterations=self.plan.row(active.run[0]).iterations)
+                event = dataclasses.replace(event, iterations=self.plan.variants[active.run[0]].iterations)
             self.terminal.update(message.name, event)
         else:
             del self._active[message.name]

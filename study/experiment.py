@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from gpt2 import tokenizer
-from ra.arms import controls_of
+from ra.arms import controls_of, parse_arm
 from runtime.dotconfig import ConfigError, parse_lines, read_symbols, read_text
 from runtime.errors import UserError
 from runtime.files import DamagedFileError
 from runtime.run_record import RecordedTarget
 from runtime.settings import Config
+from study.analysis.verdict import at_rate_of_controls
 from study.plan_file import Plan
 from study.runs import Run, read_records
 from study.study_settings import primary_arm
@@ -76,14 +77,15 @@ def read_experiment(study_dir: Path, plan: Plan | None, used: Sequence[Run]) -> 
         pass
     else:
         model, data = config.model, config.data
-        rates = plan.learning_rates.rates if plan and plan.learning_rates else ()
+        default = f"{config.optimizer.learning_rate:g}"
+        rates = dict.fromkeys(parse_arm(name).rate or default for name in (plan.variants if plan else ()))
         known = {
             "model": model.size,
             "layers": model.layers,
             "width": model.width,
             "heads": model.heads,
             "data": " ".join(data.files) or TEXTS.get(data.dataset, data.dataset),
-            "learning_rate": " or ".join(rates) or f"{config.optimizer.learning_rate:g}",
+            "learning_rate": " or ".join(rates) or default,
         }
     return Experiment(
         **known,
@@ -102,17 +104,21 @@ Configuration = Mapping[str, str]  # symbol -> value
 
 
 def finished_seeds(plan: Plan | None, runs: Sequence[Run]) -> dict[str, int]:
-    """Return judged arm -> planned seeds at which its run and those of its control arms count."""
+    """Return judged arm -> planned seeds at which its run and every run that its verdict needs count."""
+    if plan is None or plan.design is None:
+        return {}
     counted = {(run.variant, run.seed) for run in runs if run.used}
     missing = {(run.variant, run.seed) for run in runs if not run.used}
-    names, first = {run.variant for run in runs}, plan.first_seed if plan else 0
-    return {
-        name: sum(
-            (name, seed) in counted and not missing & {(other, seed) for other in controls_of(name, names)}
-            for seed in range(first, first + looks[-1])
+    names, design, found = {run.variant for run in runs}, plan.design, {}
+    for name, looks in plan.looks.items():
+        needed = controls_of(name, names)
+        if design.choice:
+            needed = [*needed, *design.controls, at_rate_of_controls(name, design)]
+        seeds = range(plan.first_seed, plan.first_seed + looks[-1])
+        found[name] = sum(
+            (name, seed) in counted and not missing & {(other, seed) for other in needed} for seed in seeds
         )
-        for name, looks in (plan.looks if plan else {}).items()
-    }
+    return found
 
 
 def configuration(run_dir: Path) -> Configuration:

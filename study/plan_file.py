@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
-from ra.arms import parse_arm
 from referee.verdict.design import MARGIN, Design
 from runtime import records
 from runtime.batch_plan import BatchPlan
@@ -79,22 +78,6 @@ class PlanRow(Record, frozen=True):
     warmup_iterations: Count | None = None
 
 
-class LearningRates(Record, frozen=True):
-    """The learning rates that a study tunes. rates: as typed, ascending. tuning_seeds: their number.
-
-    chosen: arm -> its rate, from the time when its tuning runs are finished. A chosen rate never changes.
-    """
-
-    rates: tuple[Text, ...]
-    tuning_seeds: Positive
-    chosen: Mapping[str, Text] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        unknown = sorted(set(self.chosen.values()) - set(self.rates))
-        if unknown:
-            raise InvalidJsonError(f"the chosen rate {unknown[0]} is none of {', '.join(self.rates)}")
-
-
 class Continued(Record, frozen=True):
     """The shorter study that the runs continue, as it was when this study was planned."""
 
@@ -108,7 +91,7 @@ class Plan(Record, kw_only=True, frozen=True):
     """The content of plan.json.
 
     design: None before it is written. added: arm that was added after the first run -> planned seeds at that time.
-    later_looks: numbers of seeds to which CONFIG_SEEDS was raised. learning_rates: None in a study at one rate.
+    later_looks: numbers of seeds to which CONFIG_SEEDS was raised.
     continues: None where the runs begin at the first iteration. threads: of a run on a CPU of this machine; the numbers
     depend on them. slots: runs at once in the last `make` on this machine.
     """
@@ -127,7 +110,6 @@ class Plan(Record, kw_only=True, frozen=True):
     design: Design | None = None
     added: Mapping[str, Positive] = field(default_factory=dict)
     later_looks: tuple[Positive, ...] = ()
-    learning_rates: LearningRates | None = None
     continues: Continued | None = None
     threads: Positive | None = None
     slots: Positive | None = None
@@ -172,17 +154,9 @@ class Plan(Record, kw_only=True, frozen=True):
             for name, looks in planned.items()
         }
 
-    def arm(self, name: str) -> str:
-        """Return the arm of a run: its name, in a study that tunes learning rates without the rate."""
-        return parse_arm(name).without_rate.name if self.learning_rates else name
-
-    def row(self, name: str) -> PlanRow:
-        """Return the row of the arm of a run."""
-        return self.variants[self.arm(name)]
-
     def planned_seconds(self, variant: str) -> float | None:
         """Training seconds of one run of the variant; None where no step of its class was timed."""
-        row = self.row(variant)
+        row = self.variants[variant]
         timed = self.classes.get(row.cost_class)
         return row.iterations * timed.seconds_per_iteration if timed else None
 

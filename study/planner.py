@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpt2.optimizer import warmup_iterations
+from ra.arms import parse_arm
 from runtime.batch_plan import WARM_UP_STEPS, BatchPlan, next_smaller
 from runtime.errors import UserError
 from runtime.resolved_target import ResolvedTarget, target_record
@@ -153,7 +154,7 @@ def count_arms(
     arms = {}
     for name, variant in variants.items():
         unknown = predictions.unpredictable(variant, batch.micro)
-        notes = tuple(filter(None, (unknown, variant.note, recipe_note(variant, config, settings))))
+        notes = tuple(filter(None, (unknown, variant.note, recipe_note(variant, config))))
         peak = None if unknown else predictions.peak_bytes(variant, batch.micro)
         arms[name] = CountedArm(variant.cost_class, variant.configure(config).optimizer, notes, peak)
     classes = {variant.cost_class: variant for variant in variants.values()}
@@ -206,7 +207,6 @@ def make_plan(
             )
             for name, arm in arms.items()
         },
-        learning_rates=settings.rates,
         notes=tuple(note for arm in arms.values() for note in arm.notes)
         + ((TIMED_AT_ONCE.format(copies),) if timings and copies > 1 else ()),
     )
@@ -234,12 +234,12 @@ def load_note(config: Config) -> str:
     )
 
 
-def recipe_note(variant: Variant, config: Config, settings: StudySettings) -> str:
-    """Name the optimizer settings of an arm that are not the study's, but for a tuned rate; "" without any."""
+def recipe_note(variant: Variant, config: Config) -> str:
+    """Name the optimizer settings of an arm that are not the study's, but for the rate in its name; "" without any."""
     other = [
         f"{setting} {value:g} (the study: {getattr(config.optimizer, setting):g})"
         for setting, value in variant.recipe.items()
-        if not (settings.rates and setting == "learning_rate")
+        if not (setting == "learning_rate" and parse_arm(variant.name).rate)
     ]
     return f"{variant.name} has {', '.join(other)}" if other else ""
 

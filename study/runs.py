@@ -79,26 +79,16 @@ SHARED = ("model", "data", "tokenizer", "batch", "schedule", "validation", "numb
 UNREAD = cast("FinishedRecord", run_record.blank("?", "?", 0))
 
 
-class ExpectedRun(Record, frozen=True):
-    """A run that the study is configured for."""
-
-    variant: Text
-    seed: Count
-
-
 class Expected(Record, frozen=True):
-    """The content of expected.json: the runs that the study is configured for. runs: None: every variant and seed."""
+    """The content of expected.json: every variant at every seed is a run of the study."""
 
     variants: tuple[Text, ...]
     seeds: Annotated[int, Meta(ge=0, le=1000)]
-    runs: tuple[ExpectedRun, ...] | None = None
     first_seed: Count = 0
 
     @property
     def all_runs(self) -> list[tuple[str, int]]:
         """(variant, seed) of every run."""
-        if self.runs is not None:
-            return [(run.variant, run.seed) for run in self.runs]
         seeds = range(self.first_seed, self.first_seed + self.seeds)
         return [(name, seed) for seed in seeds for name in self.variants]
 
@@ -305,3 +295,37 @@ def provenance(runs: list[Run]) -> list[str]:
             f"The runs come from different devices: {listed}. Times, speeds and memory are mixed means."
         )
     return said
+
+
+class RunList:
+    """The runs of one configuration, ordered by seed, so that each finished seed compares all variants."""
+
+    def __init__(self, directory: Path, variants: tuple[str, ...], seeds: range) -> None:
+        self.directory, self.variants, self.seeds = directory, variants, seeds
+
+    def all(self) -> list[tuple[str, int]]:
+        """Return every (variant, seed)."""
+        return [(name, seed) for seed in self.seeds for name in self.variants]
+
+    def folder(self, name: str, seed: int) -> Path:
+        """Return the folder of a run."""
+        return self.directory / "runs" / run_record.run_name(name, seed)
+
+    def status(self, name: str, seed: int) -> str:
+        """Return the recorded status, or "missing"."""
+        record = read_record(self.folder(name, seed))
+        return record.status if record else "missing"
+
+    def is_done(self, name: str, seed: int) -> bool:
+        """Return whether the run is finished."""
+        return self.status(name, seed) == "finished"
+
+    def pending(self) -> list[tuple[str, int]]:
+        """Return the runs that `make` still has to execute."""
+        return [run for run in self.all() if not self.is_done(*run)]
+
+    def write_expected(self) -> None:
+        """Record the configured runs for the report."""
+        expected = Expected(self.variants, len(self.seeds), self.seeds.start)
+        if read_expected(self.directory) != expected:
+            records.write(self.directory / EXPECTED, expected, self.directory.name)

@@ -111,7 +111,7 @@ def run_status(folder: Path, variant: str, plan: Plan | None, alive: bool) -> Ru
     if state == "running" and not alive:
         state = "lost" if holder and not holder.done else "interrupted"
     step = last_step(folder)
-    planned = plan.row(variant).iterations if plan and plan.arm(variant) in plan.variants else 0
+    planned = plan.variants[variant].iterations if plan and variant in plan.variants else 0
     done = 1.0 if state == "finished" else step.iteration / planned if step and planned else 0.0
     clock = record.clock if record else None
     return RunStatus(

@@ -56,7 +56,7 @@ from study.preconditions import (
 )
 from study.report import report_page as write
 from study.report.report_page import render_terminal
-from study.runs import read_records
+from study.runs import RunList, read_records
 from study.step_timing import DoesNotFitError, Timing
 from study.study_settings import StudySettings
 from study.terminal import (
@@ -69,8 +69,40 @@ from study.terminal import (
     summary,
 )
 from study.trackers import ExperimentLoggers
-from study.tuned_rates import RunList
+from study.tuned_rates import (
+    FOLDER,
+    choose,
+    judged_names,
+    judged_study,
+    read_choice,
+    share_plan,
+    tuning_study,
+)
 from study.verdict_tracker import track_verdict
+
+STOPPED = 130  # exit status
+
+
+def run_study(symbols: Symbols, config_text: str) -> int:
+    """Run the study of .config, and before it that of CONFIG_LEARNING_RATES. Return the exit status."""
+    settings = StudySettings.from_symbols(symbols)
+    if not settings.rates:
+        return Study(symbols, config_text).run()
+    directory = settings.directory
+    if (directory / "runs").exists() and not (directory / FOLDER).exists():
+        raise UserError(
+            f"{directory} has runs without CONFIG_LEARNING_RATES; fix: set another CONFIG_STUDY_NAME, or "
+            'CONFIG_LEARNING_RATES=""'
+        )
+    known = read_choice(directory)
+    tuned = known is not None and set(settings.variants) <= set(known.arms)
+    if not tuned and Study(*tuning_study(settings, config_text)).run() == STOPPED:
+        return STOPPED
+    choice = choose(settings)
+    names = judged_names(settings.variants, {name: one.rate for name, one in choice.arms.items()})
+    share_plan(directory, names)
+    primary = choice.names[settings.primary] if settings.primary else ""
+    return Study(*judged_study(settings, config_text, names, primary)).run()
 
 
 class Study:
@@ -79,12 +111,12 @@ class Study:
     def __init__(self, symbols: Symbols, config_text: str) -> None:
         self.symbols, self.config_text = symbols, config_text
         self.settings = StudySettings.from_symbols(symbols)
-        self.directory = self.settings.results_dir / self.settings.name
+        self.directory = self.settings.directory
         self.config = plan_file.read_config(symbols, self.directory)
         self.session = Session()
         self._counted: dict[BatchPlan | None, CountedArms] = {}
         wanted = self.settings
-        self.runs = RunList(self.directory, wanted.variants, wanted.seed_range, wanted.rates)
+        self.runs = RunList(self.directory, wanted.variants, wanted.seed_range)
 
     @functools.cached_property
     def resolved(self) -> resolved_target.ResolvedTarget:
@@ -105,8 +137,7 @@ class Study:
     def has_checkpoint_or_result(self, name: str) -> bool:
         """Return whether a run of this variant, of any seed, is finished or has a checkpoint."""
         return any(
-            self.runs.arm(record.variant) == name
-            and (record.status == "finished" or checkpoint_bytes(folder))
+            record.variant == name and (record.status == "finished" or checkpoint_bytes(folder))
             for folder, record in read_records(self.directory).items()
         )
 
@@ -126,8 +157,7 @@ class Study:
             check_starts(self.settings.continues, self.config_text, new)
         if self.directory.exists():
             snapshot_sources(self.directory, self.settings.variants, self.has_checkpoint_or_result)
-        self.runs.read_choice()
-        left = not self.directory.exists() or self.runs.pending() or self.runs.unchosen()
+        left = not self.directory.exists() or self.runs.pending()
         if not left and self.has_plan():
             self.runs.write_expected()
             return self.nothing_to_do()
@@ -151,7 +181,7 @@ class Study:
                 self.session.close()
                 self.report()
                 print(f"stopped; `make` continues from there: {self.directory}")
-                return 130
+                return STOPPED
 
     def run_pending(self) -> int:
         """Prepare data and plan, execute the pending runs, write the report. Returns the exit status."""
@@ -170,11 +200,7 @@ class Study:
         dataset.check_corpus(directory, self.config.model.block_size, report=print)
         self.find_hellaswag()
         check_texts(self.config, report=print)
-        plan = self.execute_pending(self.runs.choose(self.plan()))
-        if self.runs.unchosen():
-            plan = self.runs.choose(plan)
-            if not self.runs.unchosen() and self.runs.pending():
-                plan = self.execute_pending(plan)
+        self.execute_pending(self.plan())
         self.inspect_attention()
         print(render_terminal(self.report()))
         print(f"report: {self.directory / 'report.html'} (and .md)    records: {self.directory / 'runs'}")
@@ -185,8 +211,8 @@ class Study:
             track_verdict(self.directory, self.config.tracking)
         return 1 if unfinished else 0
 
-    def execute_pending(self, plan: Plan) -> Plan:
-        """Execute the pending runs, with a report after each. Returns the plan, which a run can change."""
+    def execute_pending(self, plan: Plan) -> None:
+        """Execute the pending runs, with a report after each."""
         left = self.runs.pending()
         self.require_space(plan)
         executor = self.executor()
@@ -201,12 +227,12 @@ class Study:
         terminal.say(summary(plan, self.settings.variants, len(left), count, each, slots))
         runs, config = self.runs, self.config
         driver = Dispatcher(runs, config, self.config_text, executor, self.session, self.report)
-        return driver.execute(left, plan, terminal)
+        driver.execute(left, plan, terminal)
 
     def require_space(self, plan: Plan | None = None) -> None:
         """UserError where the disk is too full for the pending runs; without a plan, for their checkpoints alone."""
         left = self.runs.pending()
-        counts = [plan.row(name).iterations if plan else 0 for name, _ in left]
+        counts = [plan.variants[name].iterations if plan else 0 for name, _ in left]
         written = sum(checkpoint_bytes(self.runs.folder(*run)) for run in left)
         require_space(self.directory, self.config.model, counts, self.config.optimizer.schedule, written)
 
@@ -260,7 +286,7 @@ class Study:
 
     def admit(self) -> None:
         """Examine the variants of the pending runs. UserError for one that fails a check."""
-        arms = list(dict.fromkeys(self.runs.arm(name) for name, _ in self.runs.pending()))
+        arms = list(dict.fromkeys(name for name, _ in self.runs.pending()))
         autocast = self.resolved.dtype == "bfloat16"
         admit.require_admitted(admit.examine_cached(arms, self.config, autocast))
 

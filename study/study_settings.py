@@ -5,34 +5,29 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ra.arms import (
     BASELINE,
     VariantError,
-    control_arms,
     judged_arms,
     parse_arm,
     refuse_equal_arms,
     refuse_misnamed_files,
 )
 from runtime.dotconfig import Symbols, number_in
-from runtime.errors import UserError
 from runtime.settings import OPTIMIZER_NUMBERS, BudgetConfig, ModelConfig
-from study.plan_file import LearningRates
 
 SYMBOL = "LEARNING_RATES"
-FIRST_TUNING_SEED = 1000  # above every judged seed: CONFIG_SEEDS is 1000 at most
-Table = Mapping[str, Mapping[str, Sequence[float | None]]]  # arm -> rate -> loss of each tuning seed in nats
 
 
-def read_rates(symbols: Symbols, variants: Sequence[str]) -> LearningRates | None:
-    """Read the rates, in ascending order; None without rates. ConfigError for rates that cannot be tuned."""
+def read_rates(symbols: Symbols, variants: Sequence[str]) -> tuple[str, ...]:
+    """Read the rates to tune, in ascending order. ConfigError for rates that cannot be tuned."""
     typed = symbols.text(SYMBOL).split()
     if not typed:
-        return None
+        return ()
     _, interval = OPTIMIZER_NUMBERS["learning_rate"]
     values: dict[float, str] = {}
     for rate in typed:
@@ -58,101 +53,7 @@ def read_rates(symbols: Symbols, variants: Sequence[str]) -> LearningRates | Non
             SYMBOL,
             f"crosses every arm with the rates, and {own[0]} has one; fix: remove +LR= from CONFIG_VARIANTS",
         )
-    ascending = tuple(values[value] for value in sorted(values))
-    return LearningRates(ascending, symbols.integer("TUNING_SEEDS"))
-
-
-def tuning_runs(variants: Sequence[str], rates: LearningRates) -> list[tuple[str, int]]:
-    """Return the (arm with its rate, seed) of every arm at every rate, ordered by seed."""
-    return [
-        (parse_arm(name).with_rate(rate).name, FIRST_TUNING_SEED + seed)
-        for seed in range(rates.tuning_seeds)
-        for name in variants
-        for rate in rates.rates
-    ]
-
-
-def judged_runs(variants: Sequence[str], seeds: int, rates: LearningRates) -> list[tuple[str, int]]:
-    """Return the (arm with its rate, seed) of the judged runs, ordered by seed.
-
-    At each seed: every arm at its rate, then what separates the effect of an arm from that of its rate. Where the two
-    rates differ, the arm also runs at the rate of the control arms, and the control arms run at the rate of the arm.
-    """
-    chosen = {name: rates.chosen[name] for name in variants if name in rates.chosen}
-    common = control_rate(rates)
-    pairs = list(chosen.items())
-    if common:
-        pairs += [(name, common) for name in chosen]
-        controls = control_arms(chosen)
-        pairs += [(name, rate) for rate in rates.rates if rate in chosen.values() for name in controls]
-    names = dict.fromkeys(parse_arm(name).with_rate(rate).name for name, rate in pairs)
-    return [(name, seed) for seed in range(seeds) for name in names]
-
-
-def most_runs(
-    variants: Sequence[str], seeds: int, rates: LearningRates, one_rate: bool = False
-) -> list[tuple[str, int]]:
-    """Return every run. Arms without a chosen rate get the rates that need the most runs, or one_rate."""
-    others = [name for name in variants if not parse_arm(name).is_control]
-    start, *further = rates.rates
-    most = {name: further[place % len(further)] for place, name in enumerate(others)}
-    guessed = {name: start if one_rate else most.get(name, start) for name in variants}
-    assumed = rates.replace(chosen=guessed | dict(rates.chosen))
-    return tuning_runs(variants, rates) + judged_runs(variants, seeds, assumed)
-
-
-def function_class(name: str, variants: Iterable[str]) -> list[str]:
-    """Return the arms that share one choice with an arm: the control arms, or the arm alone."""
-    return control_arms(variants) if parse_arm(name).is_control else [name]
-
-
-def control_rate(rates: LearningRates) -> str:
-    """Return the rate of the control arms; "" before it is chosen, and in a study without them."""
-    return next((rates.chosen[name] for name in control_arms(rates.chosen)), "")
-
-
-def mean_losses(table: Table, rates: LearningRates) -> dict[str, float | None]:
-    """Return rate -> mean loss over the tuning runs of all arms of the table; None where a loss is missing."""
-    means: dict[str, float | None] = {}
-    for rate in rates.rates:
-        losses = [loss for by_rate in table.values() for loss in by_rate.get(rate, ())]
-        known = [loss for loss in losses if loss is not None]
-        whole = len(known) == len(table) * rates.tuning_seeds
-        means[rate] = sum(known) / len(known) if whole and known else None
-    return means
-
-
-def choose(table: Table, rates: LearningRates) -> LearningRates:
-    """Return the rates with a choice for each arm of the table: the lowest mean loss over the tuning seeds.
-
-    The control arms share the mean over all of them. A rate is not eligible for an arm with a missing loss there. An
-    existing choice stays. UserError for an arm without an eligible rate.
-    """
-    chosen = dict(rates.chosen)
-    for name in (name for name in table if name not in chosen):
-        group = {other: table[other] for other in function_class(name, table)}
-        shared = control_rate(rates.replace(chosen=chosen)) if parse_arm(name).is_control else ""
-        chosen[name] = shared or _lowest(name, mean_losses(group, rates))
-    return rates.replace(chosen=chosen)
-
-
-def _lowest(name: str, means: Mapping[str, float | None]) -> str:
-    eligible = {rate: loss for rate, loss in means.items() if loss is not None}
-    if not eligible:
-        raise UserError(
-            f"{name} has no finite loss at any of CONFIG_LEARNING_RATES ({', '.join(means)}); fix: use lower rates "
-            "under another CONFIG_STUDY_NAME"
-        )
-    return min(eligible, key=lambda rate: eligible[rate])
-
-
-def edge(rate: str, rates: LearningRates) -> str:
-    """Return the next rate beyond the lowest or the highest, if the chosen one is at that edge; else ""."""
-    beside = {rates.rates[0]: rates.rates[1], rates.rates[-1]: rates.rates[-2]}.get(rate)
-    if not beside or float(rate) >= 1:
-        return ""
-    mantissa, exponent = f"{min(1.0, float(rate) ** 2 / float(beside)):.1e}".split("e")
-    return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
+    return tuple(values[value] for value in sorted(values))
 
 
 EXECUTORS = {"EXECUTOR_LOCAL": "local", "EXECUTOR_SLURM": "slurm", "EXECUTOR_RAY": "ray"}
@@ -169,7 +70,8 @@ class StudySettings:
 
     equal_time: iterations in proportion to speed; else the same number for all. equivalence_margin: in nats.
     primary: the variant of the primary comparison; empty in a study of control arms alone.
-    rates: to tune; None: CONFIG_LEARNING_RATE for all. continues: folder of the shorter study to continue.
+    rates: to tune, on tuning_seeds; (): CONFIG_LEARNING_RATE for all.
+    continues: folder of the shorter study to continue.
     slots: runs at once; 0: automatic.
     executor: "local", "slurm" or "ray".
     """
@@ -181,13 +83,19 @@ class StudySettings:
     equal_time: bool
     equivalence_margin: float = math.log(1.01)
     primary: str = ""
-    rates: LearningRates | None = None
+    rates: tuple[str, ...] = ()
+    tuning_seeds: int = 0
     continues: Path | None = None
     slots: int = 0
     executor: str = "local"
     slurm_options: str = ""
     ray_address: str = ""
     first_seed: int = 0
+
+    @property
+    def directory(self) -> Path:
+        """The folder of the study."""
+        return self.results_dir / self.name
 
     @property
     def seed_range(self) -> range:
@@ -215,7 +123,8 @@ class StudySettings:
             equal_time=symbols.flag("BUDGET_EQUAL_TIME"),
             equivalence_margin=math.log(1 + symbols.number("EQUIVALENCE_MARGIN_PERCENT", "(0, 100)") / 100),
             primary=_primary(symbols, variants),
-            rates=read_rates(symbols, variants),
+            rates=(rates := read_rates(symbols, variants)),
+            tuning_seeds=symbols.integer("TUNING_SEEDS") if rates else 0,
             continues=_continues(symbols),
             slots=symbols.integer("SLOTS"),
             executor=executor,

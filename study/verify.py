@@ -12,8 +12,9 @@ from runtime.errors import UserError
 from study import plan_file
 from study.executors.executor import EXIT_FILE
 from study.runs import run_folders
+from study.tuned_rates import FILE, FOLDER
 
-STUDY_FILES = ("attention.json", "expected.json", "hellaswag.json")
+STUDY_FILES = ("attention.json", "expected.json", "hellaswag.json", f"{FOLDER}/{FILE}")
 
 
 @dataclass(frozen=True)

@@ -201,7 +201,7 @@ def run_plan(study_dir: Path, variant: str, seed: int) -> RunPlan:
     plan = plan_file.read(study_dir)
     if plan is None:
         raise UserError(f"{study_dir} has no plan.json; fix: start the study with `make`")
-    row, name = plan.row(variant), run_record.run_name(variant, seed)
+    row, name = plan.variants[variant], run_record.run_name(variant, seed)
     return RunPlan(
         directory=study_dir / "runs" / name,
         run=name,

@@ -21,6 +21,7 @@ class Design(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     margin: float  # of equivalence, in units of the metric
     metric: str = "final validation loss in nats"
     earlier_looks: tuple[int, ...] = ()  # of older studies at these seeds
+    choice: str = ""  # file with the tuned learning rates of the arms; "": none are tuned
     sha256: str = ""  # of the other entries
 
     @property

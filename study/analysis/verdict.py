@@ -7,7 +7,7 @@ look, and referee.verdict.looks gives the level of its test.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ra.arms import control_arms, controls_of, parse_arm
-from referee.verdict.design import MARGIN
+from referee.verdict.design import MARGIN, Design
 from referee.verdict.looks import adjusted_for_looks, nominal_levels
 from referee.verdict.power import exaggeration
 from referee.verdict.statistics import (
@@ -46,18 +46,21 @@ Losses = Mapping[str, Mapping[int, float]]  # variant -> seed -> loss in nats
 
 
 def control_losses(
-    table: Losses, seeds: Sequence[int] | None = None, arm: str | None = None
+    table: Losses,
+    seeds: Sequence[int] | None = None,
+    arm: str | None = None,
+    controls: Sequence[str] = (),
 ) -> list[list[float]]:
     """Return the losses of the control arms at each of the seeds (default: all).
 
-    arm: whose control arms; None: those of the first control arm.
+    arm: whose control arms; None: those of the first control arm. controls: these instead.
     Arms that agree to the last bit are one arm under two names (RALATE and RAALT on two layers) and count once.
     """
     if seeds is None:
         seeds = sorted({seed for by_seed in table.values() for seed in by_seed})
     if arm is None:
         arm = next(iter(control_arms(table)), "")
-    arms = [table[name] for name in controls_of(arm, table)]
+    arms = [table[name] for name in controls or controls_of(arm, table) if name in table]
     return [list(dict.fromkeys(by_seed[seed] for by_seed in arms if seed in by_seed)) for seed in seeds]
 
 
@@ -108,13 +111,14 @@ class VarianceCheck:
         return self.enough and min(self.adjusted_p) < 1 - CONFIDENCE
 
 
-def variance_check(final: Losses) -> VarianceCheck | None:
+def variance_check(final: Losses, controls: Sequence[str] = ()) -> VarianceCheck | None:
     """Compare the variances of half-swapped and fully swapped arms; None in a study without all four of SQUARE.
 
     Swapping no half, the first, the second or both is a 2 x 2 design. Its three contrasts, each scaled to the variance
     of a single run, are independent and of one variance if the four arms vary independently and alike. Arms that agree
     in pairs (B with RALATE, RAEARLY with RAALL) make one half's effect larger than the other's.
     """
+    final = {parse_arm(name).attention: final[name] for name in controls or controls_of(BASELINE, final)}
     if not set(SQUARE) <= set(final):
         return None
     seeds = sorted(set.intersection(*(set(final[name]) for name in SQUARE)))
@@ -193,24 +197,26 @@ def judge(
     looks: Mapping[str, tuple[int, ...]] | None = None,
     finished: Mapping[str, int] | None = None,
     first_seed: int = 0,
+    controls: Sequence[str] = (),
 ) -> list[Verdict]:
     """Judge every real change that has a seed with a control arm.
 
     table: variant -> seed -> final loss in nats. primary: the planned comparison. looks: variant -> planned seeds.
     finished: variant -> planned seeds with every run; by default those in the table. first_seed: of the planned seeds.
+    controls: the control arms of every arm; (): those at the learning rate of the arm.
     """
     looks = looks or {}
     found = []
     for name in (name for name in table if not parse_arm(name).is_control):
         planned = looks.get(name, ())
         seeds = [seed for seed in table[name] if not planned or seed - first_seed < planned[-1]]
-        pairs = zip(seeds, control_losses(table, seeds, name), strict=True)
+        pairs = zip(seeds, control_losses(table, seeds, name, controls), strict=True)
         used = {seed: arms for seed, arms in pairs if arms}
         if used:
             differences = [table[name][seed] - mean(arms) for seed, arms in used.items()]
             done = (finished or {}).get(name, len(used))
-            controls = [len(arms) for arms in used.values()]
-            found.append(_test(name, differences, controls, margin, planned, done, name == primary))
+            counts = [len(arms) for arms in used.values()]
+            found.append(_test(name, differences, counts, margin, planned, done, name == primary))
     return _adjusted(found)
 
 
@@ -220,6 +226,7 @@ def earlier_verdicts(
     primary: str,
     looks: Mapping[str, tuple[int, ...]],
     first_seed: int = 0,
+    controls: Sequence[str] = (),
 ) -> list[Verdict]:
     """Return the verdicts at the looks before the last one of each variant. Later looks do not withdraw them."""
     found = []
@@ -230,10 +237,66 @@ def earlier_verdicts(
         }
         found += [
             one
-            for one in judge(known, margin, primary, past, first_seed=first_seed)
+            for one in judge(known, margin, primary, past, None, first_seed, controls)
             if one.adjusted_p is not None and one.looks[-1] == count < looks[one.variant][-1]
         ]
     return found
+
+
+@dataclass(frozen=True)
+class TunedVerdicts:
+    """The verdicts on arms at tuned learning rates."""
+
+    best: list[Verdict]  # each arm against the control arms, each at its rate; confirmed by the next two
+    earlier: list[Verdict]  # at the looks before the last
+    common: list[Verdict]  # both at the rate of the control arms
+    same: list[Verdict]  # both at the rate of the arm
+    unconfirmed: dict[str, str]  # arm -> the word that `best` alone would have
+
+
+def judge_tuned(
+    table: Losses, design: Design, looks: Mapping[str, tuple[int, ...]], finished: Mapping[str, int]
+) -> TunedVerdicts:
+    """Judge the arms of a design with tuned rates, and those that were added. table: with the arms at other rates."""
+    names = dict.fromkeys((*design.arms, *looks))
+    arms = {name: table[name] for name in names if name in table}
+    controls = {name: table[name] for name in design.controls if name in table}
+    common = {name: table[twin] for name in names if (twin := at_rate_of_controls(name, design)) in table}
+    all_controls = {name: table[name] for name in control_arms(table)}
+    tables = (
+        (controls | arms, design.controls),
+        (controls | common, design.controls),
+        (all_controls | arms, ()),
+    )
+    settings, first = (design.margin, design.primary, looks), design.seeds[0]
+    best, at_common, same = (judge(one, *settings, finished, first, against) for one, against in tables)
+    confirmed = confirm(best, at_common, same)
+    return TunedVerdicts(
+        confirmed,
+        confirm(*(earlier_verdicts(one, *settings, first, against) for one, against in tables)),
+        at_common,
+        same,
+        {one.variant: one.word for one, now in zip(best, confirmed, strict=True) if one.word != now.word},
+    )
+
+
+def at_rate_of_controls(name: str, design: Design) -> str:
+    """Return the name of an arm at the tuned rate of the control arms; the arm where there is none."""
+    return parse_arm(name).with_rate(parse_arm(design.controls[0]).rate).name if design.controls else name
+
+
+def confirm(best: Iterable[Verdict], common: Iterable[Verdict], same: Iterable[Verdict]) -> list[Verdict]:
+    """Return the verdicts at the best rates. Better or worse that does not hold at one rate is "cannot tell"."""
+    needed = {
+        word: {(one.variant, one.looks) for one in verdicts if one.word == word}
+        for word, verdicts in ((BETTER, same), (WORSE, common))
+    }
+    return [
+        replace(one, word=CANNOT_TELL, callable_from=None, exaggeration=None)
+        if one.word in needed and (one.variant, one.looks) not in needed[one.word]
+        else one
+        for one in best
+    ]
 
 
 def _test(
@@ -335,18 +398,20 @@ class ItemTest:
     adjusted_p: float
 
 
-def item_tests(study_dir: Path, used: Sequence[Run], task: EndingsTask) -> list[ItemTest]:
+def item_tests(
+    study_dir: Path, used: Sequence[Run], task: EndingsTask, baseline: str = BASELINE
+) -> list[ItemTest]:
     """Test each variant against the baseline at the same seeds, for each measure, on the items of most runs."""
     common = common_items([run.record for run in used], task)
     used = [run for run in used if common and scored_items(run.record, task) == common]
-    seeds = [run.seed for run in used if run.variant == BASELINE][:MOST_SEEDS]
+    seeds = [run.seed for run in used if run.variant == baseline][:MOST_SEEDS]
     answers = {(run.variant, run.seed): _answers(study_dir, run, task) for run in used if run.seed in seeds}
     tests = []
     for measure in task.measures:
         net: dict[str, dict[int, Answers]] = {}  # variant -> seed -> variant minus baseline, item by item
         for (variant, seed), right in answers.items():
-            base = answers[BASELINE, seed].get(measure)
-            if variant != BASELINE and seed is not None and base is not None and measure in right:
+            base = answers[baseline, seed].get(measure)
+            if variant != baseline and seed is not None and base is not None and measure in right:
                 net.setdefault(variant, {})[seed] = right[measure] - base
         found = [(name, list(by_seed), sum(by_seed.values())) for name, by_seed in net.items()]
         results = [sign_test(np.asarray(score).tolist()) for _, _, score in found]

@@ -182,7 +182,13 @@ def compare_sizes(studies: Sequence[LoadedStudy]) -> SizeComparison | None:
             f"the studies differ in {', '.join(differing)}, so there is no trend; fix: run them with one defconfig "
             "command that changes CONFIG_STUDY_NAME and the model only"
         )
-    by_size = [[] if differing else study.report.verdicts for _, study in pairs]
+    # Each size has the rates that were chosen there, so an arm is the same without its rate.
+    by_size = [
+        [replace(one, variant=study.report.untuned(one.variant)) for one in study.report.verdicts]
+        if not differing
+        else []
+        for _, study in pairs
+    ]
     return SizeComparison(rows, trends([row.parameters for row in rows], by_size), problems)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ra.arms import LEARNED, parse_arm
+from ra.arms import LEARNED
 from referee.numerics.setup.checklist_rows import (
     EQUAL,
     FATAL,
@@ -92,8 +92,6 @@ RULES: tuple[EntryRule, ...] = (
         "the gradient is a mean over the same sequences; only rounding differs"),
     EntryRule("schedule", "schedule", _schedule, FATAL,
         "the learning rate depends on iteration / planned iterations", by="variant"),
-    EntryRule("schedule", "tuned learning rate", lambda r: parse_arm(r.variant).rate or "not tuned", FATAL,
-        "each study chose the rates of its arms", by="variant"),
     EntryRule("precision", "precision", lambda r: r.target.dtype, FATAL, "the number formats differ"),
     EntryRule("precision", "float32 products", _environment(lambda e: e.float32_matmul), FATAL,
         "TF32 keeps 10 bits of a float32's 23"),

@@ -31,10 +31,8 @@ from referee.pages.markup import Code, Text, escape_html, pieces
 from runtime import records, run_record
 from runtime.errors import UserError
 from runtime.records import InvalidJsonError, Record, parse
-from study import plan_file
 from study.arm_colors import color, color_label, legend
 from study.runs import Run, read_runs
-from study.tuned_rates import judged_at_best
 
 # Read and write attention statistics and maps of runs (attention.json). Needs no torch.
 
@@ -181,10 +179,8 @@ def read_study(study_dir: Path) -> tuple[list[RunAttention], InputText] | None:
 
 def uninspected_runs(study_dir: Path) -> list[Run]:
     """Return each variant's counted run of the lowest seed; none where attention.json has them as they are."""
-    plan = plan_file.read_valid(study_dir)  # the report names a damaged one
-    judged = judged_at_best(plan, read_runs(study_dir))
     first = {
-        run.variant: run for run in reversed(judged) if run.used
+        run.variant: run for run in reversed(read_runs(study_dir)) if run.used
     }  # runs are sorted by seed: the lowest wins
     chosen = list(first.values())[::-1]
     existing = read_study(study_dir)

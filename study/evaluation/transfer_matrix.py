@@ -22,7 +22,6 @@ from runtime.run_record import RunRecord
 from study import plan_file
 from study.analysis.verdict import LEVEL, VERDICT_SEEDS
 from study.runs import SHARED, Run, diverged_seeds, read_runs
-from study.study_settings import FIRST_TUNING_SEED
 
 # The record of one evaluation of a trained run on a platform. Needs no torch.
 
@@ -322,13 +321,8 @@ class TransferReport:
 
 
 def counted_runs(studies: Sequence[Path]) -> list[tuple[Path, Run]]:
-    """Return the counted runs with their study's folder, tuning runs left out. UserError without one."""
-    found = [
-        (study, run)
-        for study in studies
-        for run in read_runs(study)
-        if run.used and run.record.seed < FIRST_TUNING_SEED
-    ]
+    """Return the counted runs with their study's folder. UserError without one."""
+    found = [(study, run) for study in studies for run in read_runs(study) if run.used]
     if not found:
         named = " ".join(map(str, studies))
         raise UserError(f"{named} has no finished run; fix: run `make` until a run is finished")
@@ -351,9 +345,8 @@ def counted_runs(studies: Sequence[Path]) -> list[tuple[Path, Run]]:
 
 
 def diverged_runs(studies: Sequence[Path]) -> dict[str, list[int]]:
-    """Return arm -> seeds of the diverged runs, tuning runs left out."""
-    runs = [run for study in studies for run in read_runs(study)]
-    return diverged_seeds([run for run in runs if (run.seed or 0) < FIRST_TUNING_SEED])
+    """Return arm -> seeds of the diverged runs."""
+    return diverged_seeds([run for study in studies for run in read_runs(study)])
 
 
 def build_transfer(studies: Sequence[Path], platforms: Sequence[str]) -> TransferReport:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpt2.validation import HUB_FILE, read_text
-from ra.arms import parse_arm
 from ra.variants import variant
 from referee.pages.document import Block, BulletList, Document, Paragraph, Section, Table
 from referee.verdict.statistics import perplexity_percent
@@ -20,14 +19,15 @@ from study import plan_file
 from study.analysis.designs import MOST_CONTROLS, StudyDesign
 from study.analysis.verdict import VERDICT_SEEDS
 from study.executors.child_process import runs_that_fit
-from study.plan_file import LearningRates, Plan
+from study.plan_file import Plan
 from study.planning.micro_batch import MemoryPlanError, Predictions
 from study.planning.planned_power import PastStudy, Sight, StudySight
 from study.preconditions import needed_bytes
 from study.report.method import hours_text, seeds_text, size
-from study.study_settings import StudySettings, most_runs
+from study.runs import RunList
+from study.study_settings import StudySettings
 from study.terminal import FORWARD_SHARE
-from study.tuned_rates import RunList
+from study.tuned_rates import judged_names, judged_study, most_judged, read_choice, tuning_study
 
 # Forecast a study before its first run: runs, hours, disk space, memory. Nothing is trained or timed.
 
@@ -46,10 +46,9 @@ class Hours:
 
     def of(self, runs: Sequence[tuple[str, int]]) -> float | None:
         """Hours of these runs; None where the seconds of one are unknown."""
-        names = [name if name in self.train else parse_arm(name).without_rate.name for name, _ in runs]
-        if not all(name in self.train for name in names):
+        if not all(name in self.train for name, _ in runs):
             return None
-        return sum(self.train[name] + (self.other or 0.0) for name in names) / 3600
+        return sum(self.train[name] + (self.other or 0.0) for name, _ in runs) / 3600
 
 
 @dataclass(frozen=True)
@@ -67,16 +66,15 @@ class PeakMemory:
 
 @dataclass(frozen=True)
 class Forecast:
-    """A study of one size. runs: as (variant, seed), the most where learning rates are not chosen yet.
+    """A study. runs: as (variant, seed). pending: the runs that are not finished.
 
-    fewest: the number of runs if all arms get one rate. pending: the runs that are not finished. looks: the numbers of
-    seeds at which the primary arm is judged, the present one last. at_once: runs at once on this machine.
+    looks: the numbers of seeds at which the primary arm is judged, the present one last. at_once: runs at once on this
+    machine.
     """
 
     settings: StudySettings
     config: Config
     runs: list[tuple[str, int]]
-    fewest: int
     pending: list[tuple[str, int]]
     one_seed: list[tuple[str, int]]
     looks: tuple[int, ...]
@@ -91,25 +89,38 @@ class Forecast:
         return None if hours is None else hours / self.at_once
 
 
+def forecasts(symbols: Symbols, text: str, past: Sequence[PastStudy]) -> list[Forecast]:
+    """Forecast the studies of .config: with learning rates to tune, that of the rates, then the one that judges.
+
+    Before the choice the second has the arms of the choice that needs most of them. text: of .config.
+    """
+    settings = StudySettings.from_symbols(symbols)
+    if not settings.rates:
+        return [forecast(symbols, past)]
+    choice = read_choice(settings.directory)
+    if choice and set(settings.variants) <= set(choice.arms):
+        names = judged_names(settings.variants, {name: one.rate for name, one in choice.arms.items()})
+    else:
+        names = most_judged(settings.variants, settings.rates)
+    studies = (tuning_study(settings, text), judged_study(settings, text, names, ""))
+    return [forecast(one, past) for one, _ in studies]
+
+
 def forecast(symbols: Symbols, past: Sequence[PastStudy]) -> Forecast:
     """Forecast the study of these symbols. past: finished studies of the same model and data, the newest first."""
     config, settings = Config.from_symbols(symbols), StudySettings.from_symbols(symbols)
-    directory = settings.results_dir / settings.name
+    directory = settings.directory
     plan = plan_file.read_valid(directory)  # `make` rebuilds a damaged one
-    rates = plan.learning_rates if plan and plan.learning_rates else settings.rates
-    listed = RunList(directory, settings.variants, settings.seed_range, rates)
-    runs = planned_runs(settings, settings.seeds, rates)
-    longer = planned_runs(settings, settings.seeds + 1, rates)
-    pending = [run for run in runs if not listed.is_done(*run)]
+    listed = RunList(directory, settings.variants, settings.seed_range)
+    runs, pending = listed.all(), listed.pending()
     resolved = _resolve(config)
     hours = _hours(config, settings, plan, past, resolved)
     return Forecast(
         settings=settings,
         config=config,
         runs=runs,
-        fewest=len(planned_runs(settings, settings.seeds, rates, one_rate=True)),
         pending=pending,
-        one_seed=[run for run in longer if run[1] == settings.first_seed + settings.seeds],
+        one_seed=runs[: len(settings.variants)],
         looks=_looks(settings, plan if len(pending) < len(runs) else None),
         hours=hours,
         disk_bytes=needed_bytes(
@@ -118,19 +129,6 @@ def forecast(symbols: Symbols, past: Sequence[PastStudy]) -> Forecast:
         memory=_memory(config, settings, plan, resolved),
         at_once=_at_once(config, settings, resolved),
     )
-
-
-def planned_runs(
-    settings: StudySettings, seeds: int, rates: LearningRates | None, one_rate: bool = False
-) -> list[tuple[str, int]]:
-    """Return every (variant, seed). Arms without a chosen rate get those that need the most runs, or one_rate."""
-    if rates is None:
-        return [
-            (name, seed)
-            for seed in range(settings.first_seed, settings.first_seed + seeds)
-            for name in settings.variants
-        ]
-    return most_runs(settings.variants, seeds, rates, one_rate)
 
 
 def _looks(settings: StudySettings, plan: Plan | None) -> tuple[int, ...]:
@@ -163,8 +161,8 @@ def _at_once(config: Config, settings: StudySettings, resolved: ResolvedTarget) 
 
 def _iterations(config: Config, plan: Plan | None, name: str) -> int:
     """Return the iterations of a run as far as they are known without timing; 0 otherwise."""
-    if plan and plan.arm(name) in plan.variants:
-        return plan.row(name).iterations
+    if plan and name in plan.variants:
+        return plan.variants[name].iterations
     limits = (config.budget.max_iterations, config.budget.max_tokens // _tokens(config))
     return min(filter(None, limits), default=0)
 
@@ -225,7 +223,7 @@ def _training(
     if len(known) == len(settings.variants):
         return (
             known,
-            f"step times measured on this machine ({settings.results_dir / settings.name}/plan.json)",
+            f"step times measured on this machine ({settings.directory}/plan.json)",
         )
     budget = config.budget
     limits: list[tuple[float, str]] = []
@@ -265,24 +263,27 @@ NIGHT_HOURS = 12
 NOTHING_RUNS = "This command trains nothing and times nothing."
 
 
-def plan_document(forecast: Forecast, sight: StudySight) -> Document:
-    """The plan of a study, and what it detects."""
+def plan_document(studies: Sequence[Forecast], settings: StudySettings, sight: StudySight) -> Document:
+    """The plan of the studies of .config, and what the last one detects. settings: of .config."""
+    judged = studies[-1]
+    notes = [*tuning(studies), *times(studies), disk(studies), memory(judged), NOTHING_RUNS]
     blocks: list[Block] = [
-        runs_table(forecast),
-        BulletList([*tuning(forecast), *times(forecast), disk(forecast), memory(forecast), NOTHING_RUNS]),
-        Section("What the study will be able to detect", sight_blocks(forecast, sight)),
+        runs_table(studies),
+        BulletList(notes),
+        Section("What the study will be able to detect", sight_blocks(settings, sight)),
         BulletList(_remarks(sight)),
     ]
     return Document("", blocks)
 
 
-def runs_table(forecast: Forecast) -> Table:
+def runs_table(studies: Sequence[Forecast]) -> Table:
     """Runs, hours, disk space and memory."""
     columns = {
+        "study": lambda one: one.settings.name,
         "size": lambda one: one.config.model.size,
         "arms": lambda one: str(len(one.settings.variants)),
         "seeds": lambda one: str(one.settings.seeds),
-        "runs": lambda one: _range_of(one.fewest, len(one.runs)),
+        "runs": lambda one: str(len(one.runs)),
         "pending": lambda one: str(len(one.pending)),
         "time": lambda one: _time(one.time(one.pending)),
         "one more seed": lambda one: _time(one.time(one.one_seed)),
@@ -290,11 +291,7 @@ def runs_table(forecast: Forecast) -> Table:
         "micro-batch": lambda one: f"{one.memory.micro} x {one.memory.accumulation}",
         "peak memory": lambda one: gib(one.memory.peak) if one.memory.peak is not None else "unknown",
     }
-    return Table.of([forecast], columns)
-
-
-def _range_of(fewest: int, most: int) -> str:
-    return str(most) if fewest == most else f"{fewest} to {most}"
+    return Table.of(studies, columns)
 
 
 def _time(hours: float | None) -> str:
@@ -303,35 +300,33 @@ def _time(hours: float | None) -> str:
     return hours_text(hours) if hours else "0"
 
 
-def tuning(forecast: Forecast) -> list[str]:
-    """The runs that choose learning rates, and what the number of judged runs depends on."""
-    rates, arms = forecast.settings.rates, len(forecast.settings.variants)
-    if rates is None:
+def tuning(studies: Sequence[Forecast]) -> list[str]:
+    """What the number of judged runs depends on, where learning rates are tuned."""
+    if len(studies) == 1:
         return []
-    count = arms * len(rates.rates) * rates.tuning_seeds
-    text = (
-        f"Tuning: {arms} arms x {len(rates.rates)} rates x {seeds_text(rates.tuning_seeds)} = {count} runs."
-    )
-    if forecast.fewest < len(forecast.runs):
-        text += " More judged runs are needed where the chosen rates differ; all other numbers are for the most runs."
-    return [text]
+    rates, judged = studies
+    return [
+        f"{rates.settings.name} chooses the learning rates. {judged.settings.name} then judges every arm at its rate; "
+        "before the choice its numbers are for the choice that needs most runs."
+    ]
 
 
-def times(forecast: Forecast) -> list[str]:
+def times(studies: Sequence[Forecast]) -> list[str]:
     """The sources of the hours, and a plan of one night where this one takes longer."""
-    at_once = f"; {forecast.at_once} runs at once" if forecast.at_once > 1 else ""
-    found = [f"Time: {forecast.hours.train_source}; {forecast.hours.other_source}{at_once}."]
-    if (forecast.time(forecast.pending) or 0.0) > NIGHT_HOURS:
+    last = studies[-1]
+    at_once = f"; {last.at_once} runs at once" if last.at_once > 1 else ""
+    found = [f"Time: {last.hours.train_source}; {last.hours.other_source}{at_once}."]
+    if sum(one.time(one.pending) or 0.0 for one in studies) > NIGHT_HOURS:
         found += [
             "More than a night. Three arms, 3 seeds, an hour a run: make defconfig-gpt2-ra-ablation-night"
         ]
     return found
 
 
-def disk(forecast: Forecast) -> str:
+def disk(studies: Sequence[Forecast]) -> str:
     """The disk space that pending runs need, and the free space."""
-    folder = forecast.settings.results_dir
-    needed, free = forecast.disk_bytes, free_bytes(folder)
+    folder = studies[-1].settings.results_dir
+    needed, free = sum(one.disk_bytes for one in studies), free_bytes(folder)
     fits = "" if needed <= free else "; fix: free disk space, or set CONFIG_RESULTS_DIR to another disk"
     return f"Disk: {gib(needed)} needed at most, {gib(free)} free in {folder}{fits}."
 
@@ -350,9 +345,8 @@ def memory(forecast: Forecast) -> str:
 # ---- power
 
 
-def sight_blocks(forecast: Forecast, sight: StudySight) -> list[Block]:
+def sight_blocks(settings: StudySettings, sight: StudySight) -> list[Block]:
     """The differences that the study detects, and the cheapest design for the margin."""
-    settings = forecast.settings
     if not sight.primary:
         return [Paragraph("All arms are control arms: they differ by noise alone, so there is no verdict.")]
     if not sight.controls:

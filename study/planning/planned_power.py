@@ -12,13 +12,12 @@ from ra.arms import control_arms, controls_of, parse_arm
 from referee.verdict.looks import nominal_levels
 from referee.verdict.statistics import mean, noise_floor, standard_deviation
 from runtime.files import read_json
-from study import plan_file
 from study.analysis.designs import Noise, StudyDesign, cheapest_design, detectable_difference
 from study.analysis.verdict import Losses, control_losses
 from study.experiment import Configuration, configuration
 from study.runs import PENDING, Run, final_losses, read_expected, read_runs
-from study.study_settings import StudySettings, most_runs
-from study.tuned_rates import judged_at_best
+from study.study_settings import StudySettings
+from study.tuned_rates import most_judged, tuning_arms
 
 SAME = (
     "GPT2_MODEL_",
@@ -107,7 +106,7 @@ def find_past_studies(results_dir: Path, settings: Configuration) -> list[PastSt
         saved = next((read for run in sorted(directory.glob("runs/*/")) if (read := configuration(run))), {})
         if not saved or _chosen(saved) != _chosen(settings) or not read_expected(directory).variants:
             continue
-        runs = judged_at_best(plan_file.read_valid(directory), read_runs(directory))
+        runs = read_runs(directory)
         used = tuple(run for run in runs if run.used)
         if used and not any(run.status in PENDING for run in runs):
             differing = tuple(name for name in SHAPES_NOISE if saved.get(name) != settings.get(name))
@@ -246,9 +245,10 @@ def _sight(
     others = [name for name in settings.variants if not parse_arm(name).is_control]
 
     def runs(controls: int, seeds: int) -> int:
-        if settings.rates is None:
+        if not settings.rates:
             return (controls + max(len(others), 1)) * seeds
-        return len(most_runs((*CONTROLS[:controls], *others), seeds, settings.rates))
+        names, rates = (*CONTROLS[:controls], *others), settings.rates
+        return len(most_judged(names, rates)) * seeds + len(tuning_arms(names, rates)) * settings.tuning_seeds
 
     margin = settings.equivalence_margin
     return Sight(

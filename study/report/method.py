@@ -157,13 +157,13 @@ def method(report: Report) -> list[str]:
     ]
     if report.verdicts:
         lines += _verdict(report)
-    if report.rates:
+    if report.tuned:
         lines.append(
             "The rate of an arm has the lowest mean final loss over the tuning seeds; the control arms share the rate "
-            "with the lowest mean over all of them. The choice is in plan.json and never changes. Better at the best "
-            "rates must hold against the control arms at the arm's rate, too, and worse at the rate of the control "
-            "arms: of two control arms with different rates, one is better through its rate alone. So an arm without "
-            "an effect is called better or worse in at most 5 % of studies, whatever the rates "
+            "with the lowest mean over all of them. The choice is in rates/choice.json and never changes. Better at "
+            "the best rates must hold against the control arms at the arm's rate, too, and worse at the rate of the "
+            "control arms: of two control arms with different rates, one is better through its rate alone. So an arm "
+            "without an effect is called better or worse in at most 5 % of studies, whatever the rates "
             "(docs/learning-rates.md)."
         )
     if report.floor:

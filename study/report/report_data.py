@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from ra.arms import controls_of, parse_arm
 from referee.verdict.design import MARGIN, Design
 from referee.verdict.statistics import Interval, NoiseFloor, mean, mean_interval, noise_floor
 from runtime import records
+from runtime.errors import UserError
 from runtime.files import DamagedFileError
 from runtime.records import to_plain
 from runtime.run_record import bits_per_byte
@@ -27,12 +28,14 @@ from study.analysis.eval_set_results import EvalSets, eval_set_tables
 from study.analysis.verdict import (
     ItemTest,
     Losses,
+    TunedVerdicts,
     VarianceCheck,
     Verdict,
     control_losses,
     earlier_verdicts,
     item_tests,
     judge,
+    judge_tuned,
     odd_controls,
     variance_check,
 )
@@ -42,6 +45,7 @@ from study.experiment import Experiment, finished_seeds, read_experiment
 from study.hellaswag_scores import TASKS, EndingsScore, Items, common_items, endings_score, left_out
 from study.plan_file import Continued, Plan, PlanBudget
 from study.runs import (
+    BASELINE,
     DAMAGED,
     PENDING,
     UNREAD,
@@ -51,12 +55,11 @@ from study.runs import (
     losses,
     missing_files,
     provenance,
-    read_expected,
     read_runs,
     variant_order,
 )
 from study.step_timing import Speed, speeds
-from study.tuned_rates import RateReport, finished_at_rates, judge_rates, rate_report, sort_runs
+from study.tuned_rates import Choice, read_choice
 
 MOST_DAMAGED = 8  # runs named on the first screen
 
@@ -120,7 +123,8 @@ class Report:
     damaged: list[str]  # sentences on files that do not agree, with their remedy
     eval_sets: EvalSets  # of the runs that ended their schedule; no verdict uses them
     continues: Continued | None = None  # the shorter study that the runs continue
-    rates: RateReport | None = None  # tuned learning rates; runs are then those at the best rate of their arm
+    choice: Choice | None = None  # of the learning rates, where they are tuned
+    tuned: TunedVerdicts | None = None
 
     @property
     def first_seed(self) -> int:
@@ -145,9 +149,19 @@ class Report:
 
     @property
     def pending(self) -> int:
-        """The number of runs that the study still has to finish, tuning runs among them."""
-        judged = sum(run.status in PENDING for run in self.runs)
-        return judged + (len(self.rates.pending) if self.rates else 0)
+        """The number of runs that the study still has to finish."""
+        return sum(run.status in PENDING for run in self.runs)
+
+    def controls_of(self, name: str) -> list[str]:
+        """The control arms with which the verdict on an arm compares it."""
+        tuned = self.design.controls if self.design and self.tuned else ()
+        return [one for one in tuned or controls_of(name, self.variants) if one in self.variants]
+
+    def untuned(self, name: str) -> str:
+        """An arm without the learning rate that was chosen for it."""
+        return next(
+            (arm for arm, one in (self.choice.names if self.choice else {}).items() if one == name), name
+        )
 
     @property
     def variants(self) -> list[str]:
@@ -159,8 +173,7 @@ def build_report(study_dir: Path) -> Report:
     """Compute everything that the report says."""
     runs = read_runs(study_dir)
     plan, damage = _plan(study_dir)
-    tuned = sort_runs(plan, runs)
-    runs = tuned.best if tuned else runs
+    choice, unread = _choice(study_dir)
     used = [run for run in runs if run.used]
     variants = sorted({run.variant for run in used}, key=variant_order)
     first = used[0].record if used else None
@@ -168,20 +181,18 @@ def build_report(study_dir: Path) -> Report:
     short = [run for run in used if run.record.truncated] if len(ends) > 1 else []
     ended = [run for run in used if run not in short]
     final: dict[str, dict[int, float]] = {name: {} for name in variants} | final_losses(ended)
-    controls = control_losses(final)
-    floor = noise_floor(controls)
-    looks, primary, margin = (plan.looks, plan.primary, plan.margin) if plan else ({}, "", MARGIN)
-    first_seed = plan.first_seed if plan else 0
-    finished = finished_seeds(plan, runs)
-    rates = None
+    design, looks, finished = plan and plan.design, plan.looks if plan else {}, finished_seeds(plan, runs)
+    tuned = judge_tuned(final, design, looks, finished) if design and design.choice else None
     if tuned:
-        finished = finished_at_rates(tuned, looks, read_expected(study_dir).variants)
-        at_rates = judge_rates(tuned, primary, looks, finished, margin)
-        verdicts, earlier = at_rates.best, at_rates.earlier
-        rates = rate_report(tuned, at_rates)
+        verdicts, earlier = tuned.best, tuned.earlier
     else:
-        verdicts = judge(final, margin, primary, looks, finished, first_seed)
-        earlier = earlier_verdicts(final, margin, primary, looks, first_seed)
+        settings = (plan.margin, plan.primary, looks) if plan else (MARGIN, "", looks)
+        first_seed = plan.first_seed if plan else 0
+        verdicts = judge(final, *settings, finished, first_seed)
+        earlier = earlier_verdicts(final, *settings, first_seed)
+    own_controls = design.controls if design and tuned else ()
+    controls = control_losses(final, controls=own_controls)
+    floor, baseline = noise_floor(controls), next(iter(own_controls), BASELINE)
     items = {task.key: common_items([run.record for run in used], task) for task in TASKS}
     planned = Counter(run.variant for run in runs if run.used or run.status in PENDING)
     hours = seed_hours(used, plan.slots if plan and plan.slots else 1)
@@ -192,7 +203,10 @@ def build_report(study_dir: Path) -> Report:
         study=study_dir.resolve().name,
         experiment=read_experiment(study_dir, plan, used),
         runs=runs,
-        rows=[_row(name, used, short, final, items) for name in variants],
+        rows=[
+            _row(name, used, short, final, items, own_controls if name in (*looks, *own_controls) else ())
+            for name in variants
+        ],
         floor=floor,
         design=plan.design if plan else None,
         looks=looks,
@@ -203,9 +217,9 @@ def build_report(study_dir: Path) -> Report:
         sensitivities=sensitivities(
             verdicts, floor, len(controls), planned, max(map(len, controls), default=0), hours
         ),
-        variance_check=variance_check(final),
+        variance_check=variance_check(final, own_controls),
         odd_controls=odd_controls(final),
-        items=[test for task in TASKS for test in item_tests(study_dir, ended, task)],
+        items=[test for task in TASKS for test in item_tests(study_dir, ended, task, baseline)],
         equal_time=plan is not None and plan.budget.equal_time,
         learned=moments,
         budget=plan.budget if plan else None,
@@ -220,17 +234,26 @@ def build_report(study_dir: Path) -> Report:
             used,
         ),
         cut=[run.name for run in short],
-        damaged=[*_damaged_runs(runs), *damage, *_damaged_attention(study_dir)],
+        damaged=[*_damaged_runs(runs), *damage, *unread, *_damaged_attention(study_dir)],
         eval_sets=eval_set_tables(ended),
         continues=plan.continues if plan else None,
-        rates=rates,
+        choice=choice if tuned else None,
+        tuned=tuned,
     )
 
 
 def _row(
-    name: str, used: list[Run], short: list[Run], final: Losses, items: Mapping[str, Items | None]
+    name: str,
+    used: list[Run],
+    short: list[Run],
+    final: Losses,
+    items: Mapping[str, Items | None],
+    controls: Sequence[str],
 ) -> Row:
-    """Summarize the runs that ended their schedule; without one, what does not depend on the end."""
+    """Summarize the runs that ended their schedule; without one, what does not depend on the end.
+
+    controls: the control arms that it is compared with; (): those at its learning rate.
+    """
     own = [run for run in used if run.variant == name]
     ended = [run.record for run in own if run not in short]
     records = ended or [run.record for run in own]
@@ -238,10 +261,9 @@ def _row(
     peaks = [record.memory.peak_allocated_bytes for record in records if record.memory]
     best = [min([*losses(record).values(), record.validation.loss]) for record in ended]
     seeds = sorted(final[name])
-    pairs = [
-        (seed, arms) for seed, arms in zip(seeds, control_losses(final, seeds, name), strict=True) if arms
-    ]
-    alone = controls_of(name, final) == [name]
+    against = control_losses(final, seeds, name, controls)
+    pairs = [(seed, arms) for seed, arms in zip(seeds, against, strict=True) if arms]
+    alone = [*(controls or controls_of(name, final))] == [name]
     differences = [] if alone else [final[name][seed] - mean(arms) for seed, arms in pairs]
     return Row(
         variant=name,
@@ -291,6 +313,14 @@ def _plan(study_dir: Path) -> tuple[Plan | None, list[str]]:
         return plan_file.read(study_dir), []
     except plan_file.PlanFileError as error:
         return None, [f"The budget and the equivalence margin of the plan are not used: {error}"]
+
+
+def _choice(study_dir: Path) -> tuple[Choice | None, list[str]]:
+    """Read the choice of learning rates, or return why it cannot be read."""
+    try:
+        return read_choice(study_dir), []
+    except UserError as error:
+        return None, [f"The choice of learning rates is not shown: {error}"]
 
 
 def _damaged_runs(runs: list[Run]) -> list[str]:
@@ -345,8 +375,8 @@ def as_json(report: Report) -> dict[str, Any]:
         row["bits_per_byte"] = found and {part: getattr(found, part) for part in ("mean", "low", "high")}
     value["budget"] = value["budget"] or {}
     value["experiment"]["text"] = report.experiment.text
-    if report.rates is None:
-        del value["rates"]
+    if report.tuned is None:
+        del value["tuned"], value["choice"]
     if not report.eval_sets.tables:
         del value["eval_sets"]
     return {"schema": 1} | value

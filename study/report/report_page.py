@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from gpt2.clocks import UNEVEN_TIMES
+from ra.arms import parse_arm
 from referee.pages.document import (
     FILTER,
     HTML,
@@ -46,17 +47,17 @@ from study.report.report_data import Report, Row, as_json, bits, build_report
 from study.report.report_sections import (
     ABOUT_LOOKS,
     ABOUT_RESULTS,
+    choice_blocks,
     held_out_section,
-    learning_rates_blocks,
     results_table,
 )
 from study.report.report_summary import (
+    common_findings,
     context,
     control_findings,
     findings,
     next_step,
     no_verdict,
-    rate_findings,
     sensitivity_sentences,
 )
 from study.runs import Run
@@ -94,7 +95,6 @@ def report_document(report: Report, study_dir: Path) -> Document:
             Only((HTML,), [report_section(attention, text, report.variants)]),
         ]
     blocks += [
-        *([] if report.rows else [_learning_rates(report)]),
         _runs(report),
         _notes(report),
         Section("Method", [BulletList(method(report))]),
@@ -125,16 +125,13 @@ def _verdict(report: Report) -> list[Block]:
 
 
 def _learning_rates(report: Report) -> Section:
-    """The tuning of the learning rates, and the verdicts at one rate."""
-    rates = report.rates
-    if rates is None:
+    """The choice of the learning rates, and the verdicts at one rate."""
+    if report.tuned is None or report.design is None:
         return Section("", [])
-    heading = f"All arms at one rate: {rates.control_rate}, that of the control arms"
-    verdicts = [Findings(rate_findings(report))]
-    return Section(
-        "Learning rates",
-        [*learning_rates_blocks(rates, report.variants), Section(heading, verdicts, level=3)],
-    )
+    rate = parse_arm(report.design.controls[0]).rate if report.design.controls else ""
+    heading = f"All arms at one rate: {rate}, that of the control arms"
+    verdicts = Section(heading, [Findings(common_findings(report))], level=3)
+    return Section("Learning rates", [*(choice_blocks(report.choice) if report.choice else []), verdicts])
 
 
 def _runs(report: Report) -> Section:
@@ -191,7 +188,13 @@ def _terminal_table(report: Report) -> Table:
 LATEX_FILE = "table.tex"
 REFRESH_SECONDS = 60  # of an open page, while runs of the study are unfinished
 RUN_INPUTS = ("run", "metrics", "hellaswag", "choice", "validation_windows", "lm_eval")
-INPUTS = ("plan*.json", "expected.json", data.FILE, *(f"runs/*/{name}*.json*" for name in RUN_INPUTS))
+INPUTS = (
+    "plan*.json",
+    "expected.json",
+    "rates/choice.json",
+    data.FILE,
+    *(f"runs/*/{name}*.json*" for name in RUN_INPUTS),
+)
 
 
 def write_report(study_dir: Path) -> Report:

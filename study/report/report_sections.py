@@ -9,12 +9,10 @@ from pathlib import Path
 
 from referee.pages.document import (
     COPY,
-    FILTER,
     MARKDOWN,
     SORT,
     Block,
     BulletList,
-    Details,
     Figure,
     Note,
     Only,
@@ -22,11 +20,10 @@ from referee.pages.document import (
     Section,
     Table,
 )
-from referee.pages.figures import Plain, axis, figure, line, trace
-from referee.pages.markup import Link, Strong, Text, counted, escape_html, number_with_detail
+from referee.pages.markup import Link, Strong, Text, counted, number_with_detail
 from referee.verdict.statistics import percent, perplexity, with_interval
 from study.analysis.eval_set_results import EvalSetRow, EvalSets, EvalSetTable
-from study.arm_colors import color, color_label
+from study.arm_colors import color_label
 from study.curves import probabilities, scalars, thinned, training_curves, validation_curves
 from study.hellaswag_scores import TASKS, EndingsScore, EndingsTask
 from study.report import report_figures
@@ -42,7 +39,7 @@ from study.report.method import (
 )
 from study.report.report_data import Report, Row, bits, ended_runs
 from study.runs import BASELINE, losses, variant_order
-from study.tuned_rates import ArmRates, RateReport, RateRun
+from study.tuned_rates import FOLDER, Choice, Tuned, edge
 
 ABOUT_RESULTS = (
     "after the last update, mean over seeds [95 % interval]. The difference is to the mean of the control arms of the "
@@ -359,108 +356,43 @@ def _difference(row: EvalSetRow) -> str:
     return "control arm" if row.control else with_interval(row.against_controls, percent)
 
 
-# The section of a report on learning rates: loss against rate, the choice, and edges of the grid. Needs no torch.
-
-
-NARROW = {"margin": {"l": 62, "r": 84}, "font": {"size": 11}, "height": 340}
-ABOUT_RATES = (
-    "Final validation loss of the tuning runs; lower is better. Lines: mean over the tuning seeds. Small points: each "
-    "seed. Rings: the chosen rate. A run without a finite loss has no point."
-)
-ABOUT_TABLE = (
+ABOUT_CHOICE = (
     "Mean final validation loss in nats over the tuning seeds, which are not judged. Bold: the chosen rate. The "
-    "control arms are one function class and share one choice, from the mean over all of them."
+    "control arms are one function class and share one choice, from the mean over all of them. Runs: "
 )
 
 
-def learning_rates_blocks(rates: RateReport, variants: Sequence[str]) -> list[Block]:
-    """Return the figure, the table, the edges of the grid, and the runs."""
-    names = list(dict.fromkeys([*variants, *(arm.arm for arm in rates.arms)]))
-    columns: dict[str, Callable[[ArmRates], Text]] = {
-        "arm": lambda arm: color_label(arm.arm, names),
-        **{rate: _rate_cell(rate) for rate in rates.rates},
-        "chosen": lambda arm: arm.chosen or "not yet",
+def choice_blocks(choice: Choice) -> list[Block]:
+    """Return the table of the tuned learning rates, and the edges of the grid."""
+    columns: dict[str, Callable[[tuple[str, Tuned]], Text]] = {
+        "arm": lambda row: row[0],
+        **{rate: partial(_rate_cell, rate) for rate in choice.rates},
+        "chosen": lambda row: row[1].rate,
     }
-    runs: dict[str, Callable[[RateRun], Text]] = {
-        "run": lambda run: run.run if run.status == "missing" else Link(run.run, f"runs/{run.run}/run.json"),
-        "status": lambda run: "pending" if run.status == "missing" else run.status,
-        "loss": lambda run: "-" if run.loss is None else f"{run.loss:.4f}",
-        "without a loss because": lambda run: run.why_not,
-    }
-    listed = Table.of([*rates.tuning, *rates.others], runs, (3,), tools=(SORT, FILTER))
-    return [
-        Figure("learning-rates", loss_against_rate(rates, names), ABOUT_RATES),
-        Table.of(rates.arms, columns, tools=(SORT, COPY)),
-        Note(ABOUT_TABLE),
-        BulletList(edge_sentences(rates)),
-        Details(f"{len(listed.rows)} runs at tuning seeds and at other rates", [listed]),
-    ]
+    page = f"{FOLDER}/report.html"
+    table = Table.of([*choice.arms.items()], columns, tools=(SORT, COPY))
+    return [table, Note((ABOUT_CHOICE, Link(page, page))), BulletList(edge_sentences(choice))]
 
 
-def _rate_cell(rate: str) -> Callable[[ArmRates], Text]:
-    def cell(arm: ArmRates) -> Text:
-        loss = arm.means.get(rate)
-        text = "-" if loss is None else f"{loss:.4f}"
-        return Strong(text) if rate == arm.chosen else text
-
-    return cell
+def _rate_cell(rate: str, row: tuple[str, Tuned]) -> Text:
+    loss = row[1].losses.get(rate)
+    text = "-" if loss is None else f"{loss:.4f}"
+    return Strong(text) if rate == row[1].rate else text
 
 
-def edge_sentences(rates: RateReport) -> list[str]:
-    """Return a sentence for each arm whose rate is at the edge of the grid; the control arms share one."""
-    groups: dict[str, list[ArmRates]] = {}
-    for arm in rates.arms:
-        if arm.next_rate:
-            groups.setdefault("" if arm.control else arm.arm, []).append(arm)
+def edge_sentences(choice: Choice) -> list[str]:
+    """Return a sentence for each chosen rate at the edge of the grid."""
+    arms: dict[str, list[str]] = {}
+    for name, one in choice.arms.items():
+        if edge(one.rate, choice.rates):
+            arms.setdefault(one.rate, []).append(name)
     sentences = []
-    for arms in groups.values():
-        chosen, further = arms[0].chosen, arms[0].next_rate
-        lowest = chosen == rates.rates[0]
-        grid = [further, *rates.rates] if lowest else [*rates.rates, further]
+    for rate, names in arms.items():
+        further, lowest = edge(rate, choice.rates), rate == choice.rates[0]
+        grid = [further, *choice.rates] if lowest else [*choice.rates, further]
         sentences.append(
-            f"Warning: the best rate of {', '.join(arm.arm for arm in arms)}, {chosen}, is the "
-            f"{'lowest' if lowest else 'highest'} of the grid, so a rate beyond it may be better; fix: extend the grid "
-            f'to {further}: CONFIG_LEARNING_RATES="{" ".join(grid)}" under another CONFIG_STUDY_NAME.'
+            f"Warning: the best rate of {', '.join(names)}, {rate}, is the {'lowest' if lowest else 'highest'} of the "
+            f"grid, so a rate beyond it may be better; fix: extend the grid to {further}: "
+            f'CONFIG_LEARNING_RATES="{" ".join(grid)}" under another CONFIG_STUDY_NAME.'
         )
     return sentences
-
-
-def loss_against_rate(rates: RateReport, names: Sequence[str]) -> Plain | None:
-    """Draw loss against rate on a logarithmic axis: the mean of each arm, its seeds, and a ring at its choice."""
-    data: list[Plain] = []
-    for arm in rates.arms:
-        means = [(float(rate), loss) for rate, loss in arm.means.items() if loss is not None]
-        ink, seeds = (
-            color(arm.arm, names),
-            [run for run in rates.tuning if run.arm == arm.arm and run.loss is not None],
-        )
-        if not seeds:
-            continue
-        hover = f"%{{y:.4f}} nats at %{{x}}<br>{escape_html(arm.arm)}"
-        data.append(
-            line(
-                arm.arm, ink, arm.arm, label=arm.arm, marker={"size": 7},
-                x=[rate for rate, _ in means], y=[loss for _, loss in means], hovertemplate=f"mean {hover}",
-            )
-        )  # fmt: skip
-        data.append(
-            trace(
-                f"{arm.arm}, seeds", arm.arm, mode="markers", marker={"size": 4, "color": ink},
-                x=[float(run.rate) for run in seeds], y=[run.loss for run in seeds],
-                text=[f"seed {run.seed}" for run in seeds], hovertemplate=f"%{{text}}: {hover}",
-            )
-        )  # fmt: skip
-        if arm.means.get(arm.chosen) is not None:
-            ring = {"size": 16, "symbol": "circle-open", "color": ink, "line": {"color": ink, "width": 2}}
-            data.append(
-                trace(
-                    f"{arm.arm}, chosen", arm.arm, mode="markers", marker=ring, x=[float(arm.chosen)],
-                    y=[arm.means[arm.chosen]], hovertemplate=f"chosen: {hover}",
-                )
-            )  # fmt: skip
-    if not data:
-        return None
-    ticks = {"tickvals": [float(rate) for rate in rates.rates], "ticktext": rates.rates}
-    across = axis("learning rate", type="log", **ticks)
-    upwards = axis("final validation loss (nats), tuning seeds", nticks=7)
-    return figure(data, 400, (70, 110, 12, 48), NARROW, xaxis=across, yaxis=upwards)

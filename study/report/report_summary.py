@@ -7,6 +7,7 @@ import math
 from ra.arms import control_groups, custom_variants, files_with, one_class, parse_arm, published_variants
 from referee.pages.document import Finding
 from referee.pages.markup import Code, Strong, Text
+from referee.verdict.design import Design
 from referee.verdict.looks import nominal_levels
 from referee.verdict.statistics import mean, percent, undetected_ratios
 from study.analysis.designs import SeedsNeeded, Sensitivity
@@ -19,8 +20,10 @@ from study.analysis.verdict import (
     PRIMARY,
     VERDICT_SEEDS,
     WORSE,
+    TunedVerdicts,
     VarianceCheck,
     Verdict,
+    at_rate_of_controls,
 )
 from study.arm_colors import color_label
 from study.plan_file import ALTERED
@@ -42,7 +45,6 @@ from study.report.report_data import Report
 from study.report.report_sections import edge_sentences
 from study.runs import BASELINE, DIVERGED
 from study.step_timing import Speed
-from study.tuned_rates import RateReport
 
 
 def power_sentences(estimate: Sensitivity) -> list[str]:
@@ -134,7 +136,7 @@ def findings(report: Report) -> list[Finding]:
             sentence: Text = (start, Strong(verdict.variant), rest)
             why = f"Why: {said}" if (said := reason(report, verdict)) else ""
             found.append(Finding(label, kind, statement, numbers(verdict), sentence, why))
-        elif not row.control:
+        elif not row.control and report.tuned is None:
             rate = parse_arm(row.variant).rate
             missing = f"control arm with LR={rate}" if rate else "control arm"
             ended = " that ended its schedule" if report.cut else ""
@@ -148,10 +150,10 @@ def kind_and_verb(verdict: Verdict) -> tuple[str, str]:
     return ("unsure", ":") if verdict.word in NO_ANSWER else (verdict.word, " is")
 
 
-def rate_findings(report: Report) -> list[Finding]:
+def common_findings(report: Report) -> list[Finding]:
     """The verdicts with every arm at the rate of the control arms."""
     found = []
-    for verdict in report.rates.common if report.rates else []:
+    for verdict in report.tuned.common if report.tuned else []:
         kind, verb = kind_and_verb(verdict)
         sentence: Text = (Strong(verdict.variant), f"{verb} {finding(verdict)} ({numbers(verdict)}).")
         label = color_label(verdict.variant, report.variants)
@@ -165,7 +167,7 @@ def control_findings(report: Report) -> list[Finding]:
     for row in (row for row in report.rows if row.control):
         said = f"a control: {BASELINE} with W_Q and W_K renamed"
         measured = f"against {report.reference}: {difference(row.against_controls, len(row.seeds))}"
-        if row.variant == BASELINE:
+        if parse_arm(row.variant).attention == BASELINE:
             said, measured = "the baseline", f"perplexity {shown(row.final_loss, len(row.seeds))}"
         found.append(Finding(color_label(row.variant, report.variants), "same", said, measured))
     return found
@@ -243,8 +245,8 @@ def reason(report: Report, verdict: Verdict) -> str:
         )
     if verdict.adjusted_p is None:
         return ""
-    if report.rates and name in report.rates.unconfirmed:
-        return unconfirmed(report.rates, name)
+    if report.tuned and report.design and name in report.tuned.unconfirmed:
+        return unconfirmed(report.tuned, report.design, name)
     if verdict.word == EQUIVALENT:
         low, high = verdict.test.narrow.low or 0.0, verdict.test.narrow.high or 0.0
         return (
@@ -258,7 +260,7 @@ def reason(report: Report, verdict: Verdict) -> str:
             f"the interval excludes zero, but {verdict.judged_together} exploratory variants were tested, and chance "
             "alone makes one of them look different more often (Holm's correction)."
         )
-    arms = [row.variant for row in report.rows if row.control]
+    arms = report.controls_of(name)
     standard = f"the mean of {listed(arms)}" if len(arms) > 1 else arms[0]
     return (
         f"at each of {verdict.seeds} seeds {name} was compared with {contrast(name)} ({standard}). The difference is "
@@ -266,40 +268,35 @@ def reason(report: Report, verdict: Verdict) -> str:
     )
 
 
-def unconfirmed(rates: RateReport, name: str) -> str:
+def unconfirmed(tuned: TunedVerdicts, design: Design, name: str) -> str:
     """Say why a difference at the best rates is no verdict: it does not hold at one rate."""
-    word, own = rates.unconfirmed[name], rates.chosen[name]
-    verdicts, where = rates.common, f"{rates.control_rate}, the rate of the control arms"
-    if word == BETTER:
-        verdicts, where = rates.same, f"{own}, its own rate"
+    word, common = tuned.unconfirmed[name], parse_arm(design.controls[0]).rate
+    verdicts, where = (
+        (tuned.same, f"{parse_arm(name).rate}, its own rate")
+        if word == BETTER
+        else (tuned.common, f"{common}, the rate of the control arms")
+    )
     measured = next((numbers(one) for one in verdicts if one.variant == name), "not measured")
     return (
-        f"it is {word} at its best rate ({own}) than the control arms at theirs ({rates.control_rate}), but not where "
-        f"both have {where} ({measured}). The choice of the rates can explain the difference."
+        f"it is {word} at its best rate than the control arms at theirs ({common}), but not where both have {where} "
+        f"({measured}). The choice of the rates can explain the difference."
     )
 
 
-def rate_sentences(rates: RateReport) -> list[str]:
+def rate_sentences(report: Report) -> list[str]:
     """Where the rates come from, and the verdicts at one rate."""
-    seeds = listed([str(seed) for seed in rates.tuning_seeds])
-    which = "seeds {}, which are" if len(rates.tuning_seeds) > 1 else "seed {}, which is"
-    tuned = f"Learning rates were tuned on {which.format(seeds)} not judged"
-    if not rates.chosen:
-        return [f"{tuned}. No rate is chosen yet."]
-    names_at: dict[str, list[str]] = {}
-    for name, rate in rates.chosen.items():
-        names_at.setdefault(rate, []).append(name)
-    parts = [f"{rate} for {listed(names)}" for rate, names in names_at.items()]
-    lines = [f"{tuned}: {'; '.join(parts)}. Each verdict is of an arm at its best rate."]
-    others = [one for one in rates.common if rates.chosen.get(one.variant) != rates.control_rate]
-    if rates.common and not others:
-        lines.append(
-            "Every judged arm has the best rate of the control arms, so the verdicts at one rate are the same."
-        )
-    lines += [
-        f"All at {rates.control_rate}: {one.variant}: {finding(one)} ({numbers(one)})." for one in others
-    ]
-    return lines + edge_sentences(rates)
+    if report.tuned is None or report.design is None:
+        return []
+    choice, lines = report.choice, ["The learning rate of each arm was tuned on seeds that are not judged."]
+    if choice:
+        seeds = listed([str(seed) for seed in choice.seeds])
+        lines = [
+            f"Learning rates were tuned on other seeds ({seeds}; {report.design.choice}): {choice.text}."
+        ]
+    for one in report.tuned.common:
+        if (twin := at_rate_of_controls(one.variant, report.design)) != one.variant:
+            lines.append(f"Both at the rate of the control arms: {twin}: {finding(one)} ({numbers(one)}).")
+    return lines + (edge_sentences(choice) if choice else [])
 
 
 def exaggeration_sentence(verdict: Verdict) -> str:
@@ -319,16 +316,10 @@ def next_step(report: Report) -> Text:
     make = Code("make demo") if demo else MAKE
     unstable = [run.name for run in report.runs if run.cause == DIVERGED]
     failed = [run.name for run in report.runs if run.status == "failed" and run.name not in unstable]
-    runs, before = len(report.runs), ""
-    if rates := report.rates:
-        runs += len(rates.tuning) + len(rates.others)
-        failed += [
-            run.run for run in (*rates.tuning, *rates.others) if run.status == "failed" and not run.final
-        ]
-        before = "" if rates.chosen else "tuning "
+    runs = len(report.runs)
     if report.pending:
         verb = "is" if report.pending == 1 else "are"
-        pending_runs = f"{report.pending} of {runs} {before}runs {verb} pending"
+        pending_runs = f"{report.pending} of {runs} runs {verb} pending"
         return (f"Next: {pending_runs}. If the study is stopped, continue it: ", make, ".")
     if failed:
         names = f"{len(failed)} of {runs} runs failed ({some(failed)})"
@@ -368,7 +359,7 @@ def context(report: Report) -> list[str]:
         *_continued(report),
         f"Perplexity is per {report.unit}; lower is better.",
         *filter(None, [capped(verdict.adjusted_p for verdict in report.verdicts)]),
-        *(rate_sentences(report.rates) if report.rates else []),
+        *rate_sentences(report),
         *design_sentences(report),
         *map(speed_sentence, report.speeds),
     ]

@@ -10,12 +10,12 @@ from itertools import chain
 
 from grpo.grpo_settings import BASELINE
 from grpo.records import GrpoPlan
+from referee.verdict.design import Design
 from referee.verdict.statistics import noise_floor
-from study.analysis.verdict import Verdict, control_losses, earlier_verdicts, judge, odd_controls
+from study.analysis.verdict import Verdict, control_losses, earlier_verdicts, judge, judge_tuned, odd_controls
 from study.compare.compare_sizes import trends
 from study.evaluation.transfer_matrix import TransferVerdict, TransferVerdicts, judge_transfer
 from study.grpo_page import ArmResult, _judged
-from study.tuned_rates import confirm, moved
 from tests.pins.loss_tables import PARAMETERS, SIZES, LossTable, Table, loss_tables
 from tests.pins.pinned import Row
 
@@ -44,7 +44,7 @@ def rows_of(key: str, table: LossTable, judged: list[Verdict]) -> Iterator[Row]:
         yield Row(name, one.word, (one.adjusted_p, one.equivalence_p, one.level))
     if table.number % EVERY == 0:
         yield from transfer_rows(f"{key} transfer", table_transfer(table))
-        yield from rate_rows(f"{key} rates", table, judged)
+        yield from rate_rows(f"{key} rates", table)
         yield from grpo_rows(f"{key} grpo", table)
 
 
@@ -86,17 +86,30 @@ def transfer_rows(key: str, found: TransferVerdicts) -> Iterator[Row]:
             yield Row(f"{key} {question} {one.platform} {one.arm}", one.word, numbers)
 
 
-def rate_rows(key: str, table: LossTable, best: list[Verdict]) -> Iterator[Row]:
+def rate_rows(key: str, table: LossTable) -> Iterator[Row]:
     """Judge each arm at its learning rate, at that of the control arms, and against controls at its rate."""
-    controls: Table = {arm: table.losses[arm] for arm in table.controls}
-    same = {arm: moved(table.losses[arm], controls, others) for arm, others in table.at_their_rate.items()}
-    common, at_same = (
-        judge(controls | arms, table.margin, table.primary, table.looks, table.finished)
-        for arms in (table.at_common_rate, same)
+    losses = {f"{name}+LR=1e-3": table.losses[name] for name in table.controls}
+    arms = {name: f"{name}+LR={place}e-3" for place, name in enumerate(table.at_their_rate, 2)}
+    for name, at_its_rate in arms.items():
+        rate = at_its_rate.removeprefix(name)
+        losses |= {at_its_rate: table.losses[name], f"{name}+LR=1e-3": table.at_common_rate[name]}
+        losses |= {f"{other}{rate}": by_seed for other, by_seed in table.at_their_rate[name].items()}
+    design = Design(
+        controls=tuple(f"{name}+LR=1e-3" for name in table.controls),
+        arms=tuple(arms.values()),
+        primary=arms.get(table.primary, ""),
+        seeds=(0,),
+        looks=(),
+        margin=table.margin,
     )
-    yield from (Row(f"{key} confirmed {one.variant}", one.word, ()) for one in confirm(best, common, at_same))
-    for one in at_same:
-        yield Row(f"{key} same {one.variant}", one.word, (one.test.difference.mean, one.adjusted_p))
+    looks, finished = (
+        {arms[name]: value for name, value in values.items()} for values in (table.looks, table.finished)
+    )
+    tuned = judge_tuned(losses, design, looks, finished)
+    bare = {at_its_rate: name for name, at_its_rate in arms.items()}
+    yield from (Row(f"{key} confirmed {bare[one.variant]}", one.word, ()) for one in tuned.best)
+    for one in tuned.same:
+        yield Row(f"{key} same {bare[one.variant]}", one.word, (one.test.difference.mean, one.adjusted_p))
 
 
 def grpo_rows(key: str, table: LossTable) -> Iterator[Row]:

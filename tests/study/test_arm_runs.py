@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,10 @@ from ra.variants import variant
 from referee.pages.document import render_markdown
 from runtime import run_record
 from study.curves import scalars
-from study.plan_file import LearningRates
 from study.planner import recipe_note
 from study.report.report_data import build_report
 from study.report.report_page import report_document
 from study.runs import read_runs
-from study.study_settings import StudySettings
 from tests import small_runs
 from tests.small_runs import StopAfter, same
 
@@ -121,12 +118,6 @@ def test_learned_scalars_are_recorded_at_each_evaluation_and_are_in_the_report(
 def test_the_plan_names_the_settings_of_a_recipe(texts: Path) -> None:
     config = small_runs.configuration(texts, 4)
     chosen = variant("B+LR=2e-3+WD=0", config.model, small_runs.ALTERNATION)
-    settings = StudySettings("s", ("B",), 1, texts, False)
-    rate, decay = config.optimizer.learning_rate, config.optimizer.weight_decay
-    expected = (
-        f"B+LR=2e-3+WD=0 has learning_rate 0.002 (the study: {rate:g}), weight_decay 0 (the study: {decay:g})"
-    )
-    assert recipe_note(chosen, config, settings) == expected
-    tuned = replace(settings, rates=LearningRates(("1e-3", "2e-3"), 1))
-    assert recipe_note(chosen, config, tuned) == f"B+LR=2e-3+WD=0 has weight_decay 0 (the study: {decay:g})"
-    assert recipe_note(variant("B", config.model, small_runs.ALTERNATION), config, settings) == ""
+    decay = config.optimizer.weight_decay
+    assert recipe_note(chosen, config) == f"B+LR=2e-3+WD=0 has weight_decay 0 (the study: {decay:g})"
+    assert recipe_note(variant("B", config.model, small_runs.ALTERNATION), config) == ""

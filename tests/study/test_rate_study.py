@@ -1,5 +1,6 @@
 """`make` with two learning rates and a very small model."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,14 @@ def run(place: Workplace) -> str:
     return done.stdout
 
 
+def names(study: Path) -> list[str]:
+    return sorted(path.name for path in (study / "runs").iterdir())
+
+
+def status(study: Path, name: str) -> str:
+    return str(json.loads((study / "runs" / name / "run.json").read_text())["status"])
+
+
 def diverge(patch: pytest.MonkeyPatch, rate: float, iteration: int) -> None:
     """Let the losses of runs at this learning rate be NaN at one step."""
     plain_step, plain_loss = step.Stepper.step, step.linear_cross_entropy
@@ -58,28 +67,31 @@ def test_a_study_tunes_judges_resumes_and_retains_its_choice(
         diverge(patch, 1e-3, 4)
         printed = run(place)
     assert "2 of 2 runs pending" in printed
-    assert place.status("B+LR=1e-3.1000") == "failed"
-    assert "learning rates chosen on tuning seed 1000: B 1e-2" in printed
-    runs = place.study / "runs"
-    assert sorted(path.name for path in runs.iterdir()) == ["B+LR=1e-2.0", "B+LR=1e-2.1000", "B+LR=1e-3.1000"]
-    assert place.plan()["learning_rates"] == {
-        "rates": ["1e-3", "1e-2"],
-        "tuning_seeds": 1,
-        "chosen": {"B": "1e-2"},
-    }
-    assert "nothing to run: all 3 runs" in run(place)
-    # plan.json and the record of a tuning run are lost, and an arm is added
-    (place.study / "plan.json").unlink()
-    (runs / "B+LR=1e-2.1000/run.json").write_text("{")
+    tuning = place.study / "rates"
+    assert status(tuning, "B+LR=1e-3.1000") == "failed"
+    assert "learning rates chosen on seeds 1000: 1e-2 for B" in printed
+    assert names(tuning) == ["B+LR=1e-2.1000", "B+LR=1e-3.1000"]
+    assert names(place.study) == ["B+LR=1e-2.0"]
+    assert json.loads((tuning / "choice.json").read_text())["arms"]["B"]["rate"] == "1e-2"
+    assert "nothing to run: all 1 runs" in run(place)
+    # plan.json, the choice and the record of a tuning run are lost, and an arm is added
+    before = place.plan()
+    for lost in (place.study / "plan.json", tuning / "choice.json"):
+        lost.unlink()
+    (tuning / "runs/B+LR=1e-2.1000/run.json").write_text("{")
     judged = place.record("B+LR=1e-2.0")
     place.configure(**SETTINGS | {"VARIANTS": "B RALEARN"})
-    assert "3 of 4 runs pending" in run(place)
+    with pytest.MonkeyPatch.context() as patch:
+        diverge(patch, 1e-3, 4)
+        printed = run(place)
     assert place.record("B+LR=1e-2.0") == judged
+    assert names(place.study) == ["B+LR=1e-2.0", "RALEARN+LR=1e-2.0"]
     plan = place.plan()
-    assert plan["learning_rates"]["chosen"] == {"B": "1e-2", "RALEARN": "1e-2"}
-    assert set(plan["variants"]) == {"B", "RALEARN"}
-    losses = [place.numbers(f"RALEARN+LR={rate}.1000")["losses"] for rate in ("1e-2", "1e-3")]
-    assert losses[0][0] == losses[1][0]  # the same weights and data
-    assert losses[0][-1] != losses[1][-1]  # another rate
-    assert place.status("RALEARN+LR=1e-2.0") == "finished"
+    assert plan["design"] == before["design"]
+    assert plan["added"] == {"RALEARN+LR=1e-2": 1}
+    assert {row["iterations"] for row in plan["variants"].values()} == {8}
+    assert status(place.study, "RALEARN+LR=1e-2.0") == "finished"
     assert [row.text for row in verify_study(place.study) if row.problems] == []
+    # other rates belong to another study
+    place.configure(**SETTINGS | {"VARIANTS": "B RALEARN", "LEARNING_RATES": "1e-3 1e-2 3e-2"})
+    assert "chose among 1e-3 1e-2; fix: " in train(place).stdout

@@ -3,11 +3,9 @@
 import numpy as np
 import pytest
 
+from referee.verdict.design import MARGIN, Design
 from scripts.dev.simulate_verdicts import Values
-from study.analysis.verdict import BETTER, WORSE, judge
-from study.plan_file import LearningRates
-from study.study_settings import choose, control_rate
-from study.tuned_rates import confirm, moved
+from study.analysis.verdict import BETTER, WORSE, judge_tuned
 from tests.study import simulated_rates as tested
 
 RATES = ("1e-3", "2e-3", "4e-3")
@@ -15,25 +13,19 @@ RATES = ("1e-3", "2e-3", "4e-3")
 
 def by_rule(arms: tested.Arms, number: int) -> int:
     """Judge one simulated study with the functions of the report."""
-    tuning = {
-        name: {rate: list(values[number, place]) for place, rate in enumerate(RATES)}
-        for name, values in (("B", arms.controls_tuning), ("RALEARN", arms.variant_tuning))
+
+    def best(tuning: Values) -> str:
+        return RATES[int(tuning[number].mean(axis=1).argmin())]
+
+    shared, own = best(arms.controls_tuning), best(arms.variant_tuning)
+    losses = {
+        f"{name}+LR={rate}": dict(enumerate(values[number, place].tolist()))
+        for name, values in (("B", arms.controls), ("RALEARN", arms.variant))
+        for place, rate in enumerate(RATES)
     }
-    rates = choose(tuning, LearningRates(RATES, arms.variant_tuning.shape[2]))
-
-    def losses(values: Values, rate: str) -> dict[int, float]:
-        return dict(enumerate(values[number, RATES.index(rate)].tolist()))
-
-    own, shared = rates.chosen["RALEARN"], control_rate(rates)
-    controls = {"B": losses(arms.controls, shared)}
-    variant = losses(arms.variant, own)
-    at_rate = {"B": losses(arms.controls, own)}
-    tables = (
-        controls | {"RALEARN": variant},
-        controls | {"RALEARN": losses(arms.variant, shared)},
-        controls | {"RALEARN": moved(variant, controls, at_rate)},
-    )
-    (verdict,) = confirm(*(judge(table, looks={"RALEARN": (len(variant),)}) for table in tables))
+    arm, seeds = f"RALEARN+LR={own}", arms.variant.shape[2]
+    design = Design((f"B+LR={shared}",), (arm,), "", tuple(range(seeds)), (seeds,), MARGIN, choice="any")
+    (verdict,) = judge_tuned(losses, design, {arm: (seeds,)}, {arm: seeds}).best
     return {BETTER: 1, WORSE: -1}.get(verdict.word, 0)
 
 

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from runtime.run_record import run_name
 from study.compare.compare_sizes import CANNOT_TELL, HOLDS, SHRINKS, SizeComparison, effects_figure
 from study.compare.compared_studies import build_comparison
 from study.report.report_data import build_report
 from tests.study.sample_records import a_study, edit
-from tests.study.test_tuned_report import CHOSEN, Tuned, table
+from tests.study.test_tuned_report import CHOSEN, TunedStudy, table
 
 PARAMETERS = {"tiny": 150_000, "mini": 900_000, "small": 10_900_000}
 
@@ -85,14 +84,15 @@ def test_studies_of_one_size_or_of_several_tokenizers_have_no_trend(
 def test_tuned_studies_give_the_effects_at_the_best_rates(tmp_path: Path) -> None:
     studies = []
     for size, effect in (("tiny", -0.1), ("mini", -0.04)):
-        tuned = Tuned(tmp_path / size, table(effect=effect, same=effect), CHOSEN)
-        for name, seed in tuned.runs:
-            edit(tuned.folder, run_name(name, seed), parameters=PARAMETERS[size])
+        best = "2e-3" if size == "tiny" else "1e-3"
+        losses = table(best, effect=effect, same=effect)
+        tuned = TunedStudy(tmp_path / size, losses, CHOSEN | {"RALEARN": best})
+        for run in (tuned.folder / "runs").iterdir():
+            edit(tuned.folder, run.name, parameters=PARAMETERS[size])
         studies.append(tuned.folder)
     found = sizes_of(studies)
     (trend,) = found.trends
-    assert (trend.arm, trend.role, trend.word, found.problems) == ("RALEARN", "exploratory", SHRINKS, [])
+    assert (trend.arm, trend.role, trend.word, found.problems) == ("RALEARN", "primary", SHRINKS, [])
     assert [one.test.difference.mean for one in trend.effects if one] == [
         pytest.approx(-0.1, abs=0.01), pytest.approx(-0.04, abs=0.01),
     ]  # fmt: skip
-    assert [row.counted for row in found.rows] == [12, 12]

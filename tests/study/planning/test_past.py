@@ -10,7 +10,6 @@ from study.planning.planned_power import find_past_studies, newest_noise
 from study.report.report_data import build_report
 from tests.checked_files import write_checked
 from tests.study.sample_records import STEPS, UPDATE, VARIANTS, a_study, edit
-from tests.study.test_tuned_report import CHOSEN, Tuned, table
 
 SETTINGS = {
     "GPT2_MODEL_MINI": "y", "GPT2_MODEL_TINY": "n", "DATASET_EMBEDDED": "y", "TOKENIZER_BYTES": "y",
@@ -87,15 +86,3 @@ def test_speed_and_overhead_are_those_of_the_records(tmp_path: Path) -> None:
         os.utime(run / "config", (1e9, 1e9))
         os.utime(run / "run.json", (1e9 + STEPS * 10 + 200, 1e9 + STEPS * 10 + 200))
     assert study.overhead_seconds() == pytest.approx(200.0)
-
-
-def test_the_noise_of_a_tuned_study_is_that_of_its_judged_runs_at_the_best_rates(tmp_path: Path) -> None:
-    study = Tuned(tmp_path / "a", table(effect=-0.1, same=-0.1), CHOSEN)
-    for run in (study.folder / "runs").iterdir():
-        (run / "config").write_text("CONFIG_GPT2_MODEL_MINI=y\n")
-    past = find_past_studies(tmp_path, {"GPT2_MODEL_MINI": "y"})
-    floor, own, report = newest_noise(past), newest_noise(past, "RALEARN"), study.report()
-    assert floor
-    assert own
-    assert (floor[1].control, floor[1].dof) == (pytest.approx(report.floor.sigma), report.floor.dof)
-    assert own[1].dof == 3

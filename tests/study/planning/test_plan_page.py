@@ -16,10 +16,11 @@ from runtime.dotconfig import Symbols, read_symbols
 from runtime.settings import CORE_WORK, load_config
 from study import plan_file
 from study.analysis.designs import Noise, detectable_difference
-from study.planning.plan_page import forecast, plan_document, planned_runs, times
+from study.planning.plan_page import forecast, forecasts, plan_document, times
 from study.planning.planned_power import find_past_studies, published_noise, study_sight
 from study.preconditions import needed_bytes
-from study.study_settings import StudySettings, judged_runs, most_runs, tuning_runs
+from study.study_settings import StudySettings
+from study.tuned_rates import most_judged
 from tests.kconfig_commands import defconfig
 from tests.study.planning.test_past import finished_study
 from tests.study.sample_records import a_design, edit
@@ -52,8 +53,9 @@ def settings_of(symbols: Symbols) -> dict[str, str]:
 def shown(symbols: Symbols, given: float | None = None) -> str:
     settings = StudySettings.from_symbols(symbols)
     past = find_past_studies(settings.results_dir, settings_of(symbols))
-    found = forecast(symbols, past)
-    text = render_terminal(plan_document(found, study_sight(settings, past, given, found.looks)))
+    studies = forecasts(symbols, Path(".config").read_text(), past)
+    sight = study_sight(settings, past, given, studies[-1].looks)
+    text = render_terminal(plan_document(studies, settings, sight))
     assert max(map(len, text.splitlines())) <= 100
     return text
 
@@ -201,7 +203,7 @@ def test_runs_at_once_share_the_time_and_a_plan_of_more_than_a_night_names_a_sho
     symbols = configured("CONFIG_GPT2_MAX_TIME=7200")
     found = forecast(symbols, [])
     assert replace(found, at_once=4).time(found.pending) == pytest.approx(25 * 2 / 4)
-    lines = [len(times(replace(found, at_once=count))) for count in (1, 4, 5)]  # 50, 12.5 and 10 hours
+    lines = [len(times([replace(found, at_once=count)])) for count in (1, 4, 5)]  # 50, 12.5 and 10 hours
     assert lines == [2, 2, 1]
     defconfig(spec="gpt2-ra-ablation-night+a100-40g")
     hours = forecast(read_symbols(".config"), []).time([(name, 0) for name in ("B", "RAALL", "RALEARN")])
@@ -209,24 +211,17 @@ def test_runs_at_once_share_the_time_and_a_plan_of_more_than_a_night_names_a_sho
     assert 8 <= 3 * hours <= 11
 
 
-def test_tuned_rates_give_a_range_of_runs_until_they_are_chosen() -> None:
+def test_tuned_rates_are_a_study_before_the_judged_one() -> None:
     rates = ("CONFIG_LEARNING_RATES=1e-3 2e-3 4e-3", "CONFIG_GPT2_MAX_TIME=30")
     symbols = configured("CONFIG_VARIANTS=B RAALL RALEARN GATED", *rates)
-    found = forecast(symbols, [])
+    tuning, judged = forecasts(symbols, Path(".config").read_text(), [])
     settings = StudySettings.from_symbols(symbols)
-    assert settings.rates
-    assert len(found.runs) == len(most_runs(settings.variants, 5, settings.rates))
-    assert found.fewest == 4 * 3 * 2 + 4 * 5
-    assert len(found.one_seed) * 5 == len(found.runs) - 4 * 3 * 2
-    assert found.hours.of(found.pending) == pytest.approx(len(found.runs) * 30 / 3600)
-    chosen = settings.rates.replace(chosen=dict.fromkeys(settings.variants, "2e-3"))
-    assert planned_runs(settings, 5, chosen) == tuning_runs(settings.variants, chosen) + judged_runs(
-        settings.variants, 5, chosen
-    )
-    assert len(planned_runs(settings, 5, chosen)) == found.fewest
-    text = " ".join(shown(symbols, 0.5).split())
-    assert "Tuning: 4 arms x 3 rates x 2 seeds = 24 runs" in text
-    assert f"{found.fewest} to {len(found.runs)}" in text
+    assert len(tuning.runs) == 4 * 3 * 2
+    assert {seed for _, seed in tuning.runs} == {1000, 1001}
+    assert judged.settings.variants == tuple(most_judged(settings.variants, settings.rates))
+    assert tuning.hours.of(tuning.pending) == pytest.approx(24 * 30 / 3600)
+    assert "gpt2-ra-ablation" in (text := " ".join(shown(symbols, 0.5).split()))
+    assert "rates chooses the learning rates" in text
 
 
 @pytest.mark.parametrize(
