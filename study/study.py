@@ -24,7 +24,7 @@ from runtime.errors import UserError, disk_full
 from runtime.output import LiveLine, duration
 from runtime.records import parse, to_plain
 from study import admit, amend_plan, plan_file, planner
-from study.continuation import check_starts, continued
+from study.amend_plan import check_starts, continued
 from study.dispatch import Dispatcher, full_disk_error
 from study.evaluation.attention_page import uninspected_runs
 from study.executors.child_process import (

@@ -17,7 +17,7 @@ from runtime.resolved_target import resolve
 from runtime.run_plan import RunPlan, Start
 from runtime.signals import Stop
 from study import plan_file
-from study.continuation import check_starts
+from study.amend_plan import check_starts
 from tests import small_runs
 from tests.faults.in_process import train
 from tests.faults.workplace import STUDY, Workplace, write_stories
