@@ -1,4 +1,4 @@
-"""The numbers and words of the reports of two synthetic studies are the pinned ones.
+"""The numbers and words of the reports of three synthetic studies are the pinned ones.
 
 `python -m tests.pins.test_reports --write` stores those of this version, in a commit of its own that says why.
 """
@@ -16,16 +16,20 @@ import numpy as np
 from referee.verdict.design import MARGIN
 from runtime import run_record
 from study.report.report_data import as_json, build_report
+from study.tuned_rates import judged_names, tuning_arms
 from tests.checked_files import write_checked
 from tests.pins import pinned
 from tests.study.sample_records import STEPS, VARIANTS, a_design, a_plan, a_record
+from tests.study.test_tuned_report import a_tuned_plan
 
 FILE = "reports.tsv"
 SECTIONS = ("runs", "rows", "floor", "verdicts", "earlier", "speeds", "sensitivities", "variance_check",
-            "odd_controls", "learned", "validation_tokens", "cut")  # fmt: skip
+            "odd_controls", "learned", "validation_tokens", "cut", "tuned")  # fmt: skip
 RUN = ("variant", "seed", "status", "used", "cause")  # of a run in the section "runs"
 # Their texts are pinned, and no others.
 WORDS = ("word", "role", "variant", "status", "cause")
+CHOSEN = {"B": "1e-3", "RAALL": "1e-3", "RALEARN": "2e-3"}
+RATES = ("1e-3", "2e-3")
 Records = dict[tuple[str, int], dict[str, Any]]
 
 
@@ -47,18 +51,18 @@ def report(folder: Path, found: Records, looks: list[int], **plan: Any) -> dict[
         run_dir = folder / "runs" / run_record.run_name(name, seed)
         run_dir.mkdir(parents=True)
         write_checked(run_dir / "run.json", record)
-    arms = {name.partition("+")[0] for name, _ in found}
+    arms = {name for name, _ in found}
     rows = {name: row for name, row in a_plan()["variants"].items() if name in arms}
     classes = {"standard": {"seconds_per_iteration": 0.1}, "learned": {"seconds_per_iteration": 0.12}}
     ratio = {"learned": {"to": "standard", "ratio": 1.2, "low": 1.15, "high": 1.25}}
-    steps = {"classes": classes, "step_time_ratios": ratio}
-    write_checked(folder / "plan.json", a_plan(variants=rows, **steps, **a_design(looks, MARGIN), **plan))
+    steps = {"variants": rows, "classes": classes, "step_time_ratios": ratio} | a_design(looks, MARGIN) | plan
+    write_checked(folder / "plan.json", a_plan(**steps))
     content = as_json(build_report(folder))
     return content | {"runs": [{key: run[key] for key in RUN} for run in content["runs"]]}
 
 
 def studies(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Return two studies: as planned; with missing, diverged and cut runs."""
+    """Return three studies: as planned; with missing, diverged and cut runs; with tuned learning rates."""
     runs = [(name, seed) for seed in range(5) for name in VARIANTS]
     yield "planned", report(folder / "planned", records(runs[:15], -0.02), [3])
     broken = records(runs, 0.03)
@@ -69,6 +73,12 @@ def studies(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         "schedule": {"iterations": STEPS, "cut": True}
     }
     yield "broken", report(folder / "broken", broken, [3, 5])
+    names = judged_names(tuple(CHOSEN), CHOSEN)
+    tuning = [(name, seed) for seed in (1000, 1001) for name in tuning_arms(CHOSEN, RATES)]
+    judged = [(name, seed) for seed in range(4) for name in names]
+    found = records([*tuning, *judged], -0.03)
+    design = a_tuned_plan(names, CHOSEN, 4)
+    yield "tuned", report(folder / "tuned", {run: found[run] for run in judged}, [4], **design)
 
 
 def rows_of(name: str, value: Any, key: str = "") -> Iterator[pinned.Row]:
