@@ -23,7 +23,7 @@ from study import plan_file
 from study.experiment import planned_seeds, recorded_primary, recorded_settings
 from study.plan_file import Continued, Plan, PlanRow
 from study.planner import SAME_SPEED_RATIO, CountedArm, planned_row
-from study.preconditions import differing_symbols, symbol_values
+from study.preconditions import differing_symbols, earlier_looks, symbol_values
 from study.report.report_data import build_report
 from study.report.report_summary import findings
 from study.runs import read_records
@@ -110,6 +110,7 @@ def with_design(study_dir: Path, plan: Plan, settings: StudySettings) -> Plan:
     """
     choice = read_choice(study_dir)
     tuned = None if choice is None else {*choice.names.values()}
+    earlier: tuple[int, ...] = ()
 
     def planned(variants: Sequence[str], primary: str, seeds: int) -> Design:
         controls, arms = _compared(variants, tuned)
@@ -120,6 +121,7 @@ def with_design(study_dir: Path, plan: Plan, settings: StudySettings) -> Plan:
             seeds=tuple(range(settings.first_seed, settings.first_seed + seeds)),
             looks=(seeds,),
             margin=settings.equivalence_margin,
+            earlier_looks=earlier,
             choice="" if tuned is None else f"{FOLDER}/{FILE}",
         ).hashed
 
@@ -133,6 +135,9 @@ def with_design(study_dir: Path, plan: Plan, settings: StudySettings) -> Plan:
 
     recorded = [one for one in recorded_settings(study_dir) if planned_seeds(one)]
     if not recorded:
+        if (config := study_dir / "config").exists():
+            text = read_text(config)
+            earlier = earlier_looks(settings.results_dir, text, settings.primary, settings.seed_range)
         design = planned(settings.variants, settings.primary, settings.seeds)
         return plan.replace(design=design, added={}, later_looks=())
     if plan.design is None:

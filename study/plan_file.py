@@ -144,10 +144,12 @@ class Plan(Record, kw_only=True, frozen=True):
 
     @property
     def looks(self) -> dict[str, tuple[int, ...]]:
-        """Judged arm -> its planned numbers of seeds, ascending; a verdict is given at the last one."""
+        """Judged arm -> its numbers of seeds, ascending: of older studies, planned, raised. The last one decides."""
         if self.design is None:
             return {}
-        planned = dict.fromkeys(self.design.arms, self.design.looks)
+        first = self.design.looks[0]
+        earlier = tuple(seeds for seeds in self.design.earlier_looks if seeds < first)
+        planned = dict.fromkeys(self.design.arms, (*earlier, *self.design.looks))
         planned |= {name: (seeds,) for name, seeds in self.added.items()}
         return {
             name: (*looks, *(seeds for seeds in self.later_looks if seeds > looks[-1]))

@@ -113,6 +113,27 @@ def _shrunk(before: str, now: str) -> list[str]:
     return changes
 
 
+def earlier_looks(results_dir: Path, config_text: str, arm: str, seeds: range) -> tuple[int, ...]:
+    """Return the numbers of these seeds at which older studies with the same numbers judged the arm, ascending."""
+    found = set()
+    for path in results_dir.glob(f"*/{plan_file.FILE}"):
+        plan, directory = plan_file.read_valid(path.parent), path.parent
+        if plan is None or arm not in plan.looks or not (directory / "config").exists():
+            continue
+        if differing_symbols(read_text(directory / "config"), config_text, {"numbers"}, set()):
+            continue
+        done = [
+            one.seed
+            for one in read_records(directory).values()
+            if one.variant == arm and one.status == "finished"
+        ]
+        for count in plan.looks[arm]:
+            looked = range(plan.first_seed, plan.first_seed + count)
+            if set(looked) <= set(done):
+                found.add(len(set(looked) & set(seeds)))
+    return tuple(sorted(found - {0}))
+
+
 def refuse_unknown_names(config: Config, variants: Mapping[str, Variant], device_type: str) -> None:
     """Raise UserError where a word of CONFIG_NUMERICS_FIX has no effect in an arm, or a monitor's target in none.
 

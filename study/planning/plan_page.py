@@ -22,7 +22,7 @@ from study.executors.child_process import runs_that_fit
 from study.plan_file import Plan
 from study.planning.micro_batch import MemoryPlanError, Predictions
 from study.planning.planned_power import PastStudy, Sight, StudySight
-from study.preconditions import needed_bytes
+from study.preconditions import earlier_looks, needed_bytes
 from study.report.method import hours_text, seeds_text, size
 from study.runs import RunList
 from study.study_settings import StudySettings
@@ -121,7 +121,7 @@ def forecast(symbols: Symbols, past: Sequence[PastStudy]) -> Forecast:
         runs=runs,
         pending=pending,
         one_seed=runs[: len(settings.variants)],
-        looks=_looks(settings, plan if len(pending) < len(runs) else None),
+        looks=_looks(symbols, settings, plan if len(pending) < len(runs) else None),
         hours=hours,
         disk_bytes=needed_bytes(
             config.model, [_iterations(config, plan, name) for name, _ in pending], config.optimizer.schedule
@@ -131,12 +131,16 @@ def forecast(symbols: Symbols, past: Sequence[PastStudy]) -> Forecast:
     )
 
 
-def _looks(settings: StudySettings, plan: Plan | None) -> tuple[int, ...]:
+def _looks(symbols: Symbols, settings: StudySettings, plan: Plan | None) -> tuple[int, ...]:
     """Return the looks of the primary arm that have a verdict. Fewer seeds than planned do not change the plan.
 
     plan: None before the first run, when the plan follows CONFIG_SEEDS.
     """
-    planned = plan.looks.get(settings.primary, ()) if plan else ()
+    if plan is None:
+        text = "\n".join(str(entry) for entry in symbols.entries.values() if entry.value != "n")
+        planned = earlier_looks(settings.results_dir, text, settings.primary, settings.seed_range)
+    else:
+        planned = plan.looks.get(settings.primary, ())
     if not planned or settings.seeds > planned[-1]:
         planned = (*planned, settings.seeds)
     return tuple(seeds for seeds in planned if seeds >= VERDICT_SEEDS)

@@ -403,7 +403,7 @@ def design_sentences(report: Report) -> list[str]:
         return []
     looks = {verdict.reads for verdict in report.verdicts if len(verdict.reads) > 1}
     lines = _primary_sentences(report) + [
-        f"CONFIG_SEEDS was raised: looks at {listed([str(seeds) for seeds in reads])} seeds. The last look is tested "
+        f"There were looks at {listed([str(seeds) for seeds in reads])} seeds. The last look is tested "
         f"at {100 * nominal_levels(reads)[-1]:.2g} %, so that all looks together keep 5 %."
         for reads in sorted(looks)
     ]
@@ -430,6 +430,11 @@ def _primary_sentences(report: Report) -> list[str]:
         f"Planned before the first run: {design.primary} is the primary comparison, at {seeds}, "
         f"margin {size(design.margin)} (SHA-256 {design.sha256[:12]}).{others}"
     ]
+    if earlier := [f"{seeds}" for seeds in design.earlier_looks if seeds < len(design.seeds)]:
+        lines.append(
+            f"Older studies judged {design.primary} at {listed(earlier)} of these seeds, which counts as a look; fix: "
+            "CONFIG_FIRST_SEED of seeds that no study has judged."
+        )
     added = [name for name in report.looks if name not in design.arms]
     if added:
         lines.append(f"Added after the first run, so not planned: {listed(added)}.")

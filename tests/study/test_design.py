@@ -1,6 +1,8 @@
 """The primary comparison and the planned seeds: from plan.json to the first screen, and what changes them."""
 
+import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -180,3 +182,25 @@ def test_a_lost_plan_is_restored_from_the_configurations_of_the_runs(tmp_path: P
     plan = amend_plan.with_design(tmp_path, plan_for(*VARIANTS), settings(tmp_path, 4, VARIANTS, "MINE"))
     assert plan.looks == {"RALEARN": (2, 4), "MINE": (2, 4)}
     assert (plan.primary, plan.margin) == ("RALEARN", 0.01)
+
+
+def test_older_studies_at_these_seeds_count_as_looks(tmp_path: Path) -> None:
+    text = 'CONFIG_LEARNING_RATE="1e-3"\nCONFIG_SEEDS=3\n'
+    for name, changed in (("old", text), ("other", text.replace("1e-3", "2e-3")), ("new", text)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config").write_text(changed)
+    for name in ("old", "other"):
+        planned(tmp_path / name, looks=(3,), present=3)
+    wanted = StudySettings("new", VARIANTS, 5, tmp_path, False, 0.01, "RALEARN")
+    plan = amend_plan.with_design(tmp_path / "new", plan_for(*VARIANTS), wanted)
+    assert plan.design
+    assert (plan.design.earlier_looks, plan.looks) == ((3,), {"RALEARN": (3, 5)})
+    for run in (tmp_path / "other/runs").iterdir():
+        shutil.copytree(run, tmp_path / "new/runs" / run.name, dirs_exist_ok=True)
+    write_checked(tmp_path / "new/plan.json", plan.to_json())
+    text = " ".join(rendered.markdown(build.build_report(tmp_path / "new")).split())
+    assert "Older studies judged RALEARN at 3 of these seeds" in text
+    fresh = dataclasses.replace(wanted, first_seed=3)  # no study has judged these
+    design = amend_plan.with_design(tmp_path / "fresh", plan_for(*VARIANTS), fresh).design
+    assert design
+    assert (design.seeds, design.earlier_looks) == ((3, 4, 5, 6, 7), ())
