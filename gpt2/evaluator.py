@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,28 +15,14 @@ from gpt2 import hellaswag, validation
 from gpt2.tokenizer import Tokenizer
 from gpt2.transformer import GPT2, learned_scalars
 from gpt2.validation import EvalText, perplexity_of, read_text, row_losses
-from runtime import ranks
+from referee.verdict.rows import Row
+from runtime import ranks, records
 from runtime.errors import UserError, out_of_memory
-from runtime.resolved_target import ResolvedTarget
-from runtime.run_record import EvalSetEntry, EvaluatedText, bits_per_byte
+from runtime.run_record import bits_per_byte
 from runtime.settings import Config, EvaluationConfig
 from runtime.signals import Stop
 
-MOST_NATS = 230.0  # of a word: its exponential is below the largest number in a record, 1e100
 Window = tuple[np.ndarray, int]  # context and targets, at most T+1 tokens; the number of targets, at its end
-
-
-@dataclass(frozen=True)
-class TextScore:
-    """Nats of each window in the order of the text, with its number of scored tokens."""
-
-    window_nats: list[float]
-    window_tokens: list[int]
-
-    @property
-    def nats(self) -> float:
-        """The sum over the text."""
-        return math.fsum(self.window_nats)
 
 
 def windows(tokens: np.ndarray, prefix: int, length: int) -> Iterator[Window]:
@@ -62,34 +48,23 @@ def score(
     device: str,
     autocast: Callable[[], AbstractContextManager[Any]],
     stop: Callable[[], None] | None = None,
-) -> TextScore:
-    """Score all tokens of a text. prefix: the end of text. The other arguments: those of `row_losses`."""
+) -> list[float]:
+    """Return the nats of each window of a text. prefix: the end of text. Other arguments: those of `row_losses`."""
     rows = [window for document in text.documents for window in windows(document, prefix, block_size)]
-    nats = row_losses(model, rows, batch_tokens=batch_tokens, device=device, autocast=autocast, stop=stop)
-    return TextScore(nats, [scored for _, scored in rows])
+    return row_losses(model, rows, batch_tokens=batch_tokens, device=device, autocast=autocast, stop=stop)
 
 
-def entry(text: EvalText, score: TextScore) -> EvalSetEntry:
-    """Return the record of a text. A perplexity is None where it is not finite or above 1e99."""
-    nats, tokens = score.nats, text.tokens
-    loss = nats / tokens if math.isfinite(nats) else None
-    return EvalSetEntry(
-        documents=len(text.documents),
-        tokens=tokens,
-        words=text.words,
-        bytes=text.bytes,
-        loss=loss,
-        perplexity=_exp(nats / tokens),
-        word_perplexity=_exp(nats / text.words),
-        byte_perplexity=_exp(nats / text.bytes),
-        bits_per_byte=bits_per_byte(loss, tokens, text.bytes),
-        text_sha256=text.text_sha256,
-        tokens_sha256=text.tokens_sha256,
-    )
-
-
-def _exp(nats: float) -> float | None:
-    return math.exp(nats) if nats < MOST_NATS else None
+def text_rows(folder: Path, row: Row, text: EvalText, nats: list[float]) -> list[Row]:
+    """Write the nats of each window; return the rows of the loss and of the counts. row: of the model."""
+    row = row.replace(data=f"{text.name}@{text.text_sha256[:12]}")
+    loss = records.write_items(folder, row.replace(value=math.fsum(nats) / text.tokens), nats)
+    counts = {
+        "documents": len(text.documents),
+        "tokens": text.tokens,
+        "words": text.words,
+        "bytes": text.bytes,
+    }
+    return [loss, *(row.replace(metric=name, value=count) for name, count in counts.items())]
 
 
 Scored = TypeVar("Scored")
@@ -185,8 +160,8 @@ class Evaluator:
             )
         )
 
-    def score_text(self, text: EvalText) -> TextScore:
-        """Score a held-out text on the current model."""
+    def score_text(self, text: EvalText) -> list[float]:
+        """Return the nats of each window of a held-out text on the current model."""
         return self._retry_smaller(
             lambda batch_tokens: score(
                 self.model,
@@ -241,24 +216,21 @@ def hellaswag_entry(score: hellaswag.HellaSwag) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(score, name)) is not None}
 
 
-def hellaswag_choices(score: hellaswag.HellaSwag) -> dict[str, Any]:
-    """Return the content of hellaswag.json or choice.json: the choices item by item."""
-    names = ("choices", "choices_norm", "correct", "correct_norm")
-    return {name: getattr(score, name) for name in names}
+def hellaswag_rows(folder: Path, row: Row, score: hellaswag.HellaSwag) -> list[Row]:
+    """Write which items are right; return the rows of the accuracies. row: with the items and the model."""
+    return [
+        records.write_items(folder, row.replace(metric="acc", value=score.acc), score.correct),
+        records.write_items(folder, row.replace(metric="acc_norm", value=score.acc_norm), score.correct_norm),
+    ]
 
 
 def evaluate_sets(
-    config: Config,
-    evaluator: Evaluator,
-    resolved: ResolvedTarget,
-    announce: Callable[[str], None],
-    note: Callable[[str], None],
-) -> dict[str, EvaluatedText]:
-    """Return the result of each set by name. A set that cannot be read on any rank is left out, with a note.
+    config: Config, evaluator: Evaluator, announce: Callable[[str], None], note: Callable[[str], None]
+) -> Iterator[tuple[EvalText, list[float]]]:
+    """Yield each set with the nats of its windows. A set that cannot be read on any rank is left out, with a note.
 
     announce: called with the work that begins.
     """
-    found = {}
     for one in config.evaluation.sets:
         announce(f"evaluating {one.name}")
         text: EvalText | None = None
@@ -269,13 +241,5 @@ def evaluate_sets(
             problem = " ".join(f"{error}".split())
         if any(ranks.agree(text is None)) or text is None:
             note(f"{one.name} is not evaluated: {problem}")
-            continue
-        score = evaluator.score_text(text)
-        found[one.name] = EvaluatedText(
-            entry(text, score),
-            resolved.device_name,
-            resolved.dtype,
-            tuple(score.window_tokens),
-            tuple(score.window_nats),
-        )
-    return found
+        else:
+            yield text, evaluator.score_text(text)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from gpt2 import dataset, tokenizer
 from gpt2.clocks import Clocks, device_synchroniser, unevenness
-from gpt2.evaluator import Evaluator, evaluate_sets, hellaswag_choices, hellaswag_entry
+from gpt2.evaluator import Evaluator, evaluate_sets, hellaswag_entry, hellaswag_rows, text_rows
 from gpt2.fingerprint import initial_record
 from gpt2.hellaswag import choice_items, load_items
 from gpt2.measured_memory import PeakMeter, memory_entry
@@ -30,12 +31,13 @@ from gpt2.resume import check_fits, resume
 from gpt2.training_step import NotFiniteError, Stepper, StepResult
 from gpt2.transformer import GPT2, ModelParts
 from gpt2.watch import RunFixes, SpikeDetector
-from runtime import attention_kernels, checkpoint, ranks, records, resolved_target, run_record
+from referee.verdict.rows import LOSS, VALIDATION, Row
+from runtime import attention_kernels, checkpoint, ranks, records, resolved_target
 from runtime.batch_plan import WARM_UP_STEPS
 from runtime.metrics_log import MetricsLog
 from runtime.ranks import describe_failure
 from runtime.run_plan import RunPlan
-from runtime.run_record import Admission
+from runtime.run_record import Admission, platform_of
 from runtime.settings import Config
 from runtime.signals import Interrupted, Stop
 
@@ -85,6 +87,19 @@ class TrainingRun:
             warmup=plan.warmup_iterations,
         )
         record = initial_record(plan, shared or config, resolved, stepper, self.corpus.fingerprint, windows)
+        assert record.fingerprint
+        self.row = Row(
+            study=records.owner(plan.directory).partition("/")[0],
+            arm=plan.variant,
+            seed=plan.seed,
+            size=config.model.size,
+            platform=platform_of(resolved.dtype),
+            data=f"{VALIDATION}@{record.fingerprint.validation[:12]}",
+            metric=LOSS,
+            tokens=0,
+            value=math.nan,
+        )
+        self.scores: list[Row] = []  # of the trained model
         self.fixes = RunFixes(stepper, config.numerics_fix)
         self.log = MetricsLog(plan.directory, record.replace(fixes=self.fixes.changes), plan.iterations)
         self.log.notes += filter(None, [resolved.note])
@@ -125,6 +140,7 @@ class TrainingRun:
                 self.score_endings()
                 self.evaluate_texts()
                 self.examine_model()
+            self.write_rows()
             self.summarize_notes()
             self.write_record("finished")
             if ranks.first():
@@ -256,11 +272,21 @@ class TrainingRun:
         with self.clocks.on("evaluate"):
             self.log.phase("validating")
             line = self.evaluator.validate(self.tokens, seconds)
-        if self.ended():
-            windows = {"tokens": self.tokens, "losses": self.evaluator.window_losses}
-            self.log.write_side_file("validation_windows.json", windows)
+        if self.ended() and ranks.first():
+            records.write_items(self.plan.directory, self.row, self.evaluator.window_losses)
         self.log.log(line | {"iteration": self.iteration}, always=True)
         self.write_record("running")
+        self.write_rows()
+
+    def write_rows(self) -> None:
+        """Write every validation, with the training seconds before it, and the scores of the trained model."""
+        row, count = self.row, len(self.evaluator.windows)
+        rows = []
+        for tokens, seconds, loss in self.evaluator.losses:
+            rows.append(row.replace(tokens=int(tokens), value=loss, items=count))
+            rows.append(row.replace(metric="train_seconds", tokens=int(tokens), value=seconds))
+        if ranks.first():
+            records.write_rows(self.plan.directory, [*rows, *self.scores])
 
     def score_endings(self) -> None:
         """Score HellaSwag on the trained model, else items of the held-out text; or record why there are none."""
@@ -277,17 +303,17 @@ class TrainingRun:
             self.log.phase(f"scoring {'HellaSwag' if settings.hellaswag else 'the choice of continuations'}")
             score = evaluator.score_items(items)
         self.log.record[name] = hellaswag_entry(score)
-        self.log.write_side_file(f"{name}.json", hellaswag_choices(score))
+        row = self.row.replace(data=f"{name}@{score.items_sha256[:12]}", tokens=self.tokens)
+        if ranks.first():
+            self.scores += hellaswag_rows(self.plan.directory, row, score)
 
     def evaluate_texts(self) -> None:
         """Evaluate the held-out texts of CONFIG_EVAL_SETS on the trained model. One that cannot be read is a note."""
-        if not self.config.evaluation.sets:
-            return
+        row = self.row.replace(tokens=self.tokens)
         with self.clocks.on("evaluate"):
-            found = evaluate_sets(self.config, self.evaluator, self.resolved, self.log.phase, self.note)
-        self.log.record["eval_sets"] = {name: one.entry for name, one in found.items()}
-        if ranks.first():
-            run_record.write_eval_sets(self.plan.directory, self.plan.run, self.iteration, found)
+            for text, nats in evaluate_sets(self.config, self.evaluator, self.log.phase, self.note):
+                if ranks.first():
+                    self.scores += text_rows(self.plan.directory, row, text, nats)
 
     def examine_model(self) -> None:
         """Examine the trained model on the first validation windows, on the first rank."""

@@ -22,6 +22,7 @@ from gpt2.evaluator import Evaluator, evaluate_sets
 from gpt2.hellaswag import load_items
 from gpt2.training_step import autocast
 from gpt2.transformers_config import NORM_EPSILON, tokenizer_files
+from gpt2.validation import perplexity_of
 from runtime import attention_kernels
 from runtime.errors import UserError, first_sentences
 from runtime.files import DamagedFileError, read_json
@@ -256,10 +257,11 @@ def evaluate_pretrained(folder: Path, config: Config) -> list[str]:
         f"{vocabulary.size:,} tokens, on {resolved.device_name} in float32",
         f"validation loss {loss:.4f} nats per token, perplexity {math.exp(loss):.2f}, on {evaluator.tokens:,} tokens",
     ]
-    texts = evaluate_sets(config, evaluator, resolved, print, lines.append)
-    for name, text in texts.items():
-        by_token, by_word = text.entry.perplexity or math.nan, text.entry.word_perplexity or math.nan
-        lines.append(f"{name}: perplexity {by_token:.2f} by token, {by_word:.2f} by word")
+    for text, nats in evaluate_sets(config, evaluator, print, lines.append):
+        by_token, by_word = (
+            perplexity_of(math.fsum(nats) / count) or math.nan for count in (text.tokens, text.words)
+        )
+        lines.append(f"{text.name}: perplexity {by_token:.2f} by token, {by_word:.2f} by word")
     return [*lines, _hellaswag(evaluator, config)]
 
 

@@ -238,7 +238,7 @@ OFFLINE = f'fix without a network: {SYMBOL}="{WIKITEXT}=wiki.test.raw" with a co
 class EvalText:
     """A text as tokens, one int64 array for each document.
 
-    text_sha256: of the documents. tokens_sha256: of the arrays. marks: as in a corpus's manifest.
+    text_sha256: of the documents before they are encoded. marks: as in a corpus's manifest.
     """
 
     name: str
@@ -246,7 +246,6 @@ class EvalText:
     words: int
     bytes: int
     text_sha256: str
-    tokens_sha256: str
     marks: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -287,16 +286,12 @@ def read_text(one: EvalSet, data: DataConfig, block_size: int, report: Callable[
             f"{SYMBOL}: the text of {one.name} has {tokens:,} tokens, less than one sequence of "
             f"CONFIG_GPT2_BLOCK_SIZE={block_size}; fix: more text, or leave the set out"
         )
-    digest = hashlib.sha256()
-    for ids in documents:
-        digest.update(len(ids).to_bytes(8, "little") + ids.astype("<i8").tobytes())
     return EvalText(
         one.name,
         documents,
         words=sum(len(re.split(r"\s+", text)) for text in originals),
         bytes=sum(len(text.encode()) for text in originals),
         text_sha256=hashlib.sha256(json.dumps(originals).encode()).hexdigest(),
-        tokens_sha256=digest.hexdigest(),
         marks=Counter(mark for text in texts for mark in tokenizer.MARK.findall(text)),
     )
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
-from runtime import files, ranks, records, run_record
+from runtime import files, ranks, run_record
 from runtime.files import DamagedFileError, parse_json, read_bytes
 from runtime.records import Amount, Count, InvalidJsonError, Positive, Record, Text, parse, to_plain
 
@@ -100,11 +100,6 @@ class MetricsLog:
         self.record |= {"status": status, "error": error, "notes": self.notes} | entries
         if ranks.first():
             run_record.write(self.directory, run_record.from_json(files.finite(to_plain(self.record))))
-
-    def write_side_file(self, name: str, value: Any) -> None:
-        """Write a JSON file beside run.json."""
-        if ranks.first():
-            records.write(self.directory / name, value, records.owner(self.directory))
 
     def saved_sum(self) -> MetricsSum:
         """Flush metrics.jsonl to the disk; return its length and its SHA-256."""

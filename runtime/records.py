@@ -9,15 +9,23 @@ without a checksum is damaged. A finished run has SHA256SUMS over its files.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import math
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
 import msgspec
 
+from referee.verdict.rows import Row
 from runtime import files
 from runtime.files import DamagedFileError, parse_json, read_bytes, read_text
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import ArrayLike
 
 T = TypeVar("T")
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -28,6 +36,7 @@ Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 MARK, DIGITS = b'"sha256": "', 64
 SUMS = "SHA256SUMS"
+ROWS, ITEMS = "rows.jsonl", "items"
 
 
 class InvalidJsonError(ValueError):
@@ -101,6 +110,63 @@ def read(kind: type[T], path: Path, of: str | None = None) -> T:
         return parse(kind, read_plain(path, of), "content")
     except InvalidJsonError as error:
         raise DamagedFileError(f"{path} cannot be read: {error}") from error
+
+
+def write_rows(folder: Path, rows: Iterable[Row]) -> None:
+    """Replace rows.jsonl in the folder. A value that is not finite has no row."""
+    finite = [row for row in rows if math.isfinite(row.value)]
+    files.write_bytes(folder / ROWS, msgspec.json.Encoder().encode_lines(finite))
+
+
+def read_rows(folder: Path, run: tuple[str, str, int]) -> tuple[Row, ...]:
+    """Return the rows in the folder; none where there is no file. DamagedFileError for a row of another run.
+
+    run: study, arm and seed.
+    """
+    path = folder / ROWS
+    try:
+        rows = msgspec.json.Decoder(Row).decode_lines(read_bytes(path))
+    except FileNotFoundError:
+        return ()
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise DamagedFileError(f"{path} cannot be read: {error}") from error
+    for row in rows:
+        if (row.study, row.arm, row.seed) != run:
+            raise DamagedFileError(f"{path} has a row of {row.study}, {row.arm}, seed {row.seed}")
+    return tuple(rows)
+
+
+def row_files(folder: Path) -> list[str]:
+    """Return the names of rows.jsonl and of the files with the values of single items."""
+    return [ROWS, *sorted(f"{ITEMS}/{path.name}" for path in (folder / ITEMS).glob("*.npy"))]
+
+
+def items_path(folder: Path, row: Row) -> Path:
+    """Return the file with the values of the single items of a row, such as items/acc_norm-hellaswag.npy."""
+    return folder / ITEMS / f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', f'{row.metric}-{row.dataset}')}.npy"
+
+
+def write_items(folder: Path, row: Row, values: ArrayLike) -> Row:
+    """Write the values of the single items of a row; return the row with their number."""
+    import numpy as np
+
+    content, array = io.BytesIO(), np.asarray(values)
+    np.save(content, array, allow_pickle=False)
+    path = items_path(folder, row)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.write_bytes(path, content.getvalue())
+    return row.replace(items=len(array))
+
+
+def read_items(folder: Path, row: Row) -> np.ndarray | None:
+    """Return the values of the single items of a row; None where there are none, or as many as the row has not."""
+    import numpy as np
+
+    try:
+        values = np.load(io.BytesIO(read_bytes(items_path(folder, row))), allow_pickle=False)
+    except (FileNotFoundError, DamagedFileError, ValueError, EOFError):
+        return None
+    return values.astype(float) if len(values) == row.items else None
 
 
 def owner(run_dir: Path) -> str:

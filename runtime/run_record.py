@@ -7,13 +7,15 @@ msgspec.json.schema(RunRecord) is its JSON schema.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from msgspec import structs
 
-from runtime import records
+from referee.verdict.rows import Row
+from runtime import files, records
 from runtime.errors import UserError
 from runtime.files import DamagedFileError
 from runtime.records import (
@@ -27,62 +29,11 @@ from runtime.records import (
     parse,
 )
 
-# eval_sets.json of a run: its held-out texts window by window.
-
-
-EVAL_SETS_FILE = "eval_sets.json"
-
-
-class EvalSetEntry(Record, frozen=True):
-    """The perplexity of a held-out text (gpt2.evaluator). loss: mean nats per token; null where it is not finite.
-
-    text_sha256, tokens_sha256: of the documents, and of their tokens.
-    """
-
-    documents: Positive
-    tokens: Positive
-    words: Positive
-    bytes: Positive
-    loss: float | None
-    perplexity: float | None
-    word_perplexity: float | None
-    byte_perplexity: float | None
-    bits_per_byte: float | None
-    text_sha256: Text
-    tokens_sha256: Text
-
-
-class EvaluatedText(Record, frozen=True):
-    """A text on a trained model. window_nats: of each window in the order of the text, with its scored tokens."""
-
-    entry: EvalSetEntry
-    device: Text
-    dtype: Text
-    window_tokens: tuple[Positive, ...]
-    window_nats: tuple[float | None, ...]
-
-    def __post_init__(self) -> None:
-        if sum(self.window_tokens) != self.entry.tokens or len(self.window_nats) != len(self.window_tokens):
-            raise ValueError(f"its windows have {sum(self.window_tokens)} tokens, not {self.entry.tokens}")
-
-
-class EvalSetsFile(Record, frozen=True):
-    """The texts that a run was evaluated on, by name, after these iterations."""
-
-    run: Text
-    iterations: Count
-    sets: Mapping[str, EvaluatedText]
-
-
-def write_eval_sets(run_dir: Path, run: str, iterations: int, found: Mapping[str, EvaluatedText]) -> None:
-    """Write the texts of a run after these iterations."""
-    records.write(
-        run_dir / EVAL_SETS_FILE, EvalSetsFile(run, iterations, found), records.owner(run_dir), indent=None
-    )
-
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 SCHEMA = 1
-SIDE_FILES = ("config", "metrics.jsonl", "validation_windows.json", "hellaswag.json", "choice.json")
+EVALUATIONS, ABOUT = "evaluations", "about.json"
 ANOMALY = "anomaly"
 # folders of a run: the newest states, the state before the decay, and those before a trigger of the monitor
 CHECKPOINTS = ("checkpoint", "stable", ANOMALY)
@@ -300,7 +251,7 @@ class Spike(NamedTuple):
 class RunRecord(Record, frozen=True):
     """The content of run.json. A part is None until it is known. study: the name of its folder, given by `write`.
 
-    fixes: the computations that CONFIG_NUMERICS_FIX replaced, in words. eval_sets: by name, those of the run's end.
+    fixes: the computations that CONFIG_NUMERICS_FIX replaced, in words.
     choice: as hellaswag, of items made from the held-out text; scored where CONFIG_HELLASWAG is off.
     """
 
@@ -333,7 +284,6 @@ class RunRecord(Record, frozen=True):
     scalars: tuple[ScalarPoint, ...] | None = None
     fixes: tuple[Text, ...] | None = None
     choice: HellaSwagEntry | None = None
-    eval_sets: Mapping[str, EvalSetEntry] | None = None
     study: str = ""
 
     @property
@@ -348,6 +298,11 @@ def bits_per_byte(loss: float | None, tokens: int, text_bytes: int) -> float | N
     loss: mean nats per token. The result does not depend on the tokenizer's units (Gao et al. 2020, arXiv:2101.00027).
     """
     return loss * tokens / (math.log(2) * text_bytes) if loss is not None and text_bytes else None
+
+
+def platform_of(dtype: str) -> str:
+    """Return the platform of training in a number format, on its machine."""
+    return {"bfloat16": "bf16"}.get(dtype, "fp32")
 
 
 def run_name(variant: str, seed: int) -> str:
@@ -368,8 +323,19 @@ def write(run_dir: Path, record: RunRecord) -> None:
     """Write run.json; of a finished run SHA256SUMS before it, so that a finished run always has both."""
     record = record.replace(study=record.study or records.owner(run_dir).partition("/")[0])
     if record.status == "finished":
-        records.write_sums(run_dir, owner(record), SIDE_FILES)
+        records.write_sums(run_dir, owner(record), side_files(run_dir))
     records.write(run_dir / "run.json", record, owner(record))
+
+
+def side_files(folder: Path) -> list[str]:
+    """Return the files of a run or of an evaluation that SHA256SUMS lists."""
+    names = ["config", "metrics.jsonl", ABOUT, *records.row_files(folder)]
+    return [name for name in names if (folder / name).exists()]
+
+
+def check(folder: Path, record: RunRecord) -> list[str]:
+    """Return a message for every file of a finished run, or of an evaluation of it, that is not as SHA256SUMS says."""
+    return records.check_sums(folder, owner(record), side_files(folder))
 
 
 def owner(record: RunRecord) -> str:
@@ -377,14 +343,61 @@ def owner(record: RunRecord) -> str:
     return f"{record.study}/{record.run}"
 
 
-def owner_at(run_dir: Path) -> str:
-    """Return the owner of the files in a run's folder. RecordError where its record cannot be read."""
-    return owner(load(run_dir))
+def read_rows(folder: Path, record: RunRecord) -> tuple[Row, ...]:
+    """Return the rows of a run, or of one of its evaluations. DamagedFileError for a row of another run."""
+    return records.read_rows(folder, (record.study, record.variant, record.seed))
+
+
+class LaterEvaluation(NamedTuple):
+    """An evaluation of a finished run, in a folder of its evaluations. about: facts that are no numbers."""
+
+    folder: Path
+    rows: tuple[Row, ...]
+    about: Mapping[str, str | None]
+
+    @property
+    def platform(self) -> str:
+        """The platform of its rows."""
+        return self.rows[0].platform if self.rows else ""
+
+    def row(self, metric: str) -> Row | None:
+        """Return the row of a metric; None without one."""
+        return next((row for row in self.rows if row.metric == metric), None)
+
+    def items(self, row: Row) -> list[float]:
+        """Return the values of the single items of a row."""
+        values = records.read_items(self.folder, row)
+        return [] if values is None else values.tolist()
+
+
+def write_evaluation(
+    folder: Path,
+    record: RunRecord,
+    scored: Iterable[tuple[Row, ArrayLike | None]],
+    about: Mapping[str, str | None],
+) -> None:
+    """Replace an evaluation: its rows, the values of their items and the facts, with SHA256SUMS over them."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    rows = [row if items is None else records.write_items(folder, row, items) for row, items in scored]
+    records.write_rows(folder, rows)
+    files.write_json(folder / ABOUT, about)
+    records.write_sums(folder, owner(record), side_files(folder))
+
+
+def read_evaluation(folder: Path, record: RunRecord) -> LaterEvaluation | None:
+    """Return an evaluation; None where there is none or it is damaged, which `make verify` names."""
+    if check(folder, record):
+        return None
+    try:
+        return LaterEvaluation(folder, read_rows(folder, record), files.read_json(folder / ABOUT))
+    except (FileNotFoundError, DamagedFileError):
+        return None
 
 
 def altered(record: RunRecord, run_dir: Path) -> list[str]:
-    """Return a message for every file of a finished run that is not as SHA256SUMS says."""
-    return records.check_sums(run_dir, owner(record), SIDE_FILES) if record.status == "finished" else []
+    """Return what `check` finds in a finished run; nothing in an unfinished one."""
+    return check(run_dir, record) if record.status == "finished" else []
 
 
 def load(run_dir: Path) -> RunRecord:

@@ -38,6 +38,7 @@ def vocabulary(symbols: Symbols) -> Vocabulary:
     return TOKENIZERS[symbols.choice(TOKENIZERS)]
 
 
+OF_EVERY_RUN = ("validation", "hellaswag", "choice")  # names of data that rows of results have already
 WIKITEXT = "wikitext-2"  # the set whose text and treatment are known by its name
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 
@@ -58,10 +59,11 @@ def eval_sets(symbols: Symbols) -> tuple[EvalSet, ...]:
     found: dict[str, EvalSet] = {}
     for word in split_words(symbols.text("EVAL_SETS")):
         name, equals, pattern = word.partition("=")
-        if not NAME.fullmatch(name):
+        if not NAME.fullmatch(name) or name in OF_EVERY_RUN:
             raise symbols.error(
                 "EVAL_SETS",
-                f"has the name {name!r}; fix: NAME=FILE with at most 40 letters, digits, . _ and - in NAME",
+                f"has the name {name!r}; fix: NAME=FILE with at most 40 letters, digits, . _ and - in NAME, which is "
+                f"none of {', '.join(OF_EVERY_RUN)}",
             )
         if name in found:
             raise symbols.error(

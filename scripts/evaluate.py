@@ -2,7 +2,7 @@
 
 `make evaluate RUN=models/gpt2` prints perplexity and HellaSwag of a GPT-2 of transformers, with the data of .config.
 
-Records go to RUN/platforms/. An existing record of the same weights, text, platform and machine is not repeated. On
+Results go to RUN/evaluations/. An existing one of the same weights, text, platform and machine is not repeated. On
 another machine than that of training the platforms are called bf16@w7900; MACHINE gives that name, by default that of
 the device.
 """
@@ -51,8 +51,8 @@ def main() -> None:
     from study.report.transfer_page import platforms_document
 
     found = evaluate_run(arguments.runs[0], names, arguments.machine)
-    print(render_terminal(platforms_document(found.home, found.records, found.notes)))
-    print(f"\nrecords: {arguments.runs[0] / 'platforms'}")
+    print(render_terminal(platforms_document(arguments.runs[0].name, found.home, found.results, found.notes)))
+    print(f"\nresults: {arguments.runs[0] / 'evaluations'}")
 
 
 def pretrained(folder: Path, names: Sequence[str]) -> None:

@@ -1,6 +1,6 @@
 """`make lm-eval RUN="results/x/runs/B0 results/x/runs/RALEARN0" TASKS="hellaswag piqa" [TASK_DATA=folder]`.
 
-Evaluate trained runs on tasks of lm-evaluation-harness. Results go to RUN/lm_eval.json; an existing result of the same
+Evaluate trained runs on tasks of lm-evaluation-harness. Results go to RUN/evaluations/; an existing result of the same
 weights, items, task and harness is not repeated. TASK_DATA names a folder with the items, where there is no hub.
 
 python -m scripts.lm_eval RUN_DIR [RUN_DIR ...] --tasks "hellaswag piqa" [--task-data FOLDER]
@@ -40,7 +40,7 @@ def main() -> int:
         raise UserError(
             "lm_eval is not installed; fix: make lm-eval, or pip install 'lm_eval[hf]==0.4.13'"
         ) from None
-    from study.evaluation.lm_eval_page import results_document
+    from study.evaluation.lm_eval_page import TaskResults, results_document
     from study.evaluation.lm_eval_runs import evaluate_run, load_tasks
 
     tasks = load_tasks(names, given.task_data)
@@ -52,10 +52,15 @@ def main() -> int:
               + (f"; existing results of {', '.join(existing)}" if existing else ""), flush=True)  # fmt: skip
         for note in evaluated.notes:
             print(f"{run.name}: {note}")
-        found.append((run.resolve().parents[1].name, evaluated.record))
+        found.append((run.resolve().parents[1].name, evaluated))
+    several = len({study for study, _ in found}) > 1
+    results = []
+    for study, one in found:
+        before, record = f"{study}/" * several, one.record
+        results.append(TaskResults(before + record.run, before + record.variant, record.seed, one.tasks))
     print()
-    print(render_terminal(results_document(found, list(tasks))))
-    print("\nresults: lm_eval.json in each run's folder; make report STUDY=... shows those of a study")
+    print(render_terminal(results_document(results)))
+    print("\nresults: evaluations/ in each run's folder; make report STUDY=... shows those of a study")
     return 0
 
 

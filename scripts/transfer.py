@@ -1,8 +1,8 @@
 """`make transfer STUDIES="results/a" PLATFORMS="bf16 int8 int4 foreign:1e-2" [OUT=folder]`: train here, evaluate there.
 
 Every counted run is evaluated on every platform. Existing evaluations are kept, so that `make transfer` continues after
-an interruption. Without STUDIES it is the study of .config, without PLATFORMS those of this file and every record of
-another machine. The page goes to OUT, by default to the first study: transfer.html, .md and .json.
+an interruption. Without STUDIES it is the study of .config, without PLATFORMS those of this file and those of
+other machines. The page goes to OUT, by default to the first study: transfer.html, .md and .json.
 
 On another machine than that of training the platforms are called bf16@w7900, by MACHINE or the name of the device.
 """
@@ -66,16 +66,16 @@ def main() -> None:
     for number, (study, run) in enumerate(runs, 1):
         folder = study / "runs" / run.name
         found = evaluate_run(folder, local, arguments.machine)
-        labels = [record.platform for record in found.records] + labels
-        labels += [] if arguments.platforms else elsewhere(folder)
+        labels = [one.platform for one in found.results] + labels
+        labels += [] if arguments.platforms else elsewhere(folder, run.record)
         at_home, notes = at_home and found.home is not None, notes | dict.fromkeys(found.notes)
-        print(f"[{number}/{len(runs)}] {run.name} evaluated on {len(found.records)} platforms", flush=True)
+        print(f"[{number}/{len(runs)}] {run.name} evaluated on {len(found.results)} platforms", flush=True)
     for note in notes:
         print(note)
     if not at_home:
         print(
-            "the runs have no records of their home platform here, so nothing is judged; copy runs/*/platforms to the "
-            "machine of training, and run `make transfer` there"
+            "the runs have no results of their home platform here, so nothing is judged; copy runs/*/evaluations to "
+            "the machine of training, and run `make transfer` there"
         )
         return
     report = build_transfer(studies, labels)

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from referee.verdict.rows import VALIDATION, chosen
 from referee.verdict.statistics import mean
 from runtime.metrics_log import read_steps
-from study.runs import Run, losses
+from study.runs import Run
 
 LINES = 40_000  # of metrics.jsonl parsed a report, spread evenly over the runs
 BINS = 120  # of the training curve, even in the square root of the tokens: denser at the start
@@ -74,12 +75,8 @@ def grouped(used: Sequence[Run]) -> dict[str, list[Run]]:
 
 def _validations(run: Run) -> dict[int, tuple[float, float]]:
     """Tokens -> (training seconds, loss) of each evaluation with a finite loss."""
-    known = losses(run.record)
-    return {
-        row.tokens: (row.train_seconds, row.loss)
-        for row in run.record.validation.history
-        if row.tokens in known and row.loss is not None
-    }
+    seconds = chosen(run.rows, VALIDATION, "train_seconds")
+    return {tokens: (seconds[tokens].value, loss) for tokens, loss in run.losses.items()}
 
 
 def _curve(variant: str, seeds: int, points: list[list[tuple[float, float, float]]]) -> Curve:

@@ -1,19 +1,17 @@
-"""Accuracies of a variant's runs on items of four endings, from their records."""
+"""Accuracies of a variant's runs on items of four endings, from their rows."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
 
-from msgspec import Meta
-
+from referee.verdict.rows import Row, chosen
 from runtime.records import Record, Text
 from runtime.run_record import HellaSwagEntry, RunRecord
+from study.runs import Run
 
 CHANCE = 0.25  # four endings
-Choice = Annotated[int, Meta(ge=0, le=3)]
 OTHER_ITEMS = "its runs were scored on other items than most"
 
 
@@ -21,7 +19,7 @@ OTHER_ITEMS = "its runs were scored on other items than most"
 class EndingsTask:
     """A task of four endings."""
 
-    key: str  # of run.json and report.json; KEY.json of a run has the choice for each item
+    key: str  # of run.json, report.json and rows
     name: str  # on pages
     heading: str  # of its column in a table of results, which has the last measure
     measures: tuple[str, ...] = ("acc",)  # and "acc_norm" where the endings of an item have different lengths
@@ -37,31 +35,12 @@ CHOICE = EndingsTask("choice", "continuation choice", "continuation choice", abo
 TASKS = (HELLASWAG, CHOICE)
 
 
-class Items(NamedTuple):
-    """Which items were scored: how many, and their digest."""
-
-    number: int
-    sha256: str
-
-    def __str__(self) -> str:
-        return f"{self.number:,} items (SHA-256 {self.sha256[:12]})"
-
-
 class ItemsFile(Record, frozen=True):
     """hellaswag.json of a study: the file of the items, or the reason why there is none."""
 
     path: Text | None = None
     items_sha256: Text | None = None
     absent: Text | None = None
-
-
-class ItemScores(Record, frozen=True):
-    """hellaswag.json or choice.json of a run: for each item the chosen ending, and whether it is the right one."""
-
-    choices: tuple[Choice, ...] = ()
-    choices_norm: tuple[Choice, ...] = ()
-    correct: tuple[bool, ...] = ()
-    correct_norm: tuple[bool, ...] = ()
 
 
 @dataclass
@@ -89,47 +68,53 @@ def entry(record: RunRecord, task: EndingsTask) -> HellaSwagEntry | None:
     return found
 
 
-def scored_items(record: RunRecord, task: EndingsTask = HELLASWAG) -> Items | None:
-    """The items of a record's score; None where it has none."""
-    score = entry(record, task)
-    if not score or score.acc is None or score.acc_norm is None or not score.items or not score.items_sha256:
-        return None
-    return Items(score.items, score.items_sha256)
+def accuracy(run: Run, task: EndingsTask, measure: str = "acc") -> Row | None:
+    """The row of an accuracy at the end of a run; None where it was not scored."""
+    return next(reversed(chosen(run.rows, task.key, measure).values()), None)
 
 
-def common_items(records: Sequence[RunRecord], task: EndingsTask = HELLASWAG) -> Items | None:
-    """The items of the most records, or the first of equals: the scores of the study are those on these items."""
-    counted = Counter(items for record in records if (items := scored_items(record, task)))
+def items_text(row: Row) -> str:
+    """The items of an accuracy: how many, and the first digits of their SHA-256."""
+    return f"{row.items:,} items (SHA-256 {row.data.partition('@')[2]})"
+
+
+def common_items(runs: Sequence[Run], task: EndingsTask) -> str | None:
+    """The items of the most runs, or the first of equals: the scores of the study are those on these items."""
+    counted = Counter(row.data for run in runs if (row := accuracy(run, task)))
     return counted.most_common(1)[0][0] if counted else None
 
 
-def left_out(records: Sequence[RunRecord], task: EndingsTask) -> list[str]:
+def on_common_items(runs: Sequence[Run], task: EndingsTask, common: str | None) -> list[Run]:
+    """The runs that were scored on the common items."""
+    return [run for run in runs if (row := accuracy(run, task)) and row.data == common]
+
+
+def left_out(runs: Sequence[Run], task: EndingsTask) -> list[str]:
     """A note for each set of items that is not the common one: which runs were scored on it and do not count."""
-    common = common_items(records, task)
-    others: dict[Items, list[str]] = {}
-    for record in records:
-        items = scored_items(record, task)
-        if items and items != common:
-            others.setdefault(items, []).append(record.run)
+    rows = {run.name: row for run in runs if (row := accuracy(run, task))}
+    common = common_items(runs, task)
+    usual = next((items_text(row) for row in rows.values() if row.data == common), "")
+    others: dict[str, list[str]] = {}
+    for name, row in rows.items():
+        if row.data != common:
+            others.setdefault(items_text(row), []).append(name)
     return [
-        f"{task.name} leaves out {', '.join(names)}: scored on {items}, the others on {common}"
+        f"{task.name} leaves out {', '.join(names)}: scored on {items}, the others on {usual}"
         for items, names in others.items()
     ]
 
 
-def endings_score(records: Sequence[RunRecord], task: EndingsTask, common: Items | None) -> EndingsScore:
-    """Pooled over the records that have a score on the common items; the reason where there is none."""
-    scores = [record for record in records if scored_items(record, task)]
-    same = [
-        score for record in scores if scored_items(record, task) == common and (score := entry(record, task))
-    ]
-    if common is None or not same:
-        reasons = [one.absent for record in records if (one := entry(record, task)) and one.absent]
-        reason = OTHER_ITEMS if scores else (reasons or [""])[0]
+def endings_score(runs: Sequence[Run], task: EndingsTask, common: str | None) -> EndingsScore:
+    """Pooled over the runs that have a score on the common items; the reason where there is none."""
+    same = on_common_items(runs, task, common)
+    if not same:
+        reasons = [one.absent for run in runs if (one := entry(run.record, task)) and one.absent]
+        reason = OTHER_ITEMS if any(accuracy(run, task) for run in runs) else (reasons or [""])[0]
         return EndingsScore(None, None, None, None, 0, 0, False, reason)
     from referee.verdict.statistics import pooled_proportion  # loads scipy, which a run does not need
 
-    acc, acc_error = pooled_proportion([score.acc or 0.0 for score in same], common.number)
-    norm, norm_error = pooled_proportion([score.acc_norm or 0.0 for score in same], common.number)
-    near = near_chance(acc, acc_error) or near_chance(norm, norm_error)
-    return EndingsScore(acc, acc_error, norm, norm_error, common.number, len(same), near, "")
+    table = [[row for run in same if (row := accuracy(run, task, name))] for name in ("acc", "acc_norm")]
+    number = table[0][0].items
+    acc, norm = (pooled_proportion([row.value for row in rows], number) for rows in table)
+    near = near_chance(*acc) or near_chance(*norm)
+    return EndingsScore(*acc, *norm, number, len(same), near, "")

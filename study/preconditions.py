@@ -18,8 +18,8 @@ from runtime.settings import Config, ModelConfig
 from runtime.symbol_effects import Effect, declared
 from study import plan_file
 from study.experiment import planned_seeds, recorded_primary
-from study.hellaswag_scores import Items, scored_items
-from study.runs import read_records
+from study.hellaswag_scores import HELLASWAG, accuracy, items_text
+from study.runs import read_records, read_runs
 
 if TYPE_CHECKING:
     from ra.variants import Variant
@@ -195,11 +195,12 @@ def symbol_values(text: str) -> dict[str, str]:
 
 def refuse_other_items(directory: Path, source: Path, items: int, digest: str) -> None:
     """Raise UserError if a run has a HellaSwag score on items with another number or digest."""
-    for folder, record in read_records(directory).items():
-        seen = scored_items(record)
-        if seen and seen != Items(items, digest):
+    for run in read_runs(directory):
+        row = accuracy(run, HELLASWAG)
+        if row and row.data != f"{HELLASWAG.key}@{digest[:12]}":
             raise UserError(
-                f"{source} gives {Items(items, digest)}, but {folder.name} was scored on {seen}; fix: "
+                f"{source} gives {items:,} items (SHA-256 {digest[:12]}), but {run.name} was scored on "
+                f"{items_text(row)}; fix: "
                 "use the items of the existing scores, or set another CONFIG_STUDY_NAME"
             )
 

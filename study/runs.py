@@ -14,6 +14,7 @@ from typing import Annotated, cast
 from msgspec import Meta
 
 from ra.arms import PATTERNS, parse_arm
+from referee.verdict.rows import LOSS, VALIDATION, Row, chosen
 from runtime import records, run_record
 from runtime.files import DamagedFileError
 from runtime.records import Count, Record, Text
@@ -27,7 +28,6 @@ from runtime.run_record import (
     RunRecord,
     Schedule,
 )
-from study.hellaswag_scores import TASKS, scored_items
 
 
 def read_record(run_dir: Path) -> RunRecord | None:
@@ -47,12 +47,6 @@ def read_records(study_dir: Path) -> dict[Path, RunRecord]:
 REMEDY = "fix: restore the files from a copy, or delete the run's folder and run `make`"
 
 
-class FinishedValidation(RecordedValidation, frozen=True):
-    """A validation with a finite loss."""
-
-    loss: float
-
-
 class FinishedRecord(RunRecord, frozen=True):
     """A record whose results count: these parts are known. A type for readers; `load` returns RunRecord."""
 
@@ -60,7 +54,7 @@ class FinishedRecord(RunRecord, frozen=True):
     target: RecordedTarget
     batch: Batch
     progress: Progress
-    validation: FinishedValidation
+    validation: RecordedValidation
     environment: Environment
     schedule: Schedule
 
@@ -98,7 +92,7 @@ class Run:
     """One run of the report. used: whether its numbers count; why_not: the reason if they do not.
 
     cause: the reason in a few words, where the status does not give it.
-    record: complete if the run is used; UNREAD if run.json is missing or unreadable.
+    record: complete if the run is used; UNREAD if run.json is missing or unreadable. rows: of a run that is used.
     """
 
     name: str
@@ -109,6 +103,17 @@ class Run:
     why_not: str = ""
     record: FinishedRecord = field(default=UNREAD, repr=False)
     cause: str = ""
+    rows: tuple[Row, ...] = field(default=(), repr=False)
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """Tokens -> validation loss in nats, of every evaluation with a finite loss."""
+        return {tokens: row.value for tokens, row in chosen(self.rows, VALIDATION, LOSS).items()}
+
+    @property
+    def loss(self) -> float:
+        """The validation loss in nats at the end of a run that is used."""
+        return self.losses[self.record.progress.tokens]
 
     def file(self, study_dir: Path, name: str) -> Path:
         """Return the path of a result file of the run, such as metrics.jsonl."""
@@ -142,8 +147,14 @@ def _read(folder: Path) -> Run:
     run = Run(folder.name, record.variant, record.seed, record.status, not reason, reason, complete, cause)
     if run.used:
         found = run_record.altered(complete, folder)
+        try:
+            run.rows = () if found else run_record.read_rows(folder, record)
+        except DamagedFileError as error:
+            found = [str(error)]
         if found:
             run.used, run.cause, run.why_not = False, DAMAGED, f"{'; '.join(found)}; {REMEDY}"
+        elif complete.progress.tokens not in run.losses:
+            run.used, run.cause, run.why_not = False, "no finite loss", "it has no finite validation loss"
     return run
 
 
@@ -160,8 +171,6 @@ def _why_not(record: RunRecord, name: str) -> tuple[str, str]:
     unknown = [name for name in parts if getattr(record, name) is None]
     if unknown:
         return "incomplete record", f"its record says finished but has no {', '.join(unknown)}"
-    if not record.validation or record.validation.loss is None or not losses(record):
-        return "no finite loss", "it has no finite validation loss"
     faults = record.admission.faults if record.admission else ()
     if faults:
         return "not admitted", f"its trained model fails the check {faults[0].check}: {faults[0].message}"
@@ -187,17 +196,11 @@ def diverged_seeds(runs: list[Run]) -> dict[str, list[int]]:
     return found
 
 
-def losses(record: RunRecord) -> dict[int, float]:
-    """Return tokens -> validation loss in nats, of every evaluation with a finite loss."""
-    history = record.validation.history if record.validation else ()
-    return {row.tokens: row.loss for row in history if row.loss is not None}
-
-
 def final_losses(runs: Sequence[Run]) -> dict[str, dict[int, float]]:
     """Return variant -> seed -> final validation loss in nats, of runs that count."""
     table: dict[str, dict[int, float]] = {}
     for run in runs:
-        table.setdefault(run.variant, {})[run.record.seed] = run.record.validation.loss
+        table.setdefault(run.variant, {})[run.record.seed] = run.loss
     return table
 
 
@@ -228,19 +231,12 @@ def missing_files(study_dir: Path, used: list[Run]) -> list[str]:
         notes.append(
             f"{error}; runs that have not started are not listed; fix: run `make`, which writes the file"
         )
-    for name, consequence in (
-        ("metrics.jsonl", "their training curves are not shown"),
-        *(
-            (f"{task.key}.json", f"they are left out of the paired tests of {task.name} items")
-            for task in TASKS
-        ),
-    ):
-        scored = [task for task in TASKS if name == f"{task.key}.json"]
-        runs = [run for run in used if all(scored_items(run.record, task) for task in scored)]
-        lacking = [run.name for run in runs if not run.file(study_dir, name).exists()]
-        if lacking:
-            more = f" and {len(lacking) - 5} more runs" if len(lacking) > 5 else ""
-            notes.append(f"{name} is missing in {', '.join(lacking[:5])}{more}: {consequence}")
+    lacking = [run.name for run in used if not run.file(study_dir, "metrics.jsonl").exists()]
+    if lacking:
+        more = f" and {len(lacking) - 5} more runs" if len(lacking) > 5 else ""
+        notes.append(
+            f"metrics.jsonl is missing in {', '.join(lacking[:5])}{more}: their training curves are not shown"
+        )
     return notes
 
 

@@ -19,7 +19,7 @@ from runtime import ranks
 from runtime.batch_plan import WARM_UP_STEPS, BatchPlan
 from study.analysis.verdict import VERDICT_SEEDS, Verdict
 from study.plan_file import Plan, StepTimeRatio
-from study.runs import Run, losses
+from study.runs import Run
 
 if TYPE_CHECKING:
     from gpt2.clocks import StepTimer
@@ -246,10 +246,10 @@ def slopes(runs: Sequence[Run]) -> tuple[float, float] | None:
     runs. None where a run has no such evaluation or its loss rises.
     """
     found = []
-    for record in (run.record for run in runs):
-        end = record.progress.tokens
-        late = {tokens: loss for tokens, loss in losses(record).items() if end / 2 <= tokens <= SETTLED * end}
-        found.append([(loss - record.validation.loss) / math.log(end / at) for at, loss in late.items()])
+    for run in runs:
+        end = run.record.progress.tokens
+        late = {tokens: loss for tokens, loss in run.losses.items() if end / 2 <= tokens <= SETTLED * end}
+        found.append([(loss - run.loss) / math.log(end / at) for at, loss in late.items()])
     if not found or not all(found):
         return None
     low, high = mean(list(map(min, found))), mean(list(map(max, found)))

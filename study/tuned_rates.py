@@ -164,7 +164,7 @@ def _loss(runs: Mapping[str, Run], name: str, seed: int) -> float | None:
     """Return the final loss of a tuning run; None where it ended without one. UserError where it did not end."""
     run = runs.get(run_record.run_name(name, seed))
     if run and run.used and not run.record.truncated:
-        return run.record.validation.loss
+        return run.loss
     if run and run.cause in NO_LOSS:
         return None
     reason = (run.why_not or "a time limit cut it") if run else "its record cannot be read"

@@ -56,7 +56,9 @@ def _plan_problems(study_dir: Path) -> list[str]:
 
 def _verify_run(folder: Path) -> Verified:
     """Verify the record, the files that belong to it, and the checkpoints."""
-    checked, problems, of = [], [], None
+    checked: list[str] = []
+    problems: list[str] = []
+    of = None
     try:
         record = run_record.load(folder)
     except run_record.RecordError as error:
@@ -65,10 +67,13 @@ def _verify_run(folder: Path) -> Verified:
         of = run_record.owner(record)
         checked.append(f"run.json ({record.status})")
         if record.status == "finished":
-            checked += [name for name in run_record.SIDE_FILES if (folder / name).exists()]
+            checked += run_record.side_files(folder)
             problems += run_record.altered(record, folder)
-    for path in sorted([*folder.glob("*.json"), *folder.glob("platforms/*.json")]):
-        name = path.relative_to(folder).as_posix()
+        for path in sorted((folder / run_record.EVALUATIONS).glob("*/")):
+            checked.append(f"{run_record.EVALUATIONS}/{path.name}")
+            problems += [f"{checked[-1]}: {text}" for text in run_record.check(path, record)]
+    for path in sorted(folder.glob("*.json")):
+        name = path.name
         if path.name not in ("run.json", EXIT_FILE) and name not in checked:
             checked.append(name)
             problems += _errors(functools.partial(records.read_plain, path, of))

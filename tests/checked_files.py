@@ -1,9 +1,13 @@
 """Write files of a study as the program does, with their checksums."""
 
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from referee.verdict.rows import LOSS, VALIDATION, Row
 from runtime import records, run_record
+from runtime.run_record import RunRecord
 
 
 def sums(run_dir: Path) -> str:
@@ -21,6 +25,36 @@ def write_checked(path: Path, value: dict[str, Any]) -> None:
             run_record.write(path.parent, run_record.load(path.parent))
         return
     try:
-        run_record.write(path.parent, run_record.from_json(records.to_plain(value)))
+        record = run_record.from_json(records.to_plain(value))
     except records.InvalidJsonError:  # what a test wants to be refused
         records.write(path, value, records.owner(path.parent))
+    else:
+        records.write_rows(path.parent, rows_of(path.parent, record))
+        run_record.write(path.parent, record)
+
+
+def write_right(folder: Path, task: str, right: Sequence[bool]) -> None:
+    """Write which items of a task a run has right."""
+    for metric in ("acc", "acc_norm"):
+        records.write_items(folder, Row("", "", 0, "", "", task, metric, 0, 0.0), right)
+
+
+def rows_of(folder: Path, record: RunRecord) -> Iterator[Row]:
+    """Return the rows that a run with this record writes: every validation, and the accuracies on items."""
+    study = record.study or records.owner(folder).partition("/")[0]
+    row = Row(study, record.variant, record.seed, "test", "fp32", "", LOSS, 0, math.nan)
+    validated = row.replace(
+        data=f"{VALIDATION}@{record.fingerprint.validation[:12] if record.fingerprint else ''}"
+    )
+    for tokens, seconds, loss in record.validation.history if record.validation else ():
+        if loss is not None:
+            yield validated.replace(tokens=tokens, value=loss)
+        yield validated.replace(tokens=tokens, metric="train_seconds", value=seconds)
+    for task in ("hellaswag", "choice"):
+        score = getattr(record, task)
+        if record.progress and score and score.items:
+            scored = row.replace(
+                data=f"{task}@{(score.items_sha256 or '')[:12]}", tokens=record.progress.tokens
+            )
+            for metric in ("acc", "acc_norm"):
+                yield scored.replace(metric=metric, value=getattr(score, metric), items=score.items)

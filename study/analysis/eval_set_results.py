@@ -1,6 +1,6 @@
-"""The held-out texts of a study from its records: losses by arm, differences to the control arms. Needs no torch.
+"""The held-out texts of a study from its rows: losses by arm, differences to the control arms.
 
-Runs count for a text if they were evaluated on the same tokens as most runs. The others are named.
+Runs count for a text if they were evaluated on the same text as most runs. The others are named.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ra.arms import parse_arm
+from referee.verdict.rows import LOSS
 from referee.verdict.statistics import Interval, mean, mean_interval
-from runtime.run_record import EvalSetEntry
 from study.analysis.verdict import Losses, control_losses
 from study.runs import Run, variant_order
 
@@ -34,15 +34,14 @@ class EvalSetRow:
 
 @dataclass
 class EvalSetTable:
-    """A text with its arms. left_out: the runs that were evaluated on another text of this name."""
+    """A text with its arms. digest: of the text. left_out: the runs that were evaluated on another of this name."""
 
     name: str
+    digest: str
     documents: int
     tokens: int
     words: int
     bytes: int
-    text_sha256: str
-    tokens_sha256: str
     rows: list[EvalSetRow]
     left_out: list[str]
 
@@ -55,36 +54,28 @@ class EvalSetTable:
         return loss * self.tokens / (self.bytes * math.log(2))
 
 
-@dataclass
-class EvalSets:
-    """The texts of a study."""
-
-    tables: list[EvalSetTable]
+def evaluated_texts(run: Run) -> dict[str, str]:
+    """Return the names of the texts that a run was evaluated on, with their data."""
+    return {row.dataset: row.data for row in run.rows if row.metric == "words"}
 
 
-def eval_set_tables(runs: Sequence[Run]) -> EvalSets:
+def eval_set_tables(runs: Sequence[Run]) -> list[EvalSetTable]:
     """Return a table for each text that one of the runs was evaluated on, in the order of their first run."""
-    found = {run.name: run.record.eval_sets or {} for run in runs}
-    names = dict.fromkeys(name for entries in found.values() for name in entries)
-    tables = [
-        _table(name, runs, {run: one[name] for run, one in found.items() if name in one}) for name in names
-    ]
-    return EvalSets([table for table in tables if table.rows])
+    names = dict.fromkeys(name for run in runs for name in evaluated_texts(run))
+    tables = [_table(name, runs) for name in names]
+    return [table for table in tables if table.rows]
 
 
-def _table(name: str, runs: Sequence[Run], entries: dict[str, EvalSetEntry]) -> EvalSetTable:
+def _table(name: str, runs: Sequence[Run]) -> EvalSetTable:
     """Return the table of the text that most runs were evaluated on, or the first of equals."""
-    usual = Counter(entry.tokens_sha256 for entry in entries.values()).most_common(1)[0][0]
-    same = {
-        run: entry
-        for run, entry in entries.items()
-        if entry.tokens_sha256 == usual and entry.loss is not None
-    }
+    texts = {run.name: evaluated_texts(run).get(name) for run in runs}
+    usual = Counter(data for data in texts.values() if data).most_common(1)[0][0]
+    found = {run.name: {row.metric: row.value for row in run.rows if row.data == usual} for run in runs}
     losses: dict[str, dict[int, float]] = {}
     for run in runs:
-        if run.name in same and run.seed is not None:
-            losses.setdefault(run.variant, {})[run.seed] = same[run.name].loss or 0.0
-    text = next(entry for entry in entries.values() if entry.tokens_sha256 == usual)
+        if LOSS in found[run.name]:
+            losses.setdefault(run.variant, {})[run.record.seed] = found[run.name][LOSS]
+    counts = next(values for values in found.values() if values)
     rows = [
         EvalSetRow(
             variant,
@@ -98,14 +89,10 @@ def _table(name: str, runs: Sequence[Run], entries: dict[str, EvalSetEntry]) -> 
     ]
     return EvalSetTable(
         name,
-        text.documents,
-        text.tokens,
-        text.words,
-        text.bytes,
-        text.text_sha256,
-        text.tokens_sha256,
-        rows,
-        [run for run, entry in entries.items() if entry.tokens_sha256 != usual],
+        usual.partition("@")[2],
+        **{name: int(counts[name]) for name in ("documents", "tokens", "words", "bytes")},
+        rows=rows,
+        left_out=[run for run, data in texts.items() if data not in (usual, None)],
     )
 
 

@@ -31,9 +31,8 @@ from referee.verdict.statistics import (
     t_quantile,
     variance_ratio,
 )
-from runtime import records, run_record
-from runtime.files import DamagedFileError
-from study.hellaswag_scores import EndingsTask, ItemScores, common_items, entry, scored_items
+from runtime import records
+from study.hellaswag_scores import EndingsTask, accuracy, common_items, on_common_items
 from study.runs import BASELINE, Run
 
 SQUARE = ("B", "RAEARLY", "RALATE", "RAALL")  # the first half of the layers swapped or not, and the second
@@ -369,14 +368,13 @@ def _decided(verdict: Verdict) -> Verdict:
     )
 
 
-# Paired tests by item of four endings, from the files beside the records.
+# Paired tests by item of four endings.
 #
-# They compare trained models on the same questions and say nothing about another seed. Files that are missing, torn or
-# of another evaluation are left out. Needs no torch.
+# They compare trained models on the same questions and say nothing about another seed. Runs without the values of the
+# items are left out. Needs no torch.
 
 
 MOST_SEEDS = 20  # whose files are read: more seeds answer the same items
-ANSWERS = {"acc": "correct", "acc_norm": "correct_norm"}  # measure -> its key in the file
 Answers = NDArray[np.int_]
 
 
@@ -402,8 +400,7 @@ def item_tests(
     study_dir: Path, used: Sequence[Run], task: EndingsTask, baseline: str = BASELINE
 ) -> list[ItemTest]:
     """Test each variant against the baseline at the same seeds, for each measure, on the items of most runs."""
-    common = common_items([run.record for run in used], task)
-    used = [run for run in used if common and scored_items(run.record, task) == common]
+    used = on_common_items(used, task, common_items(used, task))
     seeds = [run.seed for run in used if run.variant == baseline][:MOST_SEEDS]
     answers = {(run.variant, run.seed): _answers(study_dir, run, task) for run in used if run.seed in seeds}
     tests = []
@@ -423,17 +420,8 @@ def item_tests(
 
 
 def _answers(study_dir: Path, run: Run, task: EndingsTask) -> dict[str, Answers]:
-    """Measure -> 1 for each right item and 0 for each wrong one, if the file agrees with the run's score."""
-    try:
-        path = run.file(study_dir, f"{task.key}.json")
-        content = records.read(ItemScores, path, run_record.owner(run.record))
-    except (FileNotFoundError, DamagedFileError):
-        return {}
-    score, found = entry(run.record, task), {}
-    for measure in task.measures:
-        right = getattr(content, ANSWERS[measure])
-        if score is not None and right and len(right) == score.items:
-            rate = getattr(score, measure)
-            if rate is not None and abs(sum(right) / len(right) - rate) < 1e-6:
-                found[measure] = np.array(right, dtype=int)
-    return found
+    """Measure -> 1 for each right item and 0 for each wrong one, where the run has them."""
+    rows = {measure: accuracy(run, task, measure) for measure in task.measures}
+    folder = run.file(study_dir, "")
+    found = {measure: records.read_items(folder, row) for measure, row in rows.items() if row}
+    return {measure: right.astype(int) for measure, right in found.items() if right is not None}

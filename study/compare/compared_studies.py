@@ -223,7 +223,7 @@ def order(study: LoadedStudy, names: Sequence[str]) -> Order:
     table: Losses = {name: {} for name in names}
     for (name, seed), run in study.runs().items():
         if name in table and run.name not in study.report.cut:
-            table[name][seed] = run.record.validation.loss
+            table[name][seed] = run.loss
     seeds = _seeds(table)
     if len(seeds) < 2:
         return Order(study.label, seeds, [], [], NO_ORDER if seeds else ALL_CUT)

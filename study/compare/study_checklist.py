@@ -27,10 +27,10 @@ from runtime.provenance import FORMAT, SATURATION, VARIABLES
 from runtime.run_record import Environment
 from runtime.symbol_effects import declared
 from study.compare.loaded_studies import LoadedStudy
-from study.hellaswag_scores import TASKS, EndingsTask, scored_items
-from study.runs import FinishedRecord
+from study.hellaswag_scores import TASKS, EndingsTask, accuracy, items_text
+from study.runs import Run
 
-Read = Callable[[FinishedRecord], Any]
+Read = Callable[[Run], Any]
 
 
 @dataclass(frozen=True)
@@ -47,28 +47,28 @@ class EntryRule:
 
 def _environment(read: Callable[[Environment], Any]) -> Read:
     """An entry of the environment; "none" where it has no value."""
-    return lambda record: str(read(record.environment) or "none")
+    return lambda run: str(read(run.record.environment) or "none")
 
 
 def _digest(name: str) -> Read:
     """The first digits of a digest of the fingerprint."""
-    return lambda record: getattr(record.fingerprint, name)[:12]
+    return lambda run: getattr(run.record.fingerprint, name)[:12]
 
 
-def _schedule(record: FinishedRecord) -> str:
-    planned = record.schedule
+def _schedule(run: Run) -> str:
+    planned = run.record.schedule
     warmup = "" if planned.warmup_iterations is None else f", {planned.warmup_iterations:,} of warm-up"
-    return f"{record.progress.iterations:,} of {planned.iterations:,} iterations{warmup}"
+    return f"{run.record.progress.iterations:,} of {planned.iterations:,} iterations{warmup}"
 
 
-def _split(record: FinishedRecord) -> str:
-    batch = record.batch
+def _split(run: Run) -> str:
+    batch = run.record.batch
     return f"{batch.micro:,} x {batch.accumulation:,} x {batch.world_size:,}"
 
 
-def _items(record: FinishedRecord, task: EndingsTask) -> str:
-    items = scored_items(record, task)
-    return str(items) if items else "not scored"
+def _items(run: Run, task: EndingsTask) -> str:
+    row = accuracy(run, task)
+    return items_text(row) if row else "not scored"
 
 
 VERSION = "another version may round in another way; the computed function is the same"
@@ -81,38 +81,40 @@ RULES: tuple[EntryRule, ...] = (
         f"losses do not depend on them; do not compare {task.name} accuracies")
       for task in TASKS),
     EntryRule("model", "model", _digest("model"), FATAL, "size, block size or dropout differ"),
-    EntryRule("model", "parameters", lambda r: f"{r.parameters:,}" if r.parameters else NOT_RECORDED, FATAL,
+    EntryRule("model", "parameters", lambda r: f"{r.record.parameters:,}" if r.record.parameters else NOT_RECORDED,
+        FATAL,
         "the variants are different models", by="variant"),
     EntryRule("model", "initial weights", _digest("initial_weights"), FATAL,
         "one seed gives different initial weights", by="seed"),
-    EntryRule("batch", "effective batch", lambda r: f"{r.batch.effective:,}", FATAL,
+    EntryRule("batch", "effective batch", lambda r: f"{r.record.batch.effective:,}", FATAL,
         "an optimizer step averages over a different number of sequences"),
-    EntryRule("batch", "sequence length", lambda r: f"{r.batch.block_size:,}", FATAL, "the context lengths differ"),
+    EntryRule("batch", "sequence length", lambda r: f"{r.record.batch.block_size:,}", FATAL,
+        "the context lengths differ"),
     EntryRule("batch", "micro-batch x accumulation x processes", _split, HARMLESS,
         "the gradient is a mean over the same sequences; only rounding differs"),
     EntryRule("schedule", "schedule", _schedule, FATAL,
         "the learning rate depends on iteration / planned iterations", by="variant"),
-    EntryRule("precision", "precision", lambda r: r.target.dtype, FATAL, "the number formats differ"),
+    EntryRule("precision", "precision", lambda r: r.record.target.dtype, FATAL, "the number formats differ"),
     EntryRule("precision", "float32 products", _environment(lambda e: e.float32_matmul), FATAL,
         "TF32 keeps 10 bits of a float32's 23"),
-    EntryRule("precision", "attention backend", lambda r: r.target.attention_backend, HARMLESS,
+    EntryRule("precision", "attention backend", lambda r: r.record.target.attention_backend, HARMLESS,
         "every backend computes exact softmax attention; the order of sums differs"),
-    EntryRule("machine", "device", lambda r: r.target.device, HARMLESS, "rounding, times and memory differ"),
-    EntryRule("machine", "driver", lambda r: r.target.driver or "none", HARMLESS, VERSION),
+    EntryRule("machine", "device", lambda r: r.record.target.device, HARMLESS, "rounding, times and memory differ"),
+    EntryRule("machine", "driver", lambda r: r.record.target.driver or "none", HARMLESS, VERSION),
     EntryRule("machine", "CUDA or ROCm", _environment(lambda e: e.cuda or e.rocm), HARMLESS, VERSION),
     EntryRule("machine", "cuDNN or MIOpen", _environment(lambda e: e.cudnn), HARMLESS, VERSION),
     EntryRule("machine", "CPU threads", _environment(lambda e: e.threads), HARMLESS, "only rounding differs"),
     EntryRule("machine", "platform", _environment(lambda e: e.platform), HARMLESS, VERSION),
-    EntryRule("libraries", "torch", lambda r: r.target.torch, HARMLESS, VERSION),
+    EntryRule("libraries", "torch", lambda r: r.record.target.torch, HARMLESS, VERSION),
     EntryRule("libraries", "triton", _environment(lambda e: e.triton), HARMLESS, VERSION),
     EntryRule("libraries", "numpy", _environment(lambda e: e.numpy), HARMLESS,
         "it shuffles the batches: if the order changed, the losses part at the first step"),
     EntryRule("libraries", "python", _environment(lambda e: e.python), HARMLESS,
         "the text it prepares is compared under data"),
-    EntryRule("code", "numbers", lambda r: r.fingerprint.numbers, FATAL,
+    EntryRule("code", "numbers", lambda r: r.record.fingerprint.numbers, FATAL,
         "the code computes other numbers from the same configuration"),
-    EntryRule("code", "commit", lambda r: r.commit[:12] if r.commit else NOT_RECORDED, HARMLESS, NUMBERS),
-    EntryRule("code", "uncommitted changes", lambda r: {None: NOT_RECORDED, True: "yes", False: "no"}[r.dirty],
+    EntryRule("code", "commit", lambda r: r.record.commit[:12] if r.record.commit else NOT_RECORDED, HARMLESS, NUMBERS),
+    EntryRule("code", "uncommitted changes", lambda r: {None: NOT_RECORDED, True: "yes", False: "no"}[r.record.dirty],
         HARMLESS, NUMBERS),
 )  # fmt: skip
 
@@ -155,7 +157,7 @@ def _compared(rule: EntryRule, studies: Sequence[LoadedStudy]) -> ChecklistRow |
         table: dict[str, set[str]] = {}
         for run in study.used:
             key = {"seed": f"seed {run.seed} ", "variant": f"{run.variant} "}.get(rule.by, "")
-            table.setdefault(key, set()).add(f"{key}{rule.read(run.record)}")
+            table.setdefault(key, set()).add(f"{key}{rule.read(run)}")
         tables.append(table)
     shared = set.intersection(*(set(table) for table in tables))
     differing = {key for key in shared if len(set.union(*(table[key] for table in tables))) > 1}

@@ -155,7 +155,7 @@ def used_path(share: float | None) -> str:
 def write(folder: Path, runs: Sequence[RunAttention], text: InputText) -> None:
     """Write attention.json of a study or of a run."""
     value = {"schema": SCHEMA, "text": text.to_json(), "runs": [run.to_json() for run in runs]}
-    of = run_record.owner_at(folder) if (folder / "run.json").exists() else folder.name
+    of = run_record.owner(run_record.load(folder)) if (folder / "run.json").exists() else folder.name
     records.write(folder / FILE, value, of, indent=None)  # on one line: it is large
 
 

@@ -1,4 +1,4 @@
-"""Results of lm-evaluation-harness as blocks of a document: for the terminal, for reports. Needs no torch."""
+"""Results of lm-evaluation-harness from the rows of runs, as blocks of a document: for the terminal, for reports."""
 
 from __future__ import annotations
 
@@ -15,16 +15,56 @@ import numpy as np
 from referee.pages.document import COPY, SORT, Block, BulletList, Document, Note, Paragraph, Section, Table
 from referee.pages.markup import Text
 from referee.verdict.statistics import mean, standard_deviation
+from runtime.records import read_items
+from runtime.run_record import EVALUATIONS, LaterEvaluation, read_evaluation
 from study.arm_colors import color_label
-from study.evaluation.lm_eval_records import (
-    ACCURACY,
-    PERPLEXITY,
-    LmEvalRecord,
-    Metric,
-    TaskResult,
-    read_final,
-)
 from study.runs import BASELINE, Run
+
+CHANCE, TRUNCATED = (
+    "chance",
+    "truncated",
+)  # metrics: accuracy of guessing; share of rows longer than the block size
+ACCURACY, PERPLEXITY = "mean", "perplexity"  # how a value follows from its items
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric of a task. name: as the harness names it; a filter of the answers follows a comma.
+
+    items: the value of each item; None where one is not a number.
+    """
+
+    name: str
+    value: float
+    items: np.ndarray | None = None
+
+    @property
+    def right_or_wrong(self) -> bool:
+        """Whether each item is 0 or 1."""
+        return self.items is not None and bool(np.isin(self.items, (0.0, 1.0)).all())
+
+    @property
+    def kind(self) -> str:
+        """How `value` follows from the items: their mean, exp(-mean) (a perplexity), or "" for another way."""
+        average = math.nan if self.items is None else mean(self.items.tolist())
+        if math.isclose(average, self.value, rel_tol=1e-6, abs_tol=1e-9):
+            return ACCURACY
+        if -700 < average and math.isclose(math.exp(-average), self.value, rel_tol=1e-6):
+            return PERPLEXITY
+        return ""
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """The results of a task. data: its name, and the digest of what it asks and of its items."""
+
+    task: str
+    data: str
+    harness: str
+    items: int
+    metrics: Sequence[Metric]
+    truncated: float = 0.0  # share of the rows
+    chance: float | None = None
 
 
 @dataclass(frozen=True)
@@ -35,6 +75,26 @@ class TaskResults:
     arm: str
     seed: int
     tasks: Sequence[TaskResult]
+
+
+def folder_of(run_dir: Path, task: str) -> Path:
+    """Return the folder with the results of a task."""
+    return run_dir / EVALUATIONS / f"lm-eval-{task}"
+
+
+def task_result(found: LaterEvaluation) -> TaskResult:
+    """Return the results of a task from its rows."""
+    values = {row.metric: row.value for row in found.rows}
+    rows = [row for row in found.rows if row.metric not in (CHANCE, TRUNCATED)]
+    return TaskResult(
+        rows[0].dataset,
+        rows[0].data,
+        found.about["harness"] or "",
+        rows[0].items,
+        [Metric(row.metric, row.value, read_items(found.folder, row)) for row in rows],
+        values[TRUNCATED],
+        values.get(CHANCE),
+    )
 
 
 @dataclass(frozen=True)
@@ -91,14 +151,14 @@ def compare_arms(results: Sequence[TaskResults]) -> TaskComparison:
     differences: list[ArmDifference] = []
     for task in dict.fromkeys(one.task for result in results for one in result.tasks):
         found = {(r.arm, r.seed): (r, one) for r in results for one in r.tasks if one.task == task}
-        most = Counter(one.same_questions for _, one in found.values()).most_common(1)[0][0]
-        others = [r.run for r, one in found.values() if one.same_questions != most]
+        most = Counter(one.data for _, one in found.values()).most_common(1)[0][0]
+        others = [r.run for r, one in found.values() if one.data != most]
         if others:
             notes.append(f"{task} leaves out {', '.join(others)}: other items or another version than most")
-        cut = [f"{r.run} {one.truncated / one.requests:.0%}" for r, one in found.values() if one.truncated]
+        cut = [f"{r.run} {one.truncated:.0%}" for r, one in found.values() if one.truncated]
         if cut:
             notes.append(f"{task}: rows longer than the block size lost their beginning: {', '.join(cut)}")
-        same = {key: one for key, (_, one) in found.items() if one.same_questions == most}
+        same = {key: one for key, (_, one) in found.items() if one.data == most}
         for name in dict.fromkeys(metric.name for one in same.values() for metric in one.metrics):
             metrics = {key: m for key, one in same.items() for m in one.metrics if m.name == name}
             result = next(iter(same.values()))
@@ -121,8 +181,6 @@ def _value(arm: str, result: TaskResult, by_seed: dict[int, Metric]) -> ArmValue
     if kinds == {PERPLEXITY}:
         value = math.exp(mean([math.log(metric.value) for metric in metrics]))
         stderr = stderr and value * stderr
-    if len(metrics) == 1:
-        stderr = first.stderr  # the harness's
     share = all(metric.right_or_wrong for metric in metrics)
     chance = result.chance if share else None
     about = (arm, result.task, first.name, first.kind, share)
@@ -138,7 +196,7 @@ def _difference(
     if kinds not in ({ACCURACY}, {PERPLEXITY}):
         return []
     sign = -1.0 if kinds == {PERPLEXITY} else 1.0  # items of a perplexity are log-likelihoods
-    rows = np.array([sign * (np.array(one.items) - np.array(other.items)) for one, other in pairs])
+    rows = np.array([sign * (one.items - other.items) for one, other in pairs])  # type: ignore[operator]
     means = rows.mean(axis=1).tolist()
     share = all(metric.right_or_wrong for pair in pairs for metric in pair)
     first = pairs[0][0]
@@ -179,26 +237,21 @@ ABOUT_DIFFERENCES = (
 )
 
 
-def results_document(records: Sequence[tuple[str, LmEvalRecord]], tasks: Sequence[str]) -> Document:
-    """Return the results of runs on the named tasks, for the terminal. Each record has the name of its study.
-
-    Two runs of one name get the study before the arm.
-    """
-    several = len({(record.variant, record.seed) for _, record in records}) < len(records)
-    results = []
-    for study, record in records:
-        before = f"{study}/" if several else ""
-        chosen = [one for one in record.tasks if one.task in tasks]
-        results.append(TaskResults(before + record.run, before + record.variant, record.seed, chosen))
+def results_document(results: Sequence[TaskResults]) -> Document:
+    """Return the results of runs, for the terminal."""
     return Document("", [*_tables(compare_arms(results), ()), Paragraph(NO_VERDICT)])
 
 
 def read_results(study_dir: Path, used: Sequence[Run]) -> list[TaskResults]:
     """Read the results of the counted runs, of their last weights."""
-    found = [(run, read_final(study_dir / "runs" / run.name, run.record)) for run in used]
-    return [
-        TaskResults(run.name, run.variant, run.record.seed, record.tasks) for run, record in found if record
-    ]
+    found = []
+    for run in used:
+        folders = sorted(folder_of(run.file(study_dir, ""), "").parent.glob("lm-eval-*/"))
+        read = [one for folder in folders if (one := read_evaluation(folder, run.record))]
+        tasks = [task_result(one) for one in read if one.rows[0].tokens == run.record.progress.tokens]
+        if tasks:
+            found.append(TaskResults(run.name, run.variant, run.record.seed, tasks))
+    return found
 
 
 def downstream_section(study_dir: Path, used: Sequence[Run], variants: Sequence[str]) -> Section:

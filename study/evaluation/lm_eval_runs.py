@@ -10,7 +10,6 @@ import io
 import json
 import logging
 import math
-import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -22,10 +21,11 @@ from typing import Any
 from gpt2.initial_weights import state_digest
 from gpt2.text_sources import probe_hub
 from referee.numerics.text_files import json_lines
-from runtime import records, run_record
+from referee.verdict.rows import Row
+from runtime import run_record
 from runtime.errors import UserError, first_sentences
 from study.evaluation.lm_eval_model import RunModel
-from study.evaluation.lm_eval_records import FILE, LmEvalRecord, Metric, TaskResult, read
+from study.evaluation.lm_eval_page import CHANCE, TRUNCATED, TaskResult, folder_of, task_result
 from study.evaluation.loaded_runs import finished_record, require_last_weights
 
 # Load tasks of lm-evaluation-harness, from local files where TASK_DATA names a folder, else from the hub.
@@ -46,7 +46,6 @@ FEWSHOT_SEED = 1234  # the harness's default
 
 def quiet() -> None:
     """Silence progress bars and remarks of the harness's libraries. Errors are still raised."""
-    os.environ.setdefault("DISABLE_MULTIPROC", "1")  # of the bootstrap: its processes would import torch
     import datasets
 
     datasets.disable_progress_bars()
@@ -185,30 +184,31 @@ def _check_fields(path: Path) -> None:
             raise UserError(f"{where} has {shown}; fix: {needed}")
 
 
-def questions_digest(task: Any) -> str:
-    """Return the SHA-256 of what a task asks, how it is scored, and its prepared items, in order."""
+def questions_digest(task: Any, harness: str = "") -> str:
+    """Return the SHA-256 of what a task asks, how this version scores it, and its prepared items, in order."""
     config = {key: value for key, value in task.dump_config().items() if key not in PLACES}
-    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
+    about = [harness, str(task.VERSION), config]
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode())
     for item in task.eval_docs:
         digest.update(json.dumps(item, sort_keys=True, default=str).encode() + b"\n")
     return digest.hexdigest()
 
 
-BOOTSTRAP = 1000  # resamples, of metrics without a formula for the standard error: 2 % of it
-DIGITS = 9  # of a number of an item
+Scored = tuple[Row, list[float] | None]
 
 
 @dataclass(frozen=True)
 class EvaluatedTasks:
-    """The record of a run. computed: the tasks that were evaluated now; the others existed. notes: on its weights."""
+    """The results of a run. computed: the tasks that were evaluated now; the others existed. notes: on its weights."""
 
-    record: LmEvalRecord
+    record: run_record.RunRecord
+    tasks: list[TaskResult]
     computed: list[str]
     notes: list[str]
 
 
 def evaluate_run(run_dir: Path, tasks: Mapping[str, Any]) -> EvaluatedTasks:
-    """Evaluate the last weights of a finished run on tasks, and write lm_eval.json after each.
+    """Evaluate the last weights of a finished run on tasks, each an evaluation of the run.
 
     Existing results of the same weights, items, task and harness are kept. UserError for an unfinished run, and for a
     value that is not finite.
@@ -216,81 +216,68 @@ def evaluate_run(run_dir: Path, tasks: Mapping[str, Any]) -> EvaluatedTasks:
     record = finished_record(run_dir)
     model = RunModel(run_dir)
     require_last_weights(model.run, run_dir, record)
-    weights = state_digest(model.run.model)
-    found = read(run_dir)
-    if found is None or found.weights != weights:
-        found = LmEvalRecord(record.run, str(record.variant), record.seed, model.run.iteration, weights, ())
-    computed = []
+    harness = metadata.version("lm_eval")
+    about = {"weights": state_digest(model.run.model), "harness": harness}
+    last = run_record.read_rows(run_dir, record)[0].replace(
+        tokens=record.progress.tokens, platform=run_record.platform_of(model.number_format), items=0
+    )
+    results, computed = [], []
     for name, task in tasks.items():
-        result = TaskResult(
-            task=name,
-            version=str(task.VERSION),
-            harness=metadata.version("lm_eval"),
-            questions=questions_digest(task),
-            items=len(task.eval_docs),
-            requests=0,
-            truncated=0,
-            number_format=model.number_format,
-            metrics=(),
+        folder = folder_of(run_dir, name)
+        row = last.replace(data=f"{name}@{questions_digest(task, harness)[:12]}")
+        found = run_record.read_evaluation(folder, record)
+        same = found and (found.about, {(one.data, one.platform) for one in found.rows}) == (
+            about,
+            {(row.data, row.platform)},
         )
-        known = {(one.same_questions, one.number_format) for one in found.tasks}
-        if (result.same_questions, result.number_format) in known:
-            continue
-        others = [one for one in found.tasks if one.task != name]
-        result = _evaluate(model, task, result)
-        found = found.replace(tasks=tuple(sorted([*others, result], key=lambda one: one.task)))
-        records.write(run_dir / FILE, found, run_record.owner_at(run_dir))
-        computed.append(name)
-    return EvaluatedTasks(found, computed, list(model.run.notes))
+        if not same:
+            run_record.write_evaluation(folder, record, _evaluate(model, name, task, row), about)
+            found = run_record.read_evaluation(folder, record)
+            computed.append(name)
+        assert found
+        results.append(task_result(found))
+    return EvaluatedTasks(record, results, computed, list(model.run.notes))
 
 
-def _evaluate(model: RunModel, task: Any, empty: TaskResult) -> TaskResult:
-    """Ask the model a task. empty: the result without values."""
+def _evaluate(model: RunModel, name: str, task: Any, row: Row) -> list[Scored]:
+    """Ask the model a task. row: without metric and value."""
     from lm_eval import evaluate
 
-    name, model.truncated = empty.task, 0
+    model.truncated = 0
     output = io.StringIO()
     bars = sys.stderr if sys.stderr.isatty() else output  # the harness's progress
     try:
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(bars):
-            found: Any = evaluate(model, {"tasks": {name: task}}, bootstrap_iters=BOOTSTRAP, log_samples=True)
+            found: Any = evaluate(model, {"tasks": {name: task}}, bootstrap_iters=0, log_samples=True)
     except AssertionError as error:  # the harness's refusals
         raise UserError(f"{name}: {first_sentences(error)}; fix: leave {name} out of TASKS") from error
     samples = found["samples"][name]
-    metrics = _metrics(found["results"][name], samples)
-    for metric in metrics:
-        if not math.isfinite(metric.value):
-            raise UserError(
-                f"{model.run.name} on {name}: {metric.name} is {metric.value}, so there is no result; fix: leave "
-                f"{name} out of TASKS"
-            )
-    chance = None
+    scored = [
+        *_metrics(found["results"][name], samples, row.replace(items=len(task.eval_docs))),
+        (row.replace(metric=TRUNCATED, value=model.truncated / len(task.instances)), None),
+    ]
     if task.OUTPUT_TYPE == "multiple_choice":
         chances = [1 / len(task.doc_to_choice(one["doc"])) for one in samples]
-        chance = sum(chances) / len(chances)
-    return empty.replace(
-        requests=len(task.instances),
-        truncated=model.truncated,
-        metrics=tuple(metrics),
-        chance=chance,
-    )
+        scored.append((row.replace(metric=CHANCE, value=sum(chances) / len(chances)), None))
+    for one, _ in scored:
+        if not math.isfinite(one.value):
+            raise UserError(
+                f"{model.run.name} on {name}: {one.metric} is {one.value}, so there is no result; fix: leave "
+                f"{name} out of TASKS"
+            )
+    return scored
 
 
-def _metrics(results: Mapping[str, Any], samples: list[dict[str, Any]]) -> list[Metric]:
-    """Return the metrics of a task from the harness's results, "acc,none" and "acc_stderr,none"."""
-    metrics = []
+def _metrics(results: Mapping[str, Any], samples: list[dict[str, Any]], row: Row) -> list[Scored]:
+    """Return the metrics of a task from the harness's results, "acc,none", with the values of their items."""
+    scored: list[Scored] = []
     for key, value in results.items():
         name, comma, chosen = key.partition(",")
         if not comma or name.endswith("_stderr"):
             continue
-        stderr = results.get(f"{name}_stderr,{chosen}")
         answers = sorted((one for one in samples if one["filter"] == chosen), key=lambda one: one["doc_id"])
         values = [answer.get(name) for answer in answers]
         numbers = all(isinstance(value, (bool, int, float)) or hasattr(value, "item") for value in values)
-        metrics.append(Metric(
-            name=name if chosen == "none" else f"{name}, {chosen}",
-            value=float(value),
-            stderr=float(stderr) if isinstance(stderr, (int, float)) and math.isfinite(stderr) else None,
-            items=tuple(float(f"{float(one):.{DIGITS}g}") for one in values) if numbers else (),  # type: ignore[arg-type]
-        ))  # fmt: skip
-    return metrics
+        metric = row.replace(metric=name if chosen == "none" else f"{name}, {chosen}", value=float(value))
+        scored.append((metric, [float(one) for one in values] if numbers else None))  # type: ignore[arg-type]
+    return scored

@@ -1,141 +1,88 @@
-"""Collect the evaluations of finished runs on platforms, and judge them. Needs no torch."""
+"""Collect the evaluations of finished runs on platforms, and judge them."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
-
-from msgspec import Meta
+from typing import Any
 
 from ra.arms import control_arms, controls_of, parse_arm
 from referee.verdict.design import MARGIN
-from referee.verdict.statistics import Interval, PairedTest, holm, mean, paired_t, standard_deviation
-from runtime import records, run_record
+from referee.verdict.rows import LOSS, Row
+from referee.verdict.statistics import Interval, PairedTest, holm, mean, mean_interval, paired_t
 from runtime.errors import UserError
-from runtime.files import DamagedFileError
-from runtime.records import Amount, Count, Record, Share, Text
-from runtime.run_record import RunRecord
+from runtime.run_record import EVALUATIONS, LaterEvaluation, RunRecord, platform_of, read_evaluation
 from study import plan_file
 from study.analysis.verdict import LEVEL, VERDICT_SEEDS
 from study.runs import SHARED, Run, diverged_seeds, read_runs
 
-# The record of one evaluation of a trained run on a platform. Needs no torch.
-
-
-FOLDER = "platforms"
-HOMES = {"float32": "fp32", "bfloat16": "bf16"}  # format of training -> its platform
-Loss = Annotated[float, Meta(ge=0.0, le=1e9)]
-
-
-class ItemResults(Record, frozen=True):
-    """HellaSwag on a platform, by the log-likelihood of a character."""
-
-    acc_norm: Share
-    items_sha256: Text
-    choices: Text  # the chosen ending of each item, 0 to 3
-    correct: Text  # whether it is right, 0 or 1
-
-
-class PlatformRecord(Record, frozen=True):
-    """The validation loss of a run on a platform. weights: SHA-256 of the evaluated weights, by name and bytes.
-
-    platform: with @machine where that is not the machine of training. torchao: of quantised weights. loss: nats per
-    token. window_losses: mean nats per token of each window. hellaswag: where the run has items.
-    """
-
-    run: Text
-    platform: Text
-    weights: Text
-    windows: Text
-    device: Text
-    torch: Text
-    loss: Loss
-    tokens: Count
-    window_losses: tuple[Loss, ...]
-    seconds: Amount
-    torchao: Text | None = None
-    hellaswag: ItemResults | None = None
+ITEMS_TASK, ACCURACY = "hellaswag", "acc_norm"  # by the log-likelihood of a character
 
 
 @dataclass(frozen=True)
 class ItemGap:
-    """Accuracy on a platform minus accuracy at home, paired by item. changed: items with another chosen ending."""
+    """Accuracy on a platform minus accuracy at home, paired by item, with its 95 % interval over the items.
 
-    difference: float
-    stderr: float | None
-    changed: int
-    items: int
+    flips: items that are right on one of the platforms and wrong on the other.
+    """
 
-
-def home_platform(record: RunRecord) -> str:
-    """Return the platform of training: its number format, on its machine."""
-    return HOMES.get(record.target.dtype if record.target else "", "fp32")
+    difference: Interval
+    flips: int
 
 
-def path_of(run_dir: Path, platform: str) -> Path:
-    """Return the file of a record."""
-    return run_dir / FOLDER / f"{platform.replace(':', '-')}.json"
+def folder_of(run_dir: Path, platform: str) -> Path:
+    """Return the folder of an evaluation on a platform."""
+    return run_dir / EVALUATIONS / platform.replace(":", "-")
 
 
-def read(run_dir: Path, platform: str) -> PlatformRecord | None:
-    """Return the record; None where there is none. A damaged one is evaluated again."""
-    found = _read(path_of(run_dir, platform))
-    return found if found and found.platform == platform else None
+def read(run_dir: Path, record: RunRecord, platform: str) -> LaterEvaluation | None:
+    """Return the evaluation of a run; None where there is none or a damaged one, which is evaluated again."""
+    found = read_evaluation(folder_of(run_dir, platform), record)
+    return found if found and found.platform == platform and found.row(LOSS) else None
 
 
-def _read(path: Path) -> PlatformRecord | None:
-    try:
-        return records.read(PlatformRecord, path, run_record.owner_at(path.parents[1]))
-    except (FileNotFoundError, DamagedFileError, run_record.RecordError):
-        return None
+def read_at_home(run_dir: Path, record: RunRecord, platform: str) -> LaterEvaluation | None:
+    """Return the evaluation on a platform of the machine of training; None for one of another device."""
+    found = read(run_dir, record, platform)
+    return found if found and record.target and found.about["device"] == record.target.device else None
 
 
-def read_at_home(run_dir: Path, record: RunRecord, platform: str) -> PlatformRecord | None:
-    """Return the record of a platform of the machine of training; None for one of another device."""
-    found = read(run_dir, platform)
-    return found if found and record.target and found.device == record.target.device else None
+def elsewhere(run_dir: Path, record: RunRecord) -> list[str]:
+    """Return the platforms of other machines on which the run was evaluated."""
+    folders = sorted((run_dir / EVALUATIONS).glob("*@*/"))
+    return [found.platform for folder in folders if (found := read_evaluation(folder, record))]
 
 
-def elsewhere(run_dir: Path) -> list[str]:
-    """Return the platforms of other machines that have a record."""
-    found = [_read(path) for path in sorted((run_dir / FOLDER).glob("*@*.json"))]
-    return [record.platform for record in found if record]
+def loss_of(found: LaterEvaluation) -> Row:
+    """Return the row of the validation loss; its items are the mean losses of the windows."""
+    row = found.row(LOSS)
+    assert row
+    return row
 
 
-def write(run_dir: Path, record: PlatformRecord) -> None:
-    """Write the record."""
-    path = path_of(run_dir, record.platform)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    records.write(path, record, run_record.owner_at(run_dir))
+def computed_by(found: LaterEvaluation) -> str:
+    """Return the device and the version of torch."""
+    return f"{found.about['device']}, torch {found.about['torch']}"
 
 
-def gap(home: PlatformRecord, other: PlatformRecord) -> Interval:
+def gap(home: LaterEvaluation, other: LaterEvaluation) -> Interval:
     """Return the loss on a platform minus that on the home platform, in nats, paired by window.
 
     The interval is over windows of this text: it says nothing about another run.
     """
-    pairs = zip(other.window_losses, home.window_losses, strict=True)
+    pairs = zip(other.items(loss_of(other)), home.items(loss_of(home)), strict=True)
     return paired_t([away - here for away, here in pairs]).difference
 
 
-def item_gap(home: PlatformRecord, other: PlatformRecord) -> ItemGap | None:
-    """Compare HellaSwag on a platform with that on the home platform; None without a score of the same items.
-
-    The standard error is over the items of this run.
-    """
-    here, there = home.hellaswag, other.hellaswag
-    if here is None or there is None or here.items_sha256 != there.items_sha256:
+def item_gap(home: LaterEvaluation, other: LaterEvaluation) -> ItemGap | None:
+    """Compare HellaSwag on a platform with that on the home platform; None without a score of the same items."""
+    here, there = home.row(ACCURACY), other.row(ACCURACY)
+    if here is None or there is None or here.data != there.data:
         return None
-    right = zip(there.correct, here.correct, strict=True)
-    chosen = zip(there.choices, here.choices, strict=True)
-    differences = [float(int(one) - int(before)) for one, before in right]
-    count = len(differences)
-    stderr = standard_deviation(differences) / math.sqrt(count) if count > 1 else None
-    return ItemGap(mean(differences), stderr, sum(one != before for one, before in chosen), count)
+    differences = [away - here for away, here in zip(other.items(there), home.items(here), strict=True)]
+    return ItemGap(mean_interval(differences), sum(map(bool, differences)))
 
 
 NO_GAP, GAP, SMALL_GAP = "no gap", "a gap", "a gap within the margin"
@@ -260,7 +207,7 @@ def _decided(
 
 @dataclass(frozen=True)
 class MatrixRow:
-    """The loss (nats per token) of a run on a platform. device: that computed it.
+    """The loss (nats per token) of a run on a platform. device: that computed it, with the version of torch.
 
     acc_norm: of HellaSwag, None without items. item_gap: to the home platform, paired by item; None at home.
     """
@@ -272,7 +219,6 @@ class MatrixRow:
     platform: str
     loss: float
     device: str
-    torch: str
     acc_norm: float | None
     item_gap: ItemGap | None
 
@@ -355,7 +301,7 @@ def build_transfer(studies: Sequence[Path], platforms: Sequence[str]) -> Transfe
     UserError for runs of several formats or devices, and for a platform of several machines.
     """
     runs, diverged = counted_runs(studies), diverged_runs(studies)
-    homes = {(home_platform(run.record), run.record.target.device) for _, run in runs}
+    homes = {(platform_of(run.record.target.dtype), run.record.target.device) for _, run in runs}
     if len(homes) > 1:
         trained = " and ".join(f"{name} on {device}" for name, device in sorted(homes))
         raise UserError(
@@ -368,13 +314,16 @@ def build_transfer(studies: Sequence[Path], platforms: Sequence[str]) -> Transfe
         folder = study / "runs" / run.name
         at_home = read_at_home(folder, run.record, home)
         for name in names:
-            record = read(folder, name) if "@" in name else read_at_home(folder, run.record, name)
-            if record is None or at_home is None:
+            found = (read if "@" in name else read_at_home)(folder, run.record, name)
+            if found is None or at_home is None:
                 missing.append(f"{run.name} on {name}")
-            elif (record.weights, record.windows) != (at_home.weights, at_home.windows):
-                missing.append(f"{run.name} on {name} (its record is of other weights or another text)")
+            elif (found.about["weights"], loss_of(found).data) != (
+                at_home.about["weights"],
+                loss_of(at_home).data,
+            ):
+                missing.append(f"{run.name} on {name} (its result is of other weights or another text)")
             else:
-                matrix.append(_row(study.name, run, at_home, record))
+                matrix.append(_row(study.name, run, at_home, found))
     _refuse_two_machines(matrix)
     table: dict[str, dict[str, dict[int, float]]] = {name: {} for name in names}
     for row in matrix:
@@ -394,11 +343,20 @@ def build_transfer(studies: Sequence[Path], platforms: Sequence[str]) -> Transfe
     )
 
 
-def _row(study: str, run: Run, home: PlatformRecord, record: PlatformRecord) -> MatrixRow:
-    paired = None if record.platform == home.platform else item_gap(home, record)
-    acc_norm = record.hellaswag.acc_norm if record.hellaswag else None
-    of_run = (study, run.name, run.variant, run.record.seed)
-    return MatrixRow(*of_run, record.platform, record.loss, record.device, record.torch, acc_norm, paired)
+def _row(study: str, run: Run, home: LaterEvaluation, found: LaterEvaluation) -> MatrixRow:
+    paired = None if found.platform == home.platform else item_gap(home, found)
+    accuracy = found.row(ACCURACY)
+    return MatrixRow(
+        study,
+        run.name,
+        run.variant,
+        run.record.seed,
+        found.platform,
+        loss_of(found).value,
+        computed_by(found),
+        accuracy.value if accuracy else None,
+        paired,
+    )
 
 
 def _refuse_two_machines(matrix: Sequence[MatrixRow]) -> None:
@@ -406,12 +364,12 @@ def _refuse_two_machines(matrix: Sequence[MatrixRow]) -> None:
     first: dict[str, MatrixRow] = {}
     for row in matrix:
         other = first.setdefault(row.platform, row)
-        if (row.device, row.torch) != (other.device, other.torch):
+        if row.device != other.device:
             arithmetic, _, machine = row.platform.partition("@")
             fix = f"PLATFORMS={arithmetic}" + (f" MACHINE={machine}" if machine else "")
             raise UserError(
-                f"{row.platform} is of {other.device} with torch {other.torch} for {other.run}, and of "
-                f"{row.device} with torch {row.torch} for {row.run}; fix: on one of them, make transfer with {fix}"
+                f"{row.platform} is of {other.device} for {other.run}, and of {row.device} for {row.run}; fix: on one "
+                f"of them, make transfer with {fix}"
             )
 
 

@@ -13,6 +13,7 @@ from referee.verdict.looks import nominal_levels
 from referee.verdict.statistics import mean, noise_floor, standard_deviation
 from runtime.files import read_json
 from study.analysis.designs import Noise, StudyDesign, cheapest_design, detectable_difference
+from study.analysis.eval_set_results import evaluated_texts
 from study.analysis.verdict import Losses, control_losses
 from study.experiment import Configuration, configuration
 from study.runs import PENDING, Run, final_losses, read_expected, read_runs
@@ -81,7 +82,7 @@ class PastStudy:
     @property
     def evaluated(self) -> set[str]:
         """The held-out texts on which every run was evaluated at its end."""
-        return set.intersection(*(set(run.record.eval_sets or {}) for run in self.runs))
+        return set.intersection(*(set(evaluated_texts(run)) for run in self.runs))
 
     def seconds_per_token(self) -> float:
         """Training seconds of a token, of the slowest variant."""

@@ -13,7 +13,7 @@ from referee.pages.markup import Code, Text
 from referee.verdict.statistics import Interval, percent, perplexity, with_interval
 from study.analysis.verdict import CANNOT_TELL, VERDICT_SEEDS, ItemTest
 from study.hellaswag_scores import EndingsTask, near_chance
-from study.report.report_data import Report, Row
+from study.report.report_data import ArmRow, Report
 from study.runs import BASELINE, SHARED, diverged_seeds
 
 # Numbers and names of a report as text: perplexities, differences, accuracies, counts.
@@ -63,7 +63,7 @@ def change(interval: Interval | None, control: bool) -> str:
     return f"{text}: noise, since it is the same function class" if renamed else text
 
 
-def score(row: Row, task: EndingsTask, measure: str) -> str:
+def score(row: ArmRow, task: EndingsTask, measure: str) -> str:
     """An accuracy with its standard error; † marks one that is within two of them of chance."""
     value = getattr(row, task.key)
     rate, error = getattr(value, measure), getattr(value, f"{measure}_stderr")

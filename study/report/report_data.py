@@ -24,7 +24,7 @@ from runtime.records import to_plain
 from runtime.run_record import bits_per_byte
 from study import plan_file
 from study.analysis.designs import Sensitivity, seed_hours, sensitivities
-from study.analysis.eval_set_results import EvalSets, eval_set_tables
+from study.analysis.eval_set_results import EvalSetTable, eval_set_tables
 from study.analysis.verdict import (
     ItemTest,
     Losses,
@@ -42,7 +42,7 @@ from study.analysis.verdict import (
 from study.curves import probabilities
 from study.evaluation import attention_page as data
 from study.experiment import Experiment, finished_seeds, read_experiment
-from study.hellaswag_scores import TASKS, EndingsScore, Items, common_items, endings_score, left_out
+from study.hellaswag_scores import TASKS, EndingsScore, common_items, endings_score, left_out
 from study.plan_file import Continued, Plan, PlanBudget
 from study.runs import (
     BASELINE,
@@ -52,7 +52,6 @@ from study.runs import (
     UNREADABLE,
     Run,
     final_losses,
-    losses,
     missing_files,
     provenance,
     read_runs,
@@ -65,7 +64,7 @@ MOST_DAMAGED = 8  # runs named on the first screen
 
 
 @dataclass
-class Row:
+class ArmRow:
     """One variant. Losses in nats; perplexities are their exponentials; intervals are 95 %.
 
     Final and best losses are of the runs that ended their schedule, None without one. control: B or a fixed pattern.
@@ -100,7 +99,7 @@ class Report:
     study: str
     experiment: Experiment
     runs: list[Run]
-    rows: list[Row]
+    rows: list[ArmRow]
     floor: NoiseFloor | None
     design: Design | None  # as plan.json has it
     looks: dict[str, tuple[int, ...]]  # judged arm -> planned numbers of seeds
@@ -121,7 +120,7 @@ class Report:
     notes: list[str]
     cut: list[str]
     damaged: list[str]  # sentences on files that do not agree, with their remedy
-    eval_sets: EvalSets  # of the runs that ended their schedule; no verdict uses them
+    eval_sets: list[EvalSetTable]  # of the runs that ended their schedule; no verdict uses them
     continues: Continued | None = None  # the shorter study that the runs continue
     choice: Choice | None = None  # of the learning rates, where they are tuned
     tuned: TunedVerdicts | None = None
@@ -193,7 +192,7 @@ def build_report(study_dir: Path) -> Report:
     own_controls = design.controls if design and tuned else ()
     controls = control_losses(final, controls=own_controls)
     floor, baseline = noise_floor(controls), next(iter(own_controls), BASELINE)
-    items = {task.key: common_items([run.record for run in used], task) for task in TASKS}
+    items = {task.key: common_items(used, task) for task in TASKS}
     planned = Counter(run.variant for run in runs if run.used or run.status in PENDING)
     hours = seed_hours(used, plan.slots if plan and plan.slots else 1)
     moments = {
@@ -247,32 +246,33 @@ def _row(
     used: list[Run],
     short: list[Run],
     final: Losses,
-    items: Mapping[str, Items | None],
+    items: Mapping[str, str | None],
     controls: Sequence[str],
-) -> Row:
+) -> ArmRow:
     """Summarize the runs that ended their schedule; without one, what does not depend on the end.
 
     controls: the control arms that it is compared with; (): those at its learning rate.
     """
     own = [run for run in used if run.variant == name]
-    ended = [run.record for run in own if run not in short]
-    records = ended or [run.record for run in own]
+    ended = [run for run in own if run not in short]
+    shown = ended or own
+    records = [run.record for run in shown]
     throughputs = [record.throughput for record in records if record.throughput]
     peaks = [record.memory.peak_allocated_bytes for record in records if record.memory]
-    best = [min([*losses(record).values(), record.validation.loss]) for record in ended]
+    best = [min(run.losses.values()) for run in ended]
     seeds = sorted(final[name])
     against = control_losses(final, seeds, name, controls)
     pairs = [(seed, arms) for seed, arms in zip(seeds, against, strict=True) if arms]
     alone = [*(controls or controls_of(name, final))] == [name]
     differences = [] if alone else [final[name][seed] - mean(arms) for seed, arms in pairs]
-    return Row(
+    return ArmRow(
         variant=name,
         control=parse_arm(name).is_control,
         seeds=sorted(run.record.seed for run in own),
-        final_loss=mean_interval([record.validation.loss for record in ended]) if ended else None,
+        final_loss=mean_interval([run.loss for run in ended]) if ended else None,
         best_loss=mean_interval(best) if ended else None,
         against_controls=mean_interval(differences) if differences else None,
-        **{task.key: endings_score(records, task, items[task.key]) for task in TASKS},
+        **{task.key: endings_score(shown, task, items[task.key]) for task in TASKS},
         iterations=mean([record.progress.iterations for record in records]),
         tokens=mean([record.progress.tokens for record in records]),
         train_seconds=mean([record.progress.train_seconds for record in records]),
@@ -349,21 +349,20 @@ def _notes(planned: list[str], used: list[Run]) -> list[str]:
         own.append(
             f"{UNEVEN_TIMES}, as on a busy machine; losses are unaffected; ignore the speed of {uneven}"
         )
-    others = [note for task in TASKS for note in left_out([run.record for run in used], task)]
+    others = [note for task in TASKS for note in left_out(used, task)]
     return list(dict.fromkeys([*provenance(used), *others, *planned, *own]))
 
 
 def as_json(report: Report) -> dict[str, Any]:
     """Return the report as plain data, with perplexities beside the losses.
 
-    Of the record of a run it has the validation losses in nats: [tokens, loss] of each evaluation.
+    Of a run that counts it has the validation losses in nats: [tokens, loss] of each evaluation.
     """
-    bare = [dataclasses.replace(run, record=UNREAD) for run in report.runs]
+    bare = [dataclasses.replace(run, record=UNREAD, rows=()) for run in report.runs]
     value: dict[str, Any] = to_plain(dataclasses.replace(report, runs=bare))
     for run, source in zip(value["runs"], report.runs, strict=True):
-        del run["record"]
-        history = source.record.validation.history if source.record.validation else ()
-        run["losses"] = [[evaluation.tokens, evaluation.loss] for evaluation in history]
+        del run["record"], run["rows"]
+        run["losses"] = [[tokens, loss] for tokens, loss in source.losses.items()]
     for row in value["rows"]:
         for key in ("final_loss", "best_loss"):
             row[key.replace("loss", "perplexity")] = row[key] and {
@@ -377,6 +376,6 @@ def as_json(report: Report) -> dict[str, Any]:
     value["experiment"]["text"] = report.experiment.text
     if report.tuned is None:
         del value["tuned"], value["choice"]
-    if not report.eval_sets.tables:
+    if not report.eval_sets:
         del value["eval_sets"]
     return {"schema": 1} | value

@@ -24,7 +24,6 @@ from study.arm_colors import color, palette_index
 from study.curves import Curve, Probabilities
 from study.hellaswag_scores import CHANCE, EndingsTask
 from study.report.report_data import Report
-from study.runs import losses
 
 # The curves of a study as figures: loss over training, and the probabilities of a learned variant.
 #
@@ -322,7 +321,7 @@ def over_training(report: Report, places: Sequence[int]) -> tuple[Plain | None, 
     places: the tokens at which every counted run was evaluated. Means are over the seeds that all variants have;
     ranks need as many as a verdict. None where there is nothing to compare. Also returns a sentence on the ranks.
     """
-    by_run = {(run.variant, run.seed): losses(run.record) for run in report.runs if run.used}
+    by_run = {(run.variant, run.seed): run.losses for run in report.runs if run.used}
     names = [name for name in report.variants if controls_of(name, report.variants)]
     every = [{seed for name, seed in by_run if name == variant and seed is not None} for variant in names]
     seeds = sorted(set.intersection(*every)) if places and every else []

@@ -34,7 +34,6 @@ from referee.pages.markup import Inline, Link, Strong, Text, pieces
 from referee.verdict.statistics import percent, perplexity
 from runtime.errors import UserError
 from runtime.files import DamagedFileError, read_json, write_json, write_text
-from runtime.run_record import RunRecord
 from study.arm_colors import legend
 from study.evaluation import attention_page as data
 from study.evaluation.attention_page import InputText, read_study, report_section
@@ -43,7 +42,7 @@ from study.hellaswag_scores import TASKS
 from study.report import report_figures
 from study.report import report_sections as sections
 from study.report.method import facts_section, method, run_names, score, seeds_text, shown, uncounted
-from study.report.report_data import Report, Row, as_json, bits, build_report
+from study.report.report_data import ArmRow, Report, as_json, bits, build_report
 from study.report.report_sections import (
     ABOUT_LOOKS,
     ABOUT_RESULTS,
@@ -151,9 +150,7 @@ def _runs(report: Report) -> Section:
 
 
 def _perplexity(run: Run) -> str:
-    record: RunRecord = run.record  # not complete where the run is not used
-    loss = record.validation.loss if record.validation else None
-    return "-" if loss is None else perplexity(loss)
+    return perplexity(run.loss) if run.used else "-"
 
 
 def _notes(report: Report) -> Section:
@@ -167,7 +164,7 @@ def _folded(block: Block, count: int, most: int, what: str) -> Block:
 
 def _terminal_table(report: Report) -> Table:
     """The table that fits into a terminal."""
-    columns: dict[str, Callable[[Row], Text]] = {
+    columns: dict[str, Callable[[ArmRow], Text]] = {
         "variant": lambda row: row.variant,
         "seeds": sections.seeds_cell,
         "perplexity [95 %]": lambda row: shown(row.final_loss),
@@ -187,13 +184,13 @@ def _terminal_table(report: Report) -> Table:
 
 LATEX_FILE = "table.tex"
 REFRESH_SECONDS = 60  # of an open page, while runs of the study are unfinished
-RUN_INPUTS = ("run", "metrics", "hellaswag", "choice", "validation_windows", "lm_eval")
+RUN_INPUTS = ("run.json", "metrics.jsonl", "rows.jsonl", "evaluations/*/rows.jsonl")
 INPUTS = (
     "plan*.json",
     "expected.json",
     "rates/choice.json",
     data.FILE,
-    *(f"runs/*/{name}*.json*" for name in RUN_INPUTS),
+    *(f"runs/*/{name}" for name in RUN_INPUTS),
 )
 
 

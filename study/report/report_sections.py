@@ -22,7 +22,7 @@ from referee.pages.document import (
 )
 from referee.pages.markup import Link, Strong, Text, counted, number_with_detail
 from referee.verdict.statistics import percent, perplexity, with_interval
-from study.analysis.eval_set_results import EvalSetRow, EvalSets, EvalSetTable
+from study.analysis.eval_set_results import EvalSetRow, EvalSetTable
 from study.arm_colors import color_label
 from study.curves import probabilities, scalars, thinned, training_curves, validation_curves
 from study.hellaswag_scores import TASKS, EndingsScore, EndingsTask
@@ -37,8 +37,8 @@ from study.report.method import (
     shown,
     shown_bits,
 )
-from study.report.report_data import Report, Row, bits, ended_runs
-from study.runs import BASELINE, losses, variant_order
+from study.report.report_data import ArmRow, Report, bits, ended_runs
+from study.runs import BASELINE, variant_order
 from study.tuned_rates import FOLDER, Choice, Tuned, edge
 
 ABOUT_RESULTS = (
@@ -75,10 +75,10 @@ ABOUT_ITEMS = (
 )
 
 
-Columns = dict[str, Callable[[Row], Text]]
+Columns = dict[str, Callable[[ArmRow], Text]]
 
 
-def seeds_cell(row: Row) -> str:
+def seeds_cell(row: ArmRow) -> str:
     """The number of seeds with a final loss, and the number of all seeds where it is larger."""
     ended = row.final_loss.count if row.final_loss else 0
     return str(ended) if ended == len(row.seeds) else f"{ended} of {len(row.seeds)}"
@@ -114,7 +114,7 @@ def training_section(report: Report, study_dir: Path) -> Section:
     several = len({run.seed for run in report.used}) > 1
     band, together = (BAND, TOGETHER) if several else ("", "")
     validation, training = validation_curves(ended_runs(report)), training_curves(study_dir, report.used)
-    places = thinned(sorted(set.intersection(*(set(losses(run.record)) for run in report.used))), 100)
+    places = thinned(sorted(set.intersection(*(set(run.losses) for run in report.used))), 100)
     ranking, order = report_figures.over_training(report, places)
     curves = report_figures.loss_curves(validation, tokens_per_update, "validation", True)
     steps = report_figures.loss_curves(training, tokens_per_update, "training", False)
@@ -181,11 +181,11 @@ def _items(report: Report, task: EndingsTask) -> Section:
     )
 
 
-def tokens_per_second(row: Row) -> str:
+def tokens_per_second(row: ArmRow) -> str:
     return f"{row.tokens_per_second:,.0f}" if row.tokens_per_second else "-"
 
 
-def gibibytes(row: Row) -> str:
+def gibibytes(row: ArmRow) -> str:
     """The highest peak of the variant's runs."""
     return "-" if row.peak_memory_bytes is None else f"{row.peak_memory_bytes / 2**30:.2f}"
 
@@ -255,10 +255,10 @@ ABOUT = (
 )
 
 
-def held_out_section(found: EvalSets, names: Sequence[str]) -> Section:
+def held_out_section(found: Sequence[EvalSetTable], names: Sequence[str]) -> Section:
     """Return the section of a report. names: the variants of the report, for their colours."""
     blocks: list[Block] = []
-    for table in found.tables:
+    for table in found:
         columns: dict[str, Callable[[EvalSetRow], Text]] = {
             "variant": lambda row: color_label(row.variant, names),
             "runs": lambda row: str(row.runs) if row.runs == row.of else f"{row.runs} of {row.of}",
@@ -275,14 +275,12 @@ def held_out_section(found: EvalSets, names: Sequence[str]) -> Section:
     return Section("Held-out texts", [Note(f"{NO_VERDICT} {ABOUT}"), *blocks])
 
 
-def compared_section(studies: Mapping[str, EvalSets], units: str) -> Section:
+def compared_section(studies: Mapping[str, Sequence[EvalSetTable]], units: str) -> Section:
     """Return the section of a comparison: a table for each text that a study has. units: the studies' tokens."""
-    names = dict.fromkeys(table.name for found in studies.values() for table in found.tables)
+    names = dict.fromkeys(table.name for found in studies.values() for table in found)
     blocks: list[Block] = []
     for name in names:
-        tables = {
-            label: table for label, found in studies.items() for table in found.tables if table.name == name
-        }
+        tables = {label: table for label, found in studies.items() for table in found if table.name == name}
         rows = {label: {row.variant: row for row in table.rows} for label, table in tables.items()}
         variants = sorted({variant for one in rows.values() for variant in one}, key=variant_order)
         lines: list[list[Text]] = [
@@ -310,11 +308,11 @@ def _cell(shown: Shown, table: EvalSetTable, row: EvalSetRow) -> Text:
 
 def _same_text(tables: Mapping[str, EvalSetTable]) -> str:
     """Say whether the studies have one text, and the size of each."""
-    texts = {table.text_sha256 for table in tables.values()}
+    texts = {table.digest for table in tables.values()}
     sizes = " ".join(f"{label}: {size_text(table)}" for label, table in tables.items())
     if len(texts) > 1:
         return f"The studies have different texts of this name: do not compare them. {sizes}"
-    tokens = {table.tokens_sha256 for table in tables.values()}
+    tokens = {table.tokens for table in tables.values()}
     other = (
         " The tokens differ: compare the perplexity per word and the bits per byte only."
         if len(tokens) > 1
@@ -338,8 +336,7 @@ def size_text(table: EvalSetTable) -> str:
     """The size of a text and the digest by which it is recognised."""
     return (
         f"{counted(table.documents, 'document')}, {counted(table.words, 'word')}, {table.bytes:,} bytes, "
-        f"{table.tokens:,} tokens; "
-        f"SHA-256 {table.text_sha256[:12]}."
+        f"{table.tokens:,} tokens; SHA-256 {table.digest}."
     )
 
 

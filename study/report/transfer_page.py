@@ -24,16 +24,19 @@ from referee.pages.document import (
 )
 from referee.pages.figures import Plain, axis, figure, trace
 from referee.pages.markup import Strong, Text, escape_html
-from referee.verdict.statistics import mean, mean_interval
+from referee.verdict.statistics import Interval, mean, mean_interval
+from runtime.run_record import LaterEvaluation
 from study.evaluation.transfer_matrix import (
+    ACCURACY,
     ENDS,
     GAP,
     ItemGap,
-    PlatformRecord,
     TransferReport,
     TransferVerdict,
+    computed_by,
     gap,
     item_gap,
+    loss_of,
 )
 from study.report.method import p_text, seeds_text
 
@@ -49,8 +52,9 @@ METHOD = (
 )
 ABOUT_ITEMS = (
     "acc_norm of HellaSwag on a platform minus that at home, in points: mean over the seeds with its 95 % interval; "
-    "the mean number of items with another chosen ending. transfer.json has the gap of each run, paired by item, with "
-    "its standard error. Verdicts are on the loss, which is far more precise than an accuracy on these items."
+    "the mean number of flips: items right on one of the two and wrong on the other. transfer.json has the gap of each "
+    "run, paired by item, with its interval. Verdicts are on the loss, which is far more precise than an "
+    "accuracy on these items."
 )
 
 
@@ -138,13 +142,12 @@ def _accuracy(report: TransferReport, arm: str) -> str:
 def _item_cell(gaps: Sequence[ItemGap]) -> str:
     if not gaps:
         return "-"
-    found = mean_interval([100 * one.difference for one in gaps])
-    interval = "" if found.low is None else f" [{found.low:+.2f}, {found.high:+.2f}]"
-    return f"{found.mean:+.2f}{interval}, {mean([one.changed for one in gaps]):.1f} changed"
+    found = mean_interval([100 * one.difference.mean for one in gaps])
+    return f"{_interval(found, 1, 2)}, {mean([one.flips for one in gaps]):.1f} flips"
 
 
 def _legend(report: TransferReport) -> list[str]:
-    devices = {row.platform: f"{row.device}, torch {row.torch}" for row in report.matrix}
+    devices = {row.platform: row.device for row in report.matrix}
     return [
         f"{name}: {parse_platform(name).text}"
         + (f" ({devices[name]})" if "@" in name and name in devices else "")
@@ -195,62 +198,57 @@ ABOUT = (
     "interval over validation windows. It holds for these weights and this text; another seed is another run."
 )
 ABOUT_PLATFORM_ITEMS = (
-    "acc_norm: of HellaSwag. Its difference is paired by item, in points, with its standard error. Changed: items with "
-    "another chosen ending than on the home platform."
+    "acc_norm: of HellaSwag. Its difference is paired by item, in points, with its 95 % interval over the items. "
+    "Flips: items that are right on one of the platforms and wrong on the other."
 )
 NO_HOME = (
-    "There is no record of the home platform on the machine of training, so there is no difference. Evaluate the run "
-    "there, then copy the records of one machine to the other."
+    "There is no result of the home platform on the machine of training, so there is no difference. Evaluate the run "
+    "there, then copy evaluations/ of one machine to the other."
 )
 
 
 def platforms_document(
-    home: PlatformRecord | None, records: Sequence[PlatformRecord], notes: Sequence[str] = ()
+    run: str, home: LaterEvaluation | None, records: Sequence[LaterEvaluation], notes: Sequence[str] = ()
 ) -> Document:
-    """Return the page of one run. home: its record on the platform and machine of training."""
+    """Return the page of one run. home: its result on the platform and machine of training."""
     shown = [
         *([home] if home else []),
         *(one for one in records if not home or one.platform != home.platform),
     ]
-    columns: dict[str, Callable[[PlatformRecord], Text]] = {
+    columns: dict[str, Callable[[LaterEvaluation], Text]] = {
         "platform": lambda record: record.platform + (" (home)" if record is home else ""),
-        "loss": lambda record: f"{record.loss:.5f}",
-        "perplexity": lambda record: f"{math.exp(min(record.loss, 700.0)):.3f}",
-        "difference in nats [95 %]": lambda record: _difference(home, record),
+        "loss": lambda record: f"{loss_of(record).value:.5f}",
+        "perplexity": lambda record: f"{math.exp(min(loss_of(record).value, 700.0)):.3f}",
+        "difference in nats [95 %]": lambda record: _interval(
+            gap(home, record) if home and record is not home else None, 1, 5
+        ),
     }
     explained: list[Block] = [Note(ABOUT if home else NO_HOME)]
-    if any(record.hellaswag for record in shown):
+    if any(record.row(ACCURACY) for record in shown):
+        by_item = {one.platform: item_gap(home, one) if home and one is not home else None for one in shown}
         columns |= {
-            "acc_norm": lambda record: f"{record.hellaswag.acc_norm:.4f}" if record.hellaswag else "-",
-            "difference in points": lambda record: _item_difference(home, record),
-            "changed": lambda record: _changed(home, record),
+            "acc_norm": lambda record: f"{row.value:.4f}" if (row := record.row(ACCURACY)) else "-",
+            "difference in points [95 %]": lambda record: _interval(
+                items.difference if (items := by_item[record.platform]) else None, 100, 2
+            ),
+            "flips": lambda record: (
+                f"{items.flips} of {items.difference.count}" if (items := by_item[record.platform]) else "-"
+            ),
         }
         explained.append(Note(ABOUT_PLATFORM_ITEMS))
-    devices = dict.fromkeys(f"{one.device}, torch {one.torch}" for one in shown)
-    subtitle = f"{shown[0].run} on {' and '.join(devices)}, {len(shown[0].window_losses)} windows"
+    devices = dict.fromkeys(computed_by(one) for one in shown)
+    subtitle = f"{run} on {' and '.join(devices)}, {loss_of(shown[0]).items} windows"
     legend = [f"{record.platform}: {parse_platform(record.platform).text}" for record in shown]
     table = Table.of(shown, columns, tools=(SORT, COPY))
     blocks: list[Block] = [table, *explained, BulletList(legend), *map(Note, notes)]
     return Document("Platforms", blocks, subtitle=subtitle)
 
 
-def _difference(home: PlatformRecord | None, other: PlatformRecord) -> str:
-    if home is None or other is home:
-        return "-"
-    found = gap(home, other)
-    if found.low is None or found.high is None:
-        return f"{found.mean:+.5f}"
-    return f"{found.mean:+.5f} [{found.low:+.5f}, {found.high:+.5f}]"
-
-
-def _item_difference(home: PlatformRecord | None, other: PlatformRecord) -> str:
-    found = item_gap(home, other) if home and other is not home else None
+def _interval(found: Interval | None, scale: int, digits: int) -> str:
+    """A difference with its interval; "-" without one."""
     if found is None:
         return "-"
-    error = "" if found.stderr is None else f" ± {100 * found.stderr:.2f}"
-    return f"{100 * found.difference:+.2f}{error}"
-
-
-def _changed(home: PlatformRecord | None, other: PlatformRecord) -> str:
-    found = item_gap(home, other) if home and other is not home else None
-    return f"{found.changed} of {found.items}" if found else "-"
+    mean, *ends = (
+        f"{scale * value:+.{digits}f}" for value in (found.mean, found.low, found.high) if value is not None
+    )
+    return f"{mean} [{', '.join(ends)}]" if ends else mean

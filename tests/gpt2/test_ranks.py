@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from referee.numerics.monitor.monitor_tables import KINDS, read_table
-from runtime import run_record
+from runtime import records, run_record
 from runtime.batch_plan import BatchError, plan_batch, plan_for
 from tests import small_runs
 from tests.gpt2 import rank_runs
@@ -97,8 +97,7 @@ def scores(directory: Path) -> Any:
     return (
         record.hellaswag,
         record.validation and record.validation.loss,
-        (directory / "hellaswag.json").read_text(),
-        json.loads((directory / run_record.EVAL_SETS_FILE).read_text())["sets"]["stories"],
+        [(directory / name).read_bytes() for name in records.row_files(directory)[1:]],
     )
 
 
@@ -149,8 +148,8 @@ def close(one: Path, other: Path) -> None:
 def test_one_rank_writes_one_record_and_all_have_its_weights(two: Path) -> None:
     assert of_rank(two, "plain", 0) == of_rank(two, "plain", 1)
     assert sorted(path.name for path in (two / "plain").iterdir()) == sorted(
-        ["SHA256SUMS", "checkpoint", "eval_sets.json", "hellaswag.json", "memory.json", "metrics.jsonl", "rank0.json",
-         "rank1.json", "run.json", "validation_windows.json"]
+        ["SHA256SUMS", "checkpoint", "items", "memory.json", "metrics.jsonl", "rank0.json", "rank1.json", "rows.jsonl",
+         "run.json"]
     )  # fmt: skip
     lines = (two / "plain" / "metrics.jsonl").read_text().splitlines()
     assert sum('"train"' in line for line in lines) == rank_runs.ITERATIONS

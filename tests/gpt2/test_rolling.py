@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import math
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from gpt2 import evaluator
 from gpt2.initial_weights import initialise
 from gpt2.transformer import GPT2
 from gpt2.validation import EvalText
+from referee.verdict.rows import Row
+from runtime.records import read_items, read_rows, write_rows
 
 EOT = 96
 
@@ -44,10 +47,10 @@ def a_model(block_size: int = 8) -> GPT2:
 
 def a_text(lengths: list[int], words: int = 11, size: int = 40) -> EvalText:
     draw = np.random.default_rng(sum(lengths))
-    return EvalText("t", [draw.integers(0, EOT, length) for length in lengths], words, size, "a", "b")
+    return EvalText("t", [draw.integers(0, EOT, length) for length in lengths], words, size, "a")
 
 
-def score(model: GPT2, text: EvalText, batch_tokens: int = 64) -> evaluator.TextScore:
+def score(model: GPT2, text: EvalText, batch_tokens: int = 64) -> list[float]:
     return evaluator.score(
         model,
         text,
@@ -79,27 +82,21 @@ def test_the_nats_are_those_of_the_models_probabilities_window_by_window() -> No
             chances = model(ids).detach()[0].log_softmax(-1)[-len(targets) :]
             expected.append(-float(chances[range(len(targets)), targets].sum()))
     found = score(model, text)
-    assert found.window_nats == pytest.approx(expected, rel=1e-6)  # losses of tokens are float32
-    assert found.window_tokens == [1, 7, 8, 8, 1, 8, 8, 8, 6, 8, 8]
-    assert sum(found.window_tokens) == text.tokens
+    assert found == pytest.approx(expected, rel=1e-6)  # losses of tokens are float32
 
 
-def test_the_record_has_the_perplexities_by_token_word_and_byte() -> None:
-    text = a_text([30, 10], words=8, size=200)
-    nats = [50.0, 30.0]
-    found = evaluator.entry(text, evaluator.TextScore(nats, [30, 10]))
-    assert (found.documents, found.tokens, found.words, found.bytes) == (2, 40, 8, 200)
-    assert found.loss == 2.0
-    assert found.perplexity == pytest.approx(math.exp(2))
-    assert found.word_perplexity == pytest.approx(math.exp(10))
-    assert found.byte_perplexity == pytest.approx(math.exp(0.4))
-    assert found.bits_per_byte == pytest.approx(math.log2(found.byte_perplexity))
-
-
-def test_a_loss_that_is_not_finite_gives_no_number() -> None:
-    text = a_text([30, 10], words=1)
-    broken = evaluator.entry(text, evaluator.TextScore([math.nan, 1.0], [30, 10]))
-    assert broken.loss is broken.perplexity is broken.word_perplexity is broken.bits_per_byte is None
-    large = evaluator.entry(text, evaluator.TextScore([400.0, 1.0], [30, 10]))
-    assert large.word_perplexity is None
-    assert large.perplexity is not None
+def test_a_text_has_a_row_for_its_loss_with_its_windows_and_for_its_counts(tmp_path: Path) -> None:
+    text, row = a_text([30, 10], words=8, size=200), Row("s", "B", 0, "x", "fp32", "", "loss", 7, 0.0)
+    rows = evaluator.text_rows(tmp_path, row, text, [50.0, 30.0])
+    values = {"loss": 2.0, "documents": 2, "tokens": 40, "words": 8, "bytes": 200}
+    assert {row.metric: row.value for row in rows} == values
+    assert {(row.data, row.tokens) for row in rows} == {("t@a", 7)}
+    assert read_items(tmp_path, rows[0]).tolist() == [50.0, 30.0]
+    broken = evaluator.text_rows(tmp_path, row, text, [math.nan, 1.0])
+    write_rows(tmp_path, broken)
+    assert [row.metric for row in read_rows(tmp_path, ("s", "B", 0))] == [
+        "documents",
+        "tokens",
+        "words",
+        "bytes",
+    ]

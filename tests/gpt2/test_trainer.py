@@ -18,7 +18,8 @@ from gpt2.clocks import unevenness
 from gpt2.resume import RunError
 from gpt2.training_step import NotFiniteError
 from gpt2.transformer import CausalSelfAttention
-from runtime import attention_kernels, checkpoint, metrics_log, run_record
+from referee.verdict.rows import chosen
+from runtime import attention_kernels, checkpoint, metrics_log, records, run_record
 from runtime.settings import Config
 from runtime.signals import Stop
 from tests import small_runs
@@ -115,9 +116,13 @@ def test_a_finished_run_leaves_a_full_record(tmp_path: Path, texts: Path) -> Non
     assert len(record.learned.alternation_probability) == 2
     assert record.memory.peak_reserved_bytes > 0
     assert json.loads((tmp_path / "memory.json").read_text())["by_phase"]["backward"] is not None
-    windows = json.loads((tmp_path / "validation_windows.json").read_text())
-    assert windows["tokens"] == record.progress.tokens
-    assert sum(windows["losses"]) / len(windows["losses"]) == pytest.approx(record.validation.loss, rel=1e-12)
+    rows = records.read_rows(tmp_path, (record.study, "RALEARN", 0))
+    losses = chosen(rows, "validation", "loss")
+    assert [[tokens, row.value] for tokens, row in losses.items()] == [
+        [t, loss] for t, _, loss in record.validation.history
+    ]
+    values = records.read_items(tmp_path, losses[record.progress.tokens])
+    assert values.mean() == pytest.approx(record.validation.loss, rel=1e-12)
 
 
 @pytest.mark.parametrize("kernel", ["flash", "cudnn"])

@@ -10,7 +10,7 @@ import pytest
 
 from runtime import checkpoint, records, run_record
 from study.evaluation.loaded_runs import load_run
-from study.evaluation.transfer_matrix import gap, read
+from study.evaluation.transfer_matrix import gap, loss_of, read
 from tests.checked_files import write_checked
 from tests.faults.in_process import train
 from tests.faults.workplace import Workplace, write_stories
@@ -57,22 +57,21 @@ def test_a_run_is_evaluated_on_every_platform_and_its_files_are_unchanged(place:
     printed = done.stdout
     assert done.returncode == 0, printed
     assert {path: path.read_bytes() for path in before} == before
-    found = {name: read(folder, name) for name in ["fp32", *PLATFORMS]}
-    home, loss = found["fp32"], run_record.load(folder).validation
-    assert home
-    assert loss
-    assert home.loss == pytest.approx(loss.loss, abs=1e-6)  # that of the end of training
-    for name, record in found.items():
-        assert record, name
-        assert record.weights == home.weights
-        assert math.fsum(record.window_losses) / len(record.window_losses) == pytest.approx(record.loss)
-        assert f"{record.loss:.5f}" in printed
+    trained = run_record.load(folder)
+    found = {name: read(folder, trained, name) for name in ["fp32", *PLATFORMS]}
+    home = found["fp32"]
+    assert loss_of(home).value == pytest.approx(
+        trained.validation.loss, abs=1e-6
+    )  # that of the end of training
+    for name, result in found.items():
+        loss = loss_of(result)
+        assert result.about["weights"] == home.about["weights"], name
+        assert math.fsum(result.items(loss)) / loss.items == pytest.approx(loss.value)
+        assert f"{loss.value:.5f}" in printed
     zero, strong = found["foreign:0"], found["foreign:0.1"]
-    assert zero
-    assert strong
-    assert zero.window_losses == home.window_losses
+    assert zero.items(loss_of(zero)) == home.items(loss_of(home))
     difference = gap(home, strong)
-    assert difference.mean == pytest.approx(strong.loss - home.loss)
+    assert difference.mean == pytest.approx(loss_of(strong).value - loss_of(home).value)
     assert f"{difference.mean:+.5f}" in printed
 
 
@@ -94,20 +93,19 @@ def test_an_existing_record_is_not_repeated_and_a_damaged_one_is(
     note = "shift.py is the study's copy"
     status, printed = evaluate(place, "int3")
     assert (status, note in printed) == (0, False)
-    path = place.study / "runs/RALEARN0/platforms/int3.json"
-    first = path.read_bytes()
+    path = place.study / "runs/RALEARN0/evaluations/int3/rows.jsonl"
+    first, written = path.read_bytes(), path.stat().st_mtime_ns
     monkeypatch.setattr(
         "study.evaluation.transfer_runs.load_run", lambda folder: replace(load_run(folder), notes=[note])
     )
     status, printed = evaluate(place, "int3")
     assert (status, f"RALEARN0: {note}" in printed) == (0, True)
-    assert path.read_bytes() == first  # its seconds of evaluation are the first ones
+    assert (path.read_bytes(), path.stat().st_mtime_ns) == (first, written)
     content = json.loads(first)
-    content["loss"] = 1.0
-    path.write_text(json.dumps(content))
+    path.write_text(json.dumps(content | {"value": 1.0}) + "\n")
     status, printed = evaluate(place, "int3")
     assert status == 0
-    assert json.loads(path.read_text())["loss"] == json.loads(first)["loss"]
+    assert path.read_bytes() == first
     assert "1.00000" not in printed
 
 

@@ -1,6 +1,5 @@
 """`make lm-eval`: results beside the runs, nothing repeated, arms paired, and what is refused."""
 
-import json
 import math
 import shutil
 from dataclasses import replace
@@ -9,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime import checkpoint
-from study.evaluation import lm_eval_records as records
+from runtime import checkpoint, run_record
+from study.evaluation.lm_eval_page import TaskResult, task_result
 from study.evaluation.lm_eval_runs import load_tasks
 from study.evaluation.loaded_runs import load_run
 from study.verify import verify_study
@@ -38,10 +37,16 @@ def call(place: Workplace, tasks: str, *runs: str, data: str = "items") -> tuple
     return done.returncode, done.stdout
 
 
-def found(place: Workplace, run: str) -> records.LmEvalRecord:
-    record = records.read(place.run_dir(run))
-    assert record
-    return record
+def evaluated(folder: Path) -> dict[str, run_record.LaterEvaluation]:
+    """Return task -> its evaluation of a run."""
+    record = run_record.load(folder)
+    folders = sorted((folder / "evaluations").glob("lm-eval-*"))
+    found = [one for path in folders if (one := run_record.read_evaluation(path, record))]
+    return {one.rows[0].dataset: one for one in found}
+
+
+def found(place: Workplace, run: str) -> dict[str, TaskResult]:
+    return {name: task_result(one) for name, one in evaluated(place.run_dir(run)).items()}
 
 
 @pytest.fixture(scope="module")
@@ -56,17 +61,16 @@ def printed(place: Workplace) -> str:
 
 def test_every_run_gets_every_task_with_items_errors_and_versions(place: Workplace, printed: str) -> None:
     for run in RUNS:
-        record = found(place, run)
-        assert record.iterations == 12
-        assert sorted(one.task for one in record.tasks) == sorted(NAMES)
-        for one in record.tasks:
-            assert (one.version, one.harness, one.number_format) == ("1.0", "0.4.13", "float32")
-            assert one.truncated <= one.requests
+        assert {one.rows[0].tokens for one in evaluated(place.run_dir(run)).values()} == {12 * 4 * 64}
+        tasks = found(place, run)
+        assert sorted(tasks) == sorted(NAMES)
+        for one in tasks.values():
+            assert one.harness == "0.4.13"
+            assert 0 <= one.truncated <= 1
             for metric in one.metrics:
                 assert len(metric.items) == one.items, metric
                 assert metric.kind in ("mean", "perplexity"), metric
-                assert metric.stderr is not None
-    chances = {one.task: one.chance for one in found(place, "B0").tasks}
+    chances = {name: one.chance for name, one in found(place, "B0").items()}
     assert chances == {
         "hellaswag": 0.25, "piqa": 0.5, "arc_easy": 0.25, "winogrande": 0.5, "lambada_openai": None,
     }  # fmt: skip
@@ -76,10 +80,9 @@ def test_every_run_gets_every_task_with_items_errors_and_versions(place: Workpla
 
 def test_arms_are_paired_by_seed_and_item(place: Workplace, printed: str) -> None:
     def likelihoods(run: str) -> np.ndarray:
-        (task,) = [one for one in found(place, run).tasks if one.task == "lambada_openai"]
-        (metric,) = [one for one in task.metrics if one.name == "perplexity"]
+        (metric,) = [one for one in found(place, run)["lambada_openai"].metrics if one.name == "perplexity"]
         assert math.exp(-np.mean(metric.items)) == pytest.approx(metric.value, rel=1e-6)
-        return np.array(metric.items)
+        return metric.items
 
     gaps = np.stack([likelihoods(f"B{seed}") - likelihoods(f"RALEARN{seed}") for seed in (0, 1)])
     errors = [rows.std(ddof=1) / math.sqrt(rows.size) for rows in (gaps.mean(0), gaps.mean(1))]
@@ -91,7 +94,7 @@ def test_arms_are_paired_by_seed_and_item(place: Workplace, printed: str) -> Non
 def test_nothing_is_repeated_unless_weights_items_or_the_file_changed(
     place: Workplace, printed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = place.run_dir("B1") / records.FILE
+    path = place.run_dir("B1") / "evaluations/lm-eval-piqa/rows.jsonl"
     first = path.read_bytes()
     note = "shift.py is the study's copy"
     assert note not in printed
@@ -111,13 +114,11 @@ def test_nothing_is_repeated_unless_weights_items_or_the_file_changed(
     status, text = call(place, "piqa winogrande", "B1", data="other")
     assert "B1: evaluated on piqa; existing results of winogrande" in text
     path.write_bytes(path.read_bytes().replace(b'"acc"', b'"acd"'))
-    assert any(
-        "lm_eval.json was altered" in problem for row in verify_study(place.study) for problem in row.problems
-    )
+    problems = [problem for row in verify_study(place.study) for problem in row.problems]
+    assert any(problem.startswith("evaluations/lm-eval-piqa: rows.jsonl: SHA-256 is") for problem in problems)
     assert call(place, " ".join(NAMES), "B1")[0] == 0
     assert not any(row.problems for row in verify_study(place.study))
-    mine, before = (json.loads(text) for text in (path.read_bytes(), first))
-    assert [one["metrics"] for one in mine["tasks"]] == [one["metrics"] for one in before["tasks"]]
+    assert path.read_bytes() == first
 
 
 def test_other_weights_are_evaluated_again(place: Workplace, printed: str, tmp_path: Path) -> None:
@@ -131,10 +132,8 @@ def test_other_weights_are_evaluated_again(place: Workplace, printed: str, tmp_p
     checkpoint.save(folder / "checkpoint", loaded.iteration, loaded.state, loaded.meta)
     done = place.here("scripts.lm_eval", str(folder), "--tasks", "piqa", "--task_data", "items")
     assert "B0: evaluated on piqa" in done.stdout
-    record = records.read(folder)
-    assert record
-    assert [one.task for one in record.tasks] == ["piqa"]
-    assert record.weights != found(place, "B0").weights
+    weights = [evaluated(one)["piqa"].about["weights"] for one in (folder, place.run_dir("B0"))]
+    assert weights[0] != weights[1]
 
 
 def test_an_interrupted_evaluation_keeps_the_finished_tasks(
@@ -144,21 +143,19 @@ def test_an_interrupted_evaluation_keeps_the_finished_tasks(
 
     folder = tmp_path / "study/runs/B0"
     shutil.copytree(place.run_dir("B0"), folder)
-    (folder / records.FILE).unlink()
+    shutil.rmtree(folder / "evaluations")
 
-    def interrupted(model: object, task: object, empty: records.TaskResult) -> records.TaskResult:
-        if empty.task == "winogrande":
+    def interrupted(model: object, name: str, *rest: object) -> object:
+        if name == "winogrande":
             raise KeyboardInterrupt
-        return original(model, task, empty)
+        return original(model, name, *rest)
 
     original = evaluate._evaluate
     monkeypatch.setattr(evaluate, "_evaluate", interrupted)
     tasks = load_tasks(("piqa", "winogrande"), place.folder / "items")
     with pytest.raises(KeyboardInterrupt):
         evaluate.evaluate_run(folder, tasks)
-    record = records.read(folder)
-    assert record
-    assert [one.task for one in record.tasks] == ["piqa"]
+    assert list(evaluated(folder)) == ["piqa"]
 
 
 @pytest.mark.parametrize(

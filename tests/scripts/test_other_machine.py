@@ -18,16 +18,10 @@ from gpt2.platforms import Platform, on_platform, parse_platform
 from runtime import run_record
 from runtime.attention_kernels import prepare_device
 from runtime.errors import UserError
+from runtime.run_record import LaterEvaluation
 from scripts.transfer import main
 from study.evaluation import transfer_runs as evaluate
-from study.evaluation.transfer_matrix import (
-    PlatformRecord,
-    build_transfer,
-    counted_runs,
-    elsewhere,
-    read,
-    write,
-)
+from study.evaluation.transfer_matrix import build_transfer, counted_runs, elsewhere
 from tests.faults.in_process import train
 from tests.faults.workplace import STUDY, Workplace, write_stories
 from tests.hellaswag_items import FIXTURE
@@ -87,14 +81,25 @@ def transfer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     return run
 
 
-def records(study: Path, run: str = "B0") -> dict[str, PlatformRecord]:
-    found = {}
-    for path in sorted((study / "runs" / run / "platforms").glob("*.json")):
-        name = json.loads(path.read_text())["platform"]
-        record = read(study / "runs" / run, name)
-        assert record
-        found[name] = record
-    return found
+def results(study: Path, run: str = "B0") -> dict[str, LaterEvaluation]:
+    folder = study / "runs" / run
+    record = run_record.load(folder)
+    read_all = [
+        run_record.read_evaluation(path, record) for path in sorted((folder / "evaluations").glob("*/"))
+    ]
+    assert all(read_all)
+    return {one.platform: one for one in read_all if one}
+
+
+def same(one: LaterEvaluation, other: LaterEvaluation) -> bool:
+    return (one.rows, one.about) == (other.rows, other.about)
+
+
+def altered(found: LaterEvaluation, loss: float | None = None, **about: str) -> None:
+    """Write an evaluation with another loss or other facts."""
+    record = run_record.load(found.folder.parents[1])
+    scored = [(row if loss is None else row.replace(value=loss), found.items(row)) for row in found.rows]
+    run_record.write_evaluation(found.folder, record, scored, {**found.about, **about})
 
 
 def copy_to(study: Path, folder: Path) -> Path:
@@ -107,24 +112,24 @@ def copy_to(study: Path, folder: Path) -> Path:
 def test_trained_here_evaluated_there_judged_here(here: Path, transfer: Transfer, tmp_path: Path) -> None:
     transfer(here, "--platforms", "bf16")
     there = copy_to(here, tmp_path / "there")
-    before = records(there)
+    before = results(there)
     assert set(before) == {"fp32", "bf16"}
     printed = transfer(there, "--platforms", "bf16 fp32", "--machine", "npu910b", device=NPU)
     assert "bf16@npu910b" in printed
-    found = records(there)
+    found = results(there)
     assert set(found) == {"fp32", "bf16", "bf16@npu910b", "fp32@npu910b"}
-    assert {name: found[name] for name in before} == before  # home is that of the machine of training
-    assert found["fp32@npu910b"].device == NPU
+    assert all(same(found[name], before[name]) for name in before)  # home is that of the machine of training
+    assert found["fp32@npu910b"].about["device"] == NPU
     for run in ("B0", "B1", "B2"):
         shutil.copytree(
-            there / "runs" / run / "platforms", here / "runs" / run / "platforms", dirs_exist_ok=True
+            there / "runs" / run / "evaluations", here / "runs" / run / "evaluations", dirs_exist_ok=True
         )
     transfer(here, "--platforms", "bf16 bf16@npu910b fp32@npu910b")
     content = json.loads((here / "transfer.json").read_text())
     assert content["platforms"] == ["fp32", "bf16", "bf16@npu910b", "fp32@npu910b"]
     rows = {(row["run"], row["platform"]): row for row in content["matrix"]}
-    assert rows["B1", "bf16@npu910b"]["device"] == NPU
-    assert rows["B1", "bf16"]["device"] == content["device"] != NPU
+    assert rows["B1", "bf16@npu910b"]["device"].startswith(NPU)
+    assert rows["B1", "bf16"]["device"].startswith(content["device"])
     gaps = {one["platform"]: one["test"]["difference"]["mean"] for one in content["verdicts"]["gaps"]}
     expected = [rows[f"B{n}", "bf16@npu910b"]["loss"] - rows[f"B{n}", "fp32"]["loss"] for n in range(3)]
     assert gaps["bf16@npu910b"] == pytest.approx(sum(expected) / 3)
@@ -139,26 +144,23 @@ def test_another_machine_needs_no_data_and_has_the_name_of_its_device(
     there = copy_to(here, tmp_path / "there")
     transfer(there, "--platforms", "fp32", device=NPU)
     assert not (tmp_path / "there/data").exists()
-    assert elsewhere(there / "runs/B2") == ["fp32@ascend-910b3"]
+    folder = there / "runs/B2"
+    assert elsewhere(folder, run_record.load(folder)) == ["fp32@ascend-910b3"]
     with pytest.raises(UserError, match=r"is of Ascend 910B3; this machine is Other, .*fix: MACHINE="):
         transfer(there, "--platforms", "fp32", "--machine", "ascend-910b3", device="Other")
     transfer(there, "--platforms", "fp32", "--machine", "other", device="Other")
-    assert elsewhere(there / "runs/B2") == ["fp32@ascend-910b3", "fp32@other"]
+    assert elsewhere(folder, run_record.load(folder)) == ["fp32@ascend-910b3", "fp32@other"]
 
 
 def test_home_is_never_taken_from_another_machine(here: Path, transfer: Transfer) -> None:
     transfer(here, "--platforms", "bf16")
-    folder = here / "runs/B0"
-    right = read(folder, "fp32")
-    assert right
-    write(folder, right.replace(device=NPU, loss=1.0))
+    right = results(here)["fp32"]
+    altered(right, loss=1.0, device=NPU)
     report = build_transfer([here], ["bf16"])
     assert "B0 on fp32" in report.missing
     assert not [row for row in report.matrix if row.run == "B0"]
     transfer(here, "--platforms", "bf16")
-    found = read(folder, "fp32")
-    assert found
-    assert found == right.replace(seconds=found.seconds)
+    assert same(results(here)["fp32"], right)
 
 
 def test_records_of_other_weights_or_of_two_machines_are_not_mixed(here: Path, transfer: Transfer) -> None:
@@ -166,16 +168,15 @@ def test_records_of_other_weights_or_of_two_machines_are_not_mixed(here: Path, t
     transfer(here, "--platforms", "bf16")
     names = ["bf16", "bf16@x"]
     assert len(build_transfer([here], names).matrix) == 9
-    folder = here / "runs/B1"
-    record = read(folder, "bf16@x")
-    assert record
-    write(folder, record.replace(weights="0" * 64))
-    missing = ["B1 on bf16@x (its record is of other weights or another text)"]
+    found = results(here, "B1")["bf16@x"]
+    altered(found, weights="0" * 64)
+    missing = ["B1 on bf16@x (its result is of other weights or another text)"]
     assert build_transfer([here], names).missing == missing
-    write(folder, record.replace(device="Ascend 310P"))
-    with pytest.raises(UserError, match=r"bf16@x is of Ascend 910B3 .* for B0, and of Ascend 310P .*fix:"):
+    altered(found, device="Ascend 310P")
+    with pytest.raises(UserError, match=r"bf16@x is of Ascend 910B3, .* for B0, and of Ascend 310P, .*fix:"):
         build_transfer([here], names)
-    shutil.copy(folder / "platforms/bf16.json", folder / "platforms/bf16@x.json")  # a renamed record
+    shutil.rmtree(found.folder)
+    shutil.copytree(found.folder.with_name("bf16"), found.folder)  # a renamed evaluation
     assert build_transfer([here], names).missing == ["B1 on bf16@x"]
 
 
@@ -184,29 +185,29 @@ def test_hellaswag_is_scored_on_every_platform_by_item(here: Path, transfer: Tra
     transfer(here, "--platforms", "int2 foreign:0 foreign:1")
     content = json.loads((here / "transfer.json").read_text())
     rows = {(row["run"], row["platform"]): row for row in content["matrix"]}
-    changed = 0
+    flips = 0
     for run in ("B0", "B1", "B2"):
-        score = json.loads((here / "runs" / run / "hellaswag.json").read_text())
-        entry = json.loads((here / "runs" / run / "run.json").read_text())["hellaswag"]
-        home, found = records(here, run)["fp32"].hellaswag, records(here, run)["foreign:1"].hellaswag
-        assert home
-        assert found
-        assert [int(choice) for choice in home.choices] == score["choices_norm"]
-        assert [bool(int(right)) for right in home.correct] == score["correct_norm"]
-        assert (home.acc_norm, home.items_sha256) == (entry["acc_norm"], entry["items_sha256"])
-        before, after = (np.array(list(one.correct), dtype=int) for one in (home, found))
+        trained = np.load(here / "runs" / run / "items/acc_norm-hellaswag.npy")
+        entry = run_record.load(here / "runs" / run).hellaswag
+        home, found = (results(here, run)[name] for name in ("fp32", "foreign:1"))
+        accuracy = home.row("acc_norm")
+        assert (accuracy.value, accuracy.data) == (entry.acc_norm, f"hellaswag@{entry.items_sha256[:12]}")
+        before, after = (np.array(one.items(accuracy)) for one in (home, found))
+        assert before.tolist() == trained.tolist()
         gap = rows[run, "foreign:1"]["item_gap"]
-        assert gap["difference"] == pytest.approx((after - before).mean())
-        assert gap["stderr"] == pytest.approx(stats.sem(after - before))
-        assert gap["changed"] == sum(a != b for a, b in zip(home.choices, found.choices, strict=True))
-        changed += gap["changed"]
+        low, high = stats.t.interval(0.95, 11, (after - before).mean(), stats.sem(after - before))
+        assert gap["difference"]["mean"] == pytest.approx((after - before).mean())
+        if gap["flips"]:
+            assert (gap["difference"]["low"], gap["difference"]["high"]) == pytest.approx((low, high))
+        assert gap["flips"] == (after != before).sum()
+        flips += gap["flips"]
         zero = rows[run, "foreign:0"]["item_gap"]
-        assert (zero["difference"], zero["stderr"], zero["changed"], zero["items"]) == (0.0, 0.0, 0, 12)
+        assert (zero["difference"]["mean"], zero["flips"], zero["difference"]["count"]) == (0.0, 0, 12)
         assert rows[run, "fp32"]["item_gap"] is None
-    assert changed > 0
+    assert flips > 0
     page = (here / "transfer.md").read_text()
     assert "## HellaSwag" in page
-    assert "+0.00 [+0.00, +0.00], 0.0 changed" in page
+    assert "+0.00 [+0.00, +0.00], 0.0 flips" in page
 
 
 def test_studies_of_another_recipe_are_refused(here: Path, tmp_path: Path) -> None:

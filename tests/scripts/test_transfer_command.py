@@ -50,7 +50,7 @@ def test_every_run_is_evaluated_judged_and_shown_and_nothing_is_repeated(place: 
     assert "foreign:0: no gap" in printed
     for name in ("transfer.html", "transfer.md"):
         assert "B+AQN=strong" in (place.study / name).read_text()
-    records = {path: path.stat().st_mtime_ns for path in place.study.glob("runs/*/platforms/*.json")}
+    records = {path: path.stat().st_mtime_ns for path in place.study.glob("runs/*/evaluations/*/rows.jsonl")}
     assert len(records) == len(rows)
     assert transfer(place, str(place.study), "--platforms", PLATFORMS)[0] == 0
     assert {path: path.stat().st_mtime_ns for path in records} == records

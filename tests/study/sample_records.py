@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -13,7 +13,8 @@ from referee.verdict.design import Design
 from runtime import run_record
 from runtime.metrics_log import append_metrics
 from runtime.records import to_plain
-from tests.checked_files import write_checked
+from study.runs import FinishedRecord, Run
+from tests.checked_files import rows_of, write_checked
 
 VARIANTS = ("B", "RAEARLY", "RALATE", "RAALL", "RALEARN")
 STEPS = 300
@@ -86,6 +87,14 @@ def a_study(
                     append_metrics(file, line)
             write_checked(run_dir / "run.json", value)
     return study
+
+
+def a_run(value: dict[str, Any]) -> Run:
+    """Return a run with this record as a study's reader does."""
+    record, name = run_record.from_json(value), value["run"]
+    rows = tuple(rows_of(Path("study/runs") / name, record))
+    complete = cast("FinishedRecord", record)
+    return Run(name, value["variant"], value["seed"], "finished", True, record=complete, rows=rows)
 
 
 def edit(study: Path, run: str, **changes: Any) -> None:

@@ -17,11 +17,11 @@ from runtime import checkpoint, run_record
 from runtime.dotconfig import read_symbols
 from runtime.errors import UserError
 from runtime.metrics_log import read_steps
-from runtime.records import read, to_plain
+from runtime.records import read, read_rows, to_plain
 from runtime.settings import Config
 from study import plan_file
 from study.evaluation import attention_page as data
-from study.hellaswag_scores import ItemScores, ItemsFile
+from study.hellaswag_scores import ItemsFile
 from study.preconditions import quarantine_damaged
 from study.report.report_data import as_json, build_report
 from study.report.report_page import report_document, terminal_document
@@ -63,13 +63,6 @@ def study(tmp_path_factory: pytest.TempPathFactory, smoke_config: str) -> Path:
     write_checked(folder / "expected.json", Expected(("B", "RAALL", "RALEARN"), 3).to_json())
     write_checked(folder / "hellaswag.json", ItemsFile(path="items.jsonl", items_sha256="0" * 64).to_json())
     for run_dir in folder.glob("runs/*"):
-        scores = {
-            "choices": [0, 1],
-            "choices_norm": [1, 1],
-            "correct": [True, False],
-            "correct_norm": [False, False],
-        }
-        write_checked(run_dir / "hellaswag.json", scores)
         (run_dir / "config").write_text(smoke_config)
     (folder / "config").write_text(smoke_config)
     values = {data.statistic_key(*key): (0.25, 0.5) for key in data.statistics_by_path()}
@@ -104,7 +97,7 @@ def read_configuration(path: Path) -> Any:
 READERS: dict[str, Callable[[Path], Any]] = {
     "runs/RALEARN0/run.json": lambda path: run_record.load(path.parent).to_json(),
     "runs/RALEARN0/metrics.jsonl": lambda path: dataclasses.asdict(read_steps(path)),
-    "runs/RALEARN0/hellaswag.json": lambda path: read(ItemScores, path).to_json(),
+    "runs/RALEARN0/rows.jsonl": lambda path: to_plain(read_rows(path.parent, ("s", "RALEARN", 0))),
     "plan.json": lambda path: to_plain(plan_file.read(path.parent)),
     "expected.json": lambda path: read(Expected, path).to_json(),
     "hellaswag.json": lambda path: read(ItemsFile, path).to_json(),
@@ -210,7 +203,7 @@ def test_reading_a_damaged_file_gives_its_content_or_a_named_error(study: Path, 
     finally:
         path.write_bytes(content)
     assert read(path) == before
-    assert errors > 20 or path.name in ("metrics.jsonl", "attention.json"), errors
+    assert errors > 20 or path.name in ("metrics.jsonl", "rows.jsonl", "attention.json"), errors
 
 
 def test_a_report_of_a_damaged_study_is_complete_and_the_damaged_files_are_moved(study: Path) -> None:

@@ -7,12 +7,13 @@ import pytest
 
 from runtime import run_record
 from runtime.errors import UserError
-from study.hellaswag_scores import Items, common_items
+from study.hellaswag_scores import HELLASWAG, common_items
 from study.preconditions import refuse_other_items
 from study.report import report_data as build
+from study.runs import Run
 from tests.study.analysis.test_paired_tests import a_study as a_study_by_item
 from tests.study.report import rendered
-from tests.study.sample_records import a_study, edit
+from tests.study.sample_records import a_record, a_run, a_study, edit
 
 ONE, OTHER = "1" * 64, "2" * 64
 
@@ -45,15 +46,15 @@ def test_variants_on_different_items_are_never_compared(tmp_path: Path) -> None:
     assert found["RAALL"].acc is None
 
 
-def scored(score: dict[str, Any] | None) -> run_record.RunRecord:
-    return run_record.from_json(run_record.blank("B0", "B", 0).to_json() | {"hellaswag": score})
+def scored(score: dict[str, Any] | None) -> Run:
+    return a_run(a_record("B", 0, 4.0) | {"hellaswag": score})
 
 
 def test_the_items_of_most_runs_count_and_ties_go_to_the_first() -> None:
-    records = [scored(a_score(digest)) for digest in (OTHER, ONE, ONE, OTHER)]
-    assert common_items(records[:3]) == Items(400, ONE)
-    assert common_items(records) == Items(400, OTHER)
-    assert common_items([scored(None), scored({"absent": "no network"})]) is None
+    runs = [scored(a_score(digest)) for digest in (OTHER, ONE, ONE, OTHER)]
+    assert common_items(runs[:3], HELLASWAG) == f"hellaswag@{ONE[:12]}"
+    assert common_items(runs, HELLASWAG) == f"hellaswag@{OTHER[:12]}"
+    assert common_items([scored(None), scored({"absent": "no network"})], HELLASWAG) is None
 
 
 def test_only_equal_items_are_paired(tmp_path: Path) -> None:
@@ -72,8 +73,5 @@ def test_only_equal_items_are_paired(tmp_path: Path) -> None:
 def test_a_study_is_not_continued_on_other_items(tmp_path: Path) -> None:
     study, source = a_scored_study(tmp_path, {}, seeds=1), Path("items.jsonl")
     refuse_other_items(study, source, 400, ONE)
-    for items, digest in ((400, OTHER), (399, ONE)):
-        with pytest.raises(UserError) as caught:
-            refuse_other_items(study, source, items, digest)
-        assert f"{items} items (SHA-256 {digest[:12]})" in str(caught.value)
-        assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match=f"400 items .SHA-256 {OTHER[:12]}.*fix: "):
+        refuse_other_items(study, source, 400, OTHER)

@@ -10,20 +10,20 @@ import pytest
 
 from runtime import files, records, run_record
 from runtime.errors import UserError
-from runtime.run_record import SIDE_FILES, RecordError
+from runtime.run_record import RecordError
 from scripts import verify as command
 from study.compare import compared_studies as compare
 from study.evaluation.loaded_runs import load_run
 from study.report import report_data as build
 from study.report import report_page as write
 from study.verify import verify_study
-from tests.checked_files import write_checked
+from tests.checked_files import write_checked, write_right
 from tests.study import compared
 from tests.study.report import rendered
 from tests.study.sample_records import a_study
 from tests.study.small_study import Place
 
-CORRECT = [True] * 3 + [False] * 7
+RIGHT = [True] * 3 + [False] * 7
 
 
 def flip(path: Path, bit: int) -> None:
@@ -35,14 +35,10 @@ def flip(path: Path, bit: int) -> None:
 def with_all_side_files(folder: Path) -> Path:
     """A sealed run of sample records with every side file."""
     record = run_record.load(folder).to_json()
-    loss = record["validation"]["loss"]
-    windows = {"tokens": record["progress"]["tokens"], "losses": [loss - 0.5, loss, loss + 0.5, loss]}
-    write_checked(folder / "validation_windows.json", windows)
-    for task in ("hellaswag", "choice"):
-        write_checked(folder / f"{task}.json", {"correct": CORRECT, "correct_norm": CORRECT})
+    write_right(folder, "hellaswag", RIGHT)
     score = {"acc": 0.3, "acc_stderr": 0.15, "acc_norm": 0.3, "acc_norm_stderr": 0.15, "items": 10}
     (folder / "config").write_text("CONFIG_SEEDS=1\n")
-    run_record.write(folder, run_record.from_json(record | {"hellaswag": score, "choice": score}))
+    write_checked(folder / "run.json", record | {"hellaswag": score})
     return folder
 
 
@@ -70,7 +66,7 @@ def study(tmp_path: Path, sealed_study: Path) -> Path:
 def test_a_flipped_bit_anywhere_in_a_run_is_found_and_a_copy_agrees(study: Path) -> None:
     folder, draw = study / "runs" / "RALEARN0", random.Random(0)
     assert damage(folder) == []
-    for name in ("run.json", *SIDE_FILES, records.SUMS):
+    for name in ("run.json", *run_record.side_files(folder), records.SUMS):
         path = folder / name
         content = path.read_bytes()
         for bit in draw.sample(range(8 * len(content)), min(60, 8 * len(content))):
@@ -139,7 +135,7 @@ def test_a_run_without_checksums_or_of_another_study_counts_in_no_mean(study: Pa
     value = json.loads((runs / "RALATE1" / "run.json").read_text())
     del value["sha256"]
     (runs / "RALATE1" / "run.json").write_text(json.dumps(value))
-    shutil.copy(runs / "RALATE0" / "hellaswag.json", runs / "RALATE2" / "hellaswag.json")
+    shutil.copy(runs / "RALATE0" / records.ROWS, runs / "RALATE2" / records.ROWS)
     (runs / "RAALL0" / records.SUMS).write_text((runs / "B0" / records.SUMS).read_text())
     reasons = {run.name: run.why_not for run in build.build_report(study).runs if not run.used}
     assert {name: reason.split(";")[0] for name, reason in reasons.items()} == {
@@ -148,7 +144,7 @@ def test_a_run_without_checksums_or_of_another_study_counts_in_no_mean(study: Pa
         "RALATE1": f"{runs}/RALATE1/run.json is damaged: it has no checksum",
         "RALATE2": reasons["RALATE2"].split(";")[0],
     }
-    assert "hellaswag.json: SHA-256 is" in reasons["RALATE2"]
+    assert "rows.jsonl: SHA-256 is" in reasons["RALATE2"]
 
 
 def test_a_comparison_excludes_and_names_a_damaged_run(tmp_path: Path) -> None:
@@ -195,8 +191,8 @@ def test_verify_has_a_line_for_every_run_and_fails_where_one_does_not_agree(
         "plan.json: agrees",
         "expected.json: agrees",
         *(
-            f"{name}: agrees (run.json (finished), metrics.jsonl, validation_windows.json, choice.json, "
-            "memory.json, checkpoint/00000010, stable/00000007)"
+            f"{name}: agrees (run.json (finished), metrics.jsonl, rows.jsonl, items/acc-choice.npy, "
+            "items/acc_norm-choice.npy, items/loss-validation.npy, memory.json, checkpoint/00000010, stable/00000007)"
             for name in ("B0", "RALEARN0")
         ),
         "all 4 agree",

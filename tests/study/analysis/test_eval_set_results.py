@@ -1,6 +1,5 @@
 """Held-out texts in report and comparison, against means computed from the records."""
 
-import json
 import math
 import statistics
 from pathlib import Path
@@ -9,21 +8,26 @@ import pytest
 from scipy import stats
 
 from referee.pages.document import render_markdown
-from runtime.run_record import EvalSetEntry
+from runtime import records, run_record
 from study.analysis.eval_set_results import eval_set_tables
 from study.compare.compare_page import comparison_document
 from study.compare.compared_studies import build_comparison
 from study.report.report_data import as_json, build_report
 from study.report.report_page import report_document
-from tests.study.sample_records import VARIANTS, a_study, edit
+from tests.study.sample_records import VARIANTS, a_study
 
 TOKENS, WORDS, BYTES = 600, 200, 1200
 
 
-def an_entry(loss: float, text: str = "t", tokens: str = "k") -> EvalSetEntry:
-    nats = loss * TOKENS
-    return EvalSetEntry(3, TOKENS, WORDS, BYTES, loss, math.exp(loss), math.exp(nats / WORDS), math.exp(nats / BYTES),
-                        nats / BYTES / math.log(2), text * 64, tokens * 64)  # fmt: skip
+def set_text(folder: Path, loss: float, digest: str = "t", tokens: int = TOKENS) -> None:
+    """Replace the rows of the text in a finished run."""
+    record = run_record.load(folder)
+    rows = records.read_rows(folder, (record.study, record.variant, record.seed))
+    values = {"loss": loss, "documents": 3, "tokens": tokens, "words": WORDS, "bytes": BYTES}
+    text = rows[0].replace(data=f"news@{digest * 12}", tokens=record.progress.tokens)
+    added = [text.replace(metric=metric, value=value) for metric, value in values.items()]
+    records.write_rows(folder, [*(row for row in rows if row.dataset != "news"), *added])
+    run_record.write(folder, record)
 
 
 def loss_of(name: str, seed: int) -> float:
@@ -35,11 +39,10 @@ def loss_of(name: str, seed: int) -> float:
     )
 
 
-def with_text(study: Path, name: str = "news", **digests: str) -> Path:
+def with_text(study: Path, digest: str = "t", tokens: int = TOKENS) -> Path:
     for run_dir in sorted((study / "runs").iterdir()):
-        value = json.loads((run_dir / "run.json").read_text())
-        entry = an_entry(loss_of(value["variant"], value["seed"]), **digests)
-        edit(study, run_dir.name, eval_sets={name: entry.to_json()})
+        record = run_record.load(run_dir)
+        set_text(run_dir, loss_of(record.variant, record.seed), digest, tokens)
     return study
 
 
@@ -50,7 +53,7 @@ def page_of(study: Path) -> str:
 def test_means_and_paired_differences_are_those_of_the_records(tmp_path: Path) -> None:
     study = with_text(a_study(tmp_path / "study", seeds=4))
     report = build_report(study)
-    (table,) = report.eval_sets.tables
+    (table,) = report.eval_sets
     assert (table.name, table.tokens, table.words, table.bytes, table.left_out) == (
         "news",
         TOKENS,
@@ -77,15 +80,15 @@ def test_means_and_paired_differences_are_those_of_the_records(tmp_path: Path) -
     assert f"{math.exp(mean):.2f}" in section
     assert f"{mean * TOKENS / BYTES / math.log(2):.3f}" in section
     assert f"{100 * math.expm1(expected):+.2f} %" in section
-    assert as_json(report)["eval_sets"]["tables"][0]["rows"][-1]["variant"] == "RALEARN"
+    assert as_json(report)["eval_sets"][0]["rows"][-1]["variant"] == "RALEARN"
 
 
 def test_a_run_on_another_text_is_left_out_of_that_text_and_of_nothing_else(tmp_path: Path) -> None:
     study = with_text(a_study(tmp_path / "study"))
     before = build_report(study)
-    edit(study, "RALEARN1", eval_sets={"news": an_entry(9.0, "u", "v").to_json()})
+    set_text(study / "runs/RALEARN1", 9.0, "u")
     report = build_report(study)
-    (table,) = report.eval_sets.tables
+    (table,) = report.eval_sets
     assert table.left_out == ["RALEARN1"]
     row = next(row for row in table.rows if row.variant == "RALEARN")
     assert (row.runs, row.of, row.loss.count) == (2, 3, 2)
@@ -96,9 +99,8 @@ def test_a_run_on_another_text_is_left_out_of_that_text_and_of_nothing_else(tmp_
 
 def test_a_text_without_a_finite_loss_has_no_row(tmp_path: Path) -> None:
     study = with_text(a_study(tmp_path / "study", seeds=1))
-    nothing = dict.fromkeys(("loss", "perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte"))
-    edit(study, "RALEARN0", eval_sets={"news": an_entry(2.0).to_json() | nothing})
-    (table,) = eval_set_tables(build_report(study).used).tables
+    set_text(study / "runs/RALEARN0", math.nan)
+    (table,) = eval_set_tables(build_report(study).used)
     assert [row.variant for row in table.rows] == list(VARIANTS[:-1])
 
 
@@ -107,8 +109,8 @@ def test_two_studies_are_shown_side_by_side_and_different_texts_are_named(tmp_pa
     for study, digests in (
         (one, {}),
         (same, {}),
-        (tokens, {"tokens": "x"}),
-        (other, {"text": "y", "tokens": "z"}),
+        (tokens, {"tokens": 700}),
+        (other, {"digest": "y"}),
     ):
         with_text(study, **digests)
     expected = {

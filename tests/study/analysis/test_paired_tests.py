@@ -1,6 +1,5 @@
 """Paired tests by HellaSwag item."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from scipy import stats
 
 from runtime import run_record
 from study.report import report_data as build
-from tests.checked_files import write_checked
+from tests.checked_files import write_checked, write_right
 from tests.study.sample_records import ENVIRONMENT
 
 VARIANTS = ("B", "RAEARLY", "RALATE", "RAALL", "RALEARN")
@@ -52,22 +51,19 @@ def a_study(study: Path, seeds: int = 3, variants: tuple[str, ...] = VARIANTS, i
                 error = math.sqrt(rate * (1 - rate) / (ITEMS - 1))
                 value["hellaswag"] = {"acc": rate, "acc_stderr": error, "acc_norm": rate, "acc_norm_stderr": error,
                                       "items": ITEMS, "items_sha256": "f" * 64}  # fmt: skip
-                write_checked(
-                    run_dir / "hellaswag.json",
-                    {"choices": [], "choices_norm": [], "correct": correct, "correct_norm": correct},
-                )
+                write_right(run_dir, "hellaswag", correct)
             write_checked(run_dir / "run.json", value)
     return study
 
 
-def read(study: Path, run: str, name: str) -> Any:
-    return json.loads((study / "runs" / run / name).read_text())
+def right(study: Path, run: str) -> Any:
+    return np.load(study / "runs" / run / "items/acc_norm-hellaswag.npy")
 
 
 def test_items_of_one_seed_get_mcnemars_exact_test(tmp_path: Path) -> None:
     tests = build.build_report(a_study(tmp_path, seeds=1)).items
     found = next(test for test in tests if (test.variant, test.measure) == ("RALEARN", "acc"))
-    values, base = (np.array(read(tmp_path, run, "hellaswag.json")["correct"]) for run in ("RALEARN0", "B0"))
+    values, base = (right(tmp_path, run) for run in ("RALEARN0", "B0"))
     wins, losses = int((values & ~base).sum()), int((base & ~values).sum())
     assert (found.wins, found.losses, found.items) == (wins, losses, ITEMS)
     assert found.p_value == pytest.approx(stats.binomtest(wins, wins + losses).pvalue)
@@ -78,27 +74,25 @@ def test_items_of_several_seeds_are_counted_once_by_their_net_score(tmp_path: Pa
     tests = build.build_report(a_study(tmp_path)).items
     found = next(test for test in tests if (test.variant, test.measure) == ("RALEARN", "acc_norm"))
     net = sum(
-        np.array(read(tmp_path, f"RALEARN{seed}", "hellaswag.json")["correct_norm"]).astype(int)
-        - np.array(read(tmp_path, f"B{seed}", "hellaswag.json")["correct_norm"]).astype(int)
+        right(tmp_path, f"RALEARN{seed}").astype(int) - right(tmp_path, f"B{seed}").astype(int)
         for seed in range(3)
     )
     assert (found.wins, found.losses) == (int((net > 0).sum()), int((net < 0).sum()))
     assert found.seeds == [0, 1, 2]
 
 
-def test_a_run_with_a_damaged_item_file_is_excluded(tmp_path: Path) -> None:
+def test_a_run_with_damaged_values_of_items_is_excluded(tmp_path: Path) -> None:
     assert build.build_report(a_study(tmp_path / "without", items=False)).items == []
     study = a_study(tmp_path / "with", seeds=1)
-    (study / "runs" / "RAEARLY0" / "hellaswag.json").write_text("[")
-    (study / "runs" / "RALATE0" / "hellaswag.json").write_text('{"choices": [1], "choices_norm": [1]}')
+    (study / "runs" / "RAEARLY0" / "items/acc-hellaswag.npy").write_text("[")
+    (study / "runs" / "RALATE0" / "items/acc_norm-hellaswag.npy").unlink()
     found = build.build_report(study).items
-    assert {test.variant for test in found if test.measure == "acc"} == {"RAALL", "RALEARN"}
-    assert {test.variant for test in found if test.measure == "acc_norm"} == {"RAALL", "RALEARN"}
+    assert {test.variant for test in found} == {"RAALL", "RALEARN"}
 
 
 def test_a_truncated_run_is_in_no_item_test(tmp_path: Path) -> None:
     study = a_study(tmp_path)
-    value = read(study, "RALEARN1", "run.json")
+    value = run_record.load(study / "runs" / "RALEARN1").to_json()
     value["schedule"] = {"iterations": value["progress"]["iterations"], "cut": True}
     value["progress"] |= {"iterations": 29, "tokens": 2900}
     value["validation"]["history"][-1][0] = 2900
@@ -110,7 +104,7 @@ def test_a_truncated_run_is_in_no_item_test(tmp_path: Path) -> None:
 
 def test_a_file_with_another_number_of_items_is_skipped(tmp_path: Path) -> None:
     study = a_study(tmp_path, seeds=1)
-    content = read(study, "RALEARN0", "hellaswag.json")
-    repeated = {key: 2 * values for key, values in content.items() if isinstance(values, list)}
-    write_checked(study / "runs" / "RALEARN0" / "hellaswag.json", content | repeated)
+    folder = study / "runs" / "RALEARN0"
+    write_right(folder, "hellaswag", [True] * ITEMS * 2)
+    run_record.write(folder, run_record.load(folder))
     assert not [test for test in build.build_report(study).items if test.variant == "RALEARN"]

@@ -6,14 +6,12 @@ from typing import Any
 
 import pytest
 
-from runtime import run_record
 from study.report import method as sentences
 from study.report import report_data as build
-from study.runs import Run
 from study.step_timing import slopes
 from tests.checked_files import write_checked
 from tests.study.report import rendered
-from tests.study.sample_records import STEPS, UPDATE, a_plan, a_record, a_study
+from tests.study.sample_records import STEPS, UPDATE, a_plan, a_record, a_run, a_study
 
 
 def plan(ratio: tuple[float, float, float] | None = (1.05, 1.03, 1.08), **budget: Any) -> dict[str, Any]:
@@ -70,17 +68,16 @@ def test_a_loss_that_is_linear_in_ln_tokens_has_that_slope_exactly() -> None:
         [tokens, 1.0, 4.0 + 0.3 * math.log(value["progress"]["tokens"] / tokens)]
         for tokens, _, _ in value["validation"]["history"]
     ]
-    assert slopes([Run("B0", "B", 0, "finished", True, record=run_record.from_json(value))]) == pytest.approx(
-        (0.3, 0.3)
-    )
+    assert slopes([a_run(value)]) == pytest.approx((0.3, 0.3))
 
 
 def test_a_loss_that_rises_late_or_was_not_evaluated_gives_no_estimate_at_equal_time(tmp_path: Path) -> None:
     value = a_record("B", 0, 9.0)
-    value["validation"]["history"] = [[STEPS * UPDATE * 6 // 10, 1.0, 4.0]]
-    assert slopes([Run("B0", "B", 0, "finished", True, record=run_record.from_json(value))]) is None
-    value["validation"]["history"] = []
-    assert slopes([Run("B0", "B", 0, "finished", True, record=run_record.from_json(value))]) is None
+    end = [STEPS * UPDATE, 2.0, 9.0]
+    value["validation"]["history"] = [[STEPS * UPDATE * 6 // 10, 1.0, 4.0], end]
+    assert slopes([a_run(value)]) is None
+    value["validation"]["history"] = [end]
+    assert slopes([a_run(value)]) is None
     assert slopes([]) is None
 
 
@@ -99,7 +96,7 @@ def test_evaluations_before_half_and_after_nine_tenths_of_the_tokens_do_not_ente
     end = value["progress"]["tokens"]
     slope_at = {0.3: 2.0, 0.49: 0.9, 0.5: 0.3, 0.7: 0.2, 0.9: 0.1, 0.95: 0.0}
     value["validation"]["history"] = [
-        [int(end * share), 1.0, 4.0 - slope * math.log(share)] for share, slope in slope_at.items()
+        [int(end * share), 1.0, 4.0 - slope * math.log(share)] for share, slope in (slope_at | {1: 0}).items()
     ]
-    run = Run("B0", "B", 0, "finished", True, record=run_record.from_json(value))
+    run = a_run(value)
     assert slopes([run]) == pytest.approx((0.1, 0.3), rel=1e-3)

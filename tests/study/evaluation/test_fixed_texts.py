@@ -16,7 +16,7 @@ def test_a_study_evaluates_its_texts_and_refuses_another_one(tmp_path: Path) -> 
     assert first.returncode == 0, first.stdout
     assert "Held-out texts" in (place.study / "report.md").read_text()
     verified = place.here("scripts.verify", "results/gpt2-ra-ablation-smoke")
-    assert "eval_sets.json" in verified.stdout
+    assert "items/loss-news.npy" in verified.stdout
     assert verified.returncode == 0, verified.stdout
     place.configure(**SETTINGS, EVAL_SETS="news=news.txt more=news.txt")
     second = train(place)

@@ -2,7 +2,6 @@
 
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,33 +10,32 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from runtime import run_record
-from study.evaluation import lm_eval_records as records
-from study.evaluation.lm_eval_page import NO_VERDICT, TaskResults, compare_arms
-from study.evaluation.lm_eval_records import LmEvalRecord, Metric, TaskResult
+from study.evaluation.lm_eval_page import (
+    NO_VERDICT,
+    TRUNCATED,
+    Metric,
+    TaskResult,
+    TaskResults,
+    compare_arms,
+    folder_of,
+)
 from study.report import report_page as write
 from study.verify import verify_study
-from tests.checked_files import write_checked
 from tests.study.sample_records import a_study
 
 LIKELIHOODS = [-2.5, -4.0, -1.25, -3.0]
 
 
 def accuracy(right: str) -> Metric:
-    share = right.count("1") / len(right)
-    stderr = math.sqrt(share * (1 - share) / (len(right) - 1))
-    return Metric("acc", share, stderr, tuple(map(float, right)))
+    return Metric("acc", right.count("1") / len(right), np.array([float(one) for one in right]))
 
 
 def perplexity(items: list[float]) -> Metric:
-    return Metric("perplexity", math.exp(-np.mean(items)), 0.5, tuple(items))
+    return Metric("perplexity", math.exp(-np.mean(items)), np.array(items))
 
 
-def task(*metrics: Metric, name: str = "piqa", version: str = "1.0", **changes: Any) -> TaskResult:
-    about: dict[str, Any] = {"questions": "q", "truncated": 0, "requests": 8, "chance": 0.5} | changes
-    return TaskResult(
-        task=name, version=version, harness="0.4.13", items=len(metrics[0].items), number_format="float32",
-        metrics=metrics, **about,
-    )  # fmt: skip
+def task(*metrics: Metric, digest: str = "q") -> TaskResult:
+    return TaskResult("piqa", f"piqa@{digest}", "0.4.13", 4, metrics, 0.0, 0.5)
 
 
 def results(arm: str, seed: int, *tasks: TaskResult) -> TaskResults:
@@ -69,7 +67,7 @@ def test_differences_of_accuracies_are_paired_over_items_and_over_seeds(answers:
 
 def test_the_value_of_one_seed_has_the_error_of_the_harness() -> None:
     (value,) = compare_arms([results("B", 0, task(accuracy("0111")))]).values
-    assert (value.value, value.stderr) == (0.75, accuracy("0111").stderr)
+    assert (value.value, value.stderr) == (0.75, pytest.approx(math.sqrt(0.75 * 0.25 / 3)))
 
 
 def test_perplexities_are_compared_by_their_logarithms() -> None:
@@ -85,41 +83,38 @@ def test_perplexities_are_compared_by_their_logarithms() -> None:
 
 
 def test_a_value_that_does_not_follow_from_its_items_is_shown_and_not_paired() -> None:
-    odd = Metric("f1", 0.9, None, (0.1, 0.2))
+    odd = Metric("f1", 0.9, np.array([0.1, 0.2]))
     found = compare_arms([results("B", 0, task(odd)), results("RAALL", 0, task(odd))])
     assert [value.value for value in found.values] == [0.9, 0.9]
     assert found.differences == []
 
 
-@pytest.mark.parametrize("change", [{"questions": "x"}, {"version": "2.0"}])
-def test_results_on_other_items_or_of_another_version_are_left_out_and_named(change: dict[str, Any]) -> None:
+def test_results_on_other_items_or_of_another_version_are_left_out_and_named() -> None:
     found = compare_arms([
         results("B", 0, task(accuracy("0101"))), results("RALEARN", 0, task(accuracy("0111"))),
-        results("RALEARN", 1, task(accuracy("0111"), **change)), results("B", 1, task(accuracy("0111"))),
+        results("RALEARN", 1, task(accuracy("0111"), digest="x")), results("B", 1, task(accuracy("0111"))),
     ])  # fmt: skip
     assert [one.seeds for one in found.differences] == [[0]]
     (note,) = found.notes
     assert "RALEARN1" in note
 
 
-def record(variant: str, seed: int, *tasks: TaskResult, iterations: int = 7) -> LmEvalRecord:
-    return LmEvalRecord(run_record.run_name(variant, seed), variant, seed, iterations, "w", tasks)
-
-
-# --- beside the records
-
-
 def write_results(
     study: Path, variants: tuple[str, ...] = ("B", "RALEARN"), seeds: int = 3, ends: int = 0
 ) -> None:
+    """Evaluate runs on a task. ends: tokens before the last weights."""
     for seed in range(seeds):
         for number, variant in enumerate(variants):
             folder = study / "runs" / run_record.run_name(variant, seed)
-            progress = run_record.load(folder).progress
-            assert progress
-            right = "".join("01"[(item + seed + number) % 3 > 0] for item in range(40))
-            found = record(variant, seed, task(accuracy(right)), iterations=progress.iterations - ends)
-            write_checked(folder / records.FILE, found.to_json())
+            record = run_record.load(folder)
+            row = run_record.read_rows(folder, record)[-1].replace(data="piqa@q")
+            row = row.replace(tokens=row.tokens - ends, metric="acc")
+            right = [(item + seed + number) % 3 > 0 for item in range(40)]
+            scored = [
+                (row.replace(value=sum(right) / 40), right),
+                (row.replace(metric=TRUNCATED, value=0.0), None),
+            ]
+            run_record.write_evaluation(folder_of(folder, "piqa"), record, scored, {"harness": "0.4.13"})
 
 
 def test_a_report_shows_the_results_of_its_counted_runs_and_is_renewed(tmp_path: Path) -> None:
@@ -155,9 +150,11 @@ def test_results_of_other_weights_are_not_shown(tmp_path: Path) -> None:
 def test_an_altered_file_is_named_by_verify_and_not_shown(tmp_path: Path) -> None:
     study = a_study(tmp_path / "study")
     write_results(study, ("B",), 1)
-    path = study / "runs/B0" / records.FILE
-    assert records.read(study / "runs/B0")
+    folder = folder_of(study / "runs/B0", "piqa")
+    record = run_record.load(study / "runs/B0")
+    assert run_record.read_evaluation(folder, record)
+    path = folder / "rows.jsonl"
     path.write_text(path.read_text().replace('"acc"', '"acd"'))
-    assert records.read(study / "runs/B0") is None
+    assert run_record.read_evaluation(folder, record) is None
     problems = [problem for row in verify_study(study) for problem in row.problems]
-    assert any("lm_eval.json was altered" in problem for problem in problems)
+    assert any(problem.startswith("evaluations/lm-eval-piqa: rows.jsonl: SHA-256 is") for problem in problems)

@@ -12,6 +12,7 @@ import pytest
 from referee.pages.document import render_terminal
 from referee.verdict.looks import nominal_levels
 from referee.verdict.power import mde
+from runtime import records, run_record
 from runtime.dotconfig import Symbols, read_symbols
 from runtime.settings import CORE_WORK, load_config
 from study import plan_file
@@ -132,10 +133,13 @@ def test_held_out_texts_that_the_finished_study_did_not_evaluate_cost_a_forward_
         "for the 5,500 tokens of long; wikitext-2 of CONFIG_EVAL_SETS is not included" in hours.other_source
     )
     for run in study.glob("runs/*"):
-        entry = {"documents": 1, "tokens": 5500, "words": 1000, "bytes": 5500, "loss": 1.0,
-                 "perplexity": math.e, "word_perplexity": math.exp(5.5), "byte_perplexity": math.e,
-                 "bits_per_byte": 1 / math.log(2), "text_sha256": "a" * 64, "tokens_sha256": "b" * 64}  # fmt: skip
-        edit(study, run.name, eval_sets={"long": entry, "wikitext-2": entry})
+        record = run_record.load(run)
+        rows = records.read_rows(run, (record.study, record.variant, record.seed))
+        added = [
+            rows[0].replace(data=f"{name}@a", metric="words", value=1000) for name in ("long", "wikitext-2")
+        ]
+        records.write_rows(run, [*rows, *added])
+        run_record.write(run, record)
     past = find_past_studies(Path("results"), settings_of(symbols))
     hours = forecast(symbols, past).hours
     assert (hours.other, "long" in hours.other_source) == (pytest.approx(140.0), False)

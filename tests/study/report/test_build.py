@@ -81,7 +81,7 @@ def losses(built: build.Report, name: str) -> dict[int, float]:
             if r.used and r.variant == name and r.record and r.seed is not None}  # fmt: skip
 
 
-def row(built: build.Report, name: str) -> build.Row:
+def row(built: build.Report, name: str) -> build.ArmRow:
     return next(r for r in built.rows if r.variant == name)
 
 

@@ -13,14 +13,13 @@ import pytest
 from scipy import stats
 
 from referee.pages import html_page
-from runtime import run_record
-from study import curves, runs
+from study import curves
 from study.report import report_data as build
 from study.report import report_figures
 from tests.checked_files import write_checked
 from tests.study.browser import percent
 from tests.study.report.rendered import outline, page
-from tests.study.sample_records import STEPS, VARIANTS, a_plan, a_record, a_study, edit
+from tests.study.sample_records import STEPS, VARIANTS, a_plan, a_record, a_run, a_study, edit
 
 
 def specified(text: str) -> dict[str, Any]:
@@ -175,8 +174,7 @@ def test_validation_curves_are_the_records_means_and_ranges(tmp_path: Path) -> N
 def test_a_curve_of_seeds_with_other_ends_ends_at_their_mean() -> None:
     used = []
     for seed, steps in enumerate((STEPS, STEPS // 2)):
-        value = a_record("B", seed, 4.0 + seed, steps)
-        used.append(runs.Run(value["run"], "B", seed, "finished", True, record=run_record.from_json(value)))
+        used.append(a_run(a_record("B", seed, 4.0 + seed, steps)))
     (found,) = curves.validation_curves(used)
     ends = [run.record.validation.history[-1] for run in used]
     assert found.tokens == sorted(found.tokens)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from study.evaluation import attention_page as data
 from study.report import report_page as write
-from tests.checked_files import write_checked
+from tests.checked_files import write_checked, write_right
 from tests.study.report import rendered
 from tests.study.sample_records import a_study, edit
 
@@ -47,22 +47,20 @@ def test_files_that_a_part_of_the_report_needs_are_named_where_they_are_missing_
     tmp_path: Path,
 ) -> None:
     a_study(tmp_path, seeds=1, variants=("B", "RAALL"))
-    scores = {"choices": [0] * 100, "choices_norm": [0] * 100}
-    scores |= {"correct": [True] * 30 + [False] * 70, "correct_norm": [True] * 31 + [False] * 69}
     for folder in tmp_path.glob("runs/*"):
-        write_checked(folder / "hellaswag.json", scores)
+        write_right(folder, "hellaswag", [True] * 30 + [False] * 70)
         edit(tmp_path, folder.name, hellaswag={"items": 100})
     assert not [note for note in write.write_report(tmp_path).notes if ".json" in note]
     write_checked(tmp_path / "expected.json", {"variants": ["B"], "seeds": 3000000})
     (tmp_path / "plan.json").write_text("[" * 100_000)
     (tmp_path / "runs/B0/metrics.jsonl").unlink()
-    (tmp_path / "runs/RAALL0/hellaswag.json").unlink()
+    (tmp_path / "runs/RAALL0/items/acc-hellaswag.npy").unlink()
     page = [write.write_report(tmp_path), (tmp_path / "report.html").read_text()][1]
     for note in (
         "Expected `int` &lt;= 1000",
         "plan.json cannot be read: nested too deeply",
         "metrics.jsonl: SHA-256 is missing",
-        "hellaswag.json: SHA-256 is missing",
+        "items/acc-hellaswag.npy: SHA-256 is missing",
     ):
         assert note in page
 
