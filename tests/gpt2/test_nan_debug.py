@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpt2.nan_debug import FaultLog, NotFinite, first_not_finite
+from gpt2.nan_debug import MAX_RETRIES, FaultLog, NotFinite, first_not_finite
 from gpt2.training_step import NotFiniteError, Stepper
 from gpt2.transformer import CausalSelfAttention
 from runtime.batch_plan import plan_batch
@@ -140,3 +140,13 @@ def test_a_custom_attention_is_named_with_its_line(kind: type[CausalSelfAttentio
     assert f"({found.source})" in str(error)
     assert str(error).count("fix: ") == 1
     assert "fix: keep tests/gpt2/test_nan_debug.py" in str(error)
+
+
+def test_every_fault_is_retried_once_up_to_a_limit_a_run() -> None:
+    built, log, tried = stepper(), FaultLog(), []
+    for iteration in (7, 9, 12, 15, 20):
+        log = FaultLog(log.faults)  # as read from the record by the next process
+        tried.append(log.explain(NotFiniteError("x"), built, ids(), iteration, list(range(6))).retry)
+        log.passed(iteration + 1)
+    assert tried == [True] * MAX_RETRIES + [False] * (5 - MAX_RETRIES)
+    assert [fault.repeated for fault in log.faults] == [False] * 5

@@ -10,7 +10,6 @@ from gpt2.platforms import (
     WEIGHTS,
     Platform,
     PlatformError,
-    local_platforms,
     parse_platform,
 )
 
@@ -56,9 +55,3 @@ def test_a_platform_of_another_machine_has_its_arithmetic_and_a_label_of_its_own
     assert (found.name, found.machine, found.label) == ("int4:64", "npu-910.b", "int4:64@npu-910.b")
     assert found.text == "int4 weights, groups of 64 inputs, on npu-910.b"
     assert parse_platform("int4:64").label == "int4:64"
-
-
-def test_names_to_evaluate_here_name_no_machine() -> None:
-    local_platforms(["bf16", "int4:64"], "PLATFORM")
-    with pytest.raises(PlatformError, match="fix: on that machine, PLATFORM=bf16 MACHINE=npu"):
-        local_platforms(["int8", "bf16@npu"], "PLATFORM")

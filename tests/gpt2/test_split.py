@@ -35,13 +35,6 @@ def test_few_small_files_give_training_and_validation_text_without_losing_a_toke
     )
 
 
-def test_a_single_document_that_is_hashed_to_validation_is_split(tmp_path: Path) -> None:
-    texts = (f"Document {n}. " + "All work and some play. " * 80 for n in range(1000))
-    (tmp_path / "one.txt").write_text(next(text for text in texts if shards.encode([text], 50, "gpt2")[1]))
-    corpus = prepared(source(tmp_path / "d", tmp_path / "one.txt"))
-    assert len(corpus.train) > len(corpus.validation) >= shards.SHORTEST_TOKENS
-
-
 def test_too_few_tokens_for_a_sequence_are_refused_with_a_sufficient_amount_of_text(
     tmp_path: Path,
 ) -> None:

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from gpt2 import fingerprint, trainer
-from gpt2.clocks import unevenness
 from gpt2.resume import RunError
 from gpt2.training_step import NotFiniteError
 from gpt2.transformer import CausalSelfAttention
 from referee.verdict.rows import chosen
 from runtime import attention_kernels, checkpoint, metrics_log, records, run_record
+from runtime.batch_plan import WARM_UP_STEPS
 from runtime.settings import Config
 from runtime.signals import Stop
 from tests import small_runs
@@ -242,10 +242,6 @@ def test_a_checkpoint_without_the_description_of_its_run_is_refused(tmp_path: Pa
     assert "\n" not in str(caught.value)
 
 
-def wsd(texts: Path) -> Config:
-    return small_runs.configuration(texts, ITERATIONS, schedule=("wsd", 0.3))
-
-
 def test_batches_come_in_order_until_one_cannot_be_read() -> None:
     def make(iteration: int) -> np.ndarray:
         if iteration == 9:
@@ -260,25 +256,30 @@ def test_batches_come_in_order_until_one_cannot_be_read() -> None:
     assert threading.active_count() == threads
 
 
-@pytest.mark.parametrize("slow", [False, True])
-def test_uneven_step_times_are_noted_in_the_record(
-    tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch, slow: bool
+def test_recorded_peaks_begin_after_the_warm_up_steps(
+    tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The recorded step times decide. The test replaces them: half of them slow, or none."""
-    monkeypatch.setattr(trainer, "unevenness", lambda values: measured.append(values) or unevenness(values))
-    measured: list[list[float]] = []
     run = start(tmp_path, configuration(texts))
-    plain = run.log_step
+    restarts = []
+    restart = run.meter.restart
+    monkeypatch.setattr(run.meter, "restart", lambda: (restarts.append(run.steps_made), restart()))
+    run.train()
+    assert restarts == [WARM_UP_STEPS]
 
-    def log_step(result: Any, seconds: float) -> None:
-        for _ in range(5):
-            plain(result, 0.5 if slow and run.iteration % 2 else 0.1)
 
-    monkeypatch.setattr(run, "log_step", log_step)
-    assert run.train() == "finished"
-    (seconds,) = measured
-    assert len(seconds) == 5 * ITERATIONS
-    assert sum(value > 0.4 for value in seconds) == (5 * ITERATIONS // 2 if slow else 0)
-    notes = [note for note in run_record.load(tmp_path).notes if "step times" in note]
-    assert len(notes) == slow
-    assert "step times" not in (tmp_path / "metrics.jsonl").read_text()  # the report says it once
+def wsd(texts: Path) -> Config:
+    return small_runs.configuration(texts, ITERATIONS, schedule=("wsd", 0.3))
+
+
+def with_warmup(run: TrainingRun, warmup: int) -> TrainingRun:
+    plan = dataclasses.replace(run.plan, warmup_iterations=warmup)
+    return TrainingRun(plan, run.config, run.resolved, None, run.stop)
+
+
+def test_a_run_is_not_resumed_with_another_warm_up(tmp_path: Path, texts: Path) -> None:
+    config = wsd(texts)
+    run = with_warmup(start(tmp_path, config, stop=StopAfter(5)), 2)
+    assert run.train() == "interrupted"
+    with pytest.raises(RunError, match=r"warmup_iterations \(2 -> 3\)"):
+        with_warmup(start(tmp_path, config), 3).train()
+    assert with_warmup(start(tmp_path, config), 2).train() == "finished"

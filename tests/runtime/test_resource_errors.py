@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from runtime import errors
-from runtime.errors import device_fault, disk_full, explain_full_disk, explain_missing_compiler, out_of_memory
+from runtime.errors import device_fault, disk_full, explain_full_disk, out_of_memory
 
 
 @pytest.mark.parametrize(
@@ -98,21 +98,3 @@ def test_a_machine_without_a_compiler_is_told_how_to_train_without_one(tmp_path:
     done = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True, env=environment)
     assert "torch.compile has no working compiler: " in done.stdout, done.stderr
     assert "set CONFIG_COMPILE=n" in done.stdout
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        RuntimeError("Failed to find C compiler. Please specify via CC environment variable"),
-        subprocess.CalledProcessError(1, ["/usr/bin/gcc", "main.c", "-I/usr/include/python3.12"]),
-        subprocess.CalledProcessError(1, ["/usr/bin/x86_64-linux-gnu-gcc-12", "main.c"]),
-        RuntimeError(
-            "SubprocException: ...\nmain.c:4:10: fatal error: Python.h: No such file or directory\n"
-        ),
-        RuntimeError("Cannot find a working triton installation."),
-    ],
-)
-def test_a_failed_compiler_of_triton_is_recognised_as_a_cause(error: Exception) -> None:
-    wrapped = RuntimeError("backend='inductor' raised")
-    wrapped.__cause__ = error
-    assert "CONFIG_COMPILE=n" in explain_missing_compiler(wrapped)

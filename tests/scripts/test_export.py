@@ -1,8 +1,5 @@
 """Commands export the variables of the card before they import torch, and check the fused kernels before they train."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +15,7 @@ from study import kconfig_commands as commands
 from study.planning import memory_page as peaks
 from tests.checkout import link_project
 
-ROOT = Path(__file__).parents[2]
 (SWITCH,) = AOTRITON
-# A torch that writes down the environment it is loaded under, and ends the process.
-TORCH = f"""
-import os
-with open(os.environ["SEEN"], "a") as file:
-    file.write(os.environ.get({SWITCH!r}, "not set") + "\\n")
-raise SystemExit(7)
-"""
-COMMANDS = {"control": ["scripts.dev.control"], "attention": ["scripts.attention", "results/a/runs/B0"]}
 SMALL = ("GPT2_MODEL_TINY=y", "GPT2_BLOCK_SIZE=16", "EFFECTIVE_BATCH=2", "EVAL_TOKENS=16", "HELLASWAG=n")
 
 
@@ -42,28 +30,6 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("RA_DETECTED", "cpu")
     commands.main(["defconfig", "gpt2-ra-ablation-smoke", *(f"CONFIG_{line}" for line in SMALL)])
     return tmp_path
-
-
-def environment_of_torch(command: str, detected: str, folder: Path) -> list[str]:
-    """The switch's value whenever a process of the command loaded torch."""
-    stand_in, found = folder / "stand-in", folder / "seen"
-    stand_in.mkdir(exist_ok=True)
-    (stand_in / "torch.py").write_text(TORCH)
-    surroundings = {key: value for key, value in os.environ.items() if key != SWITCH}
-    done = subprocess.run(
-        [sys.executable, "-m", *COMMANDS[command]],
-        cwd=folder,
-        env=surroundings | {"PYTHONPATH": f"{stand_in}:{ROOT}", "SEEN": str(found), "RA_DETECTED": detected},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 7, done.stderr
-    return found.read_text().split("\n")[:-1]
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_on_a_w7900_torch_is_imported_with_its_environment_variable(command: str, workplace: Path) -> None:
-    assert environment_of_torch(command, "w7900", workplace) == ["1"]
 
 
 @pytest.mark.parametrize("command", ["control", "bench", "memory"])

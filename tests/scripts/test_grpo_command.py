@@ -266,16 +266,6 @@ def test_bad_input_is_one_line_before_any_run_starts(
     assert not list(place.folder.glob("results/*/runs/*/metrics.jsonl"))
 
 
-def test_a_hub_that_is_offline_is_one_line(place: Place) -> None:
-    place.configure(GRPO_TEST_FILE="")
-    cache = str(place.folder / "cache")
-    status, printed = place.run(HF_HUB_OFFLINE="1", HF_HOME=cache, HF_DATASETS_CACHE=cache)
-    assert status == 1
-    assert printed.startswith("error: openai/gsm8k cannot be loaded")
-    assert printed.count("\n") == 1, printed
-    assert "fix: " in printed
-
-
 def test_make_refuses_a_config_of_grpo_and_other_settings_need_another_name(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

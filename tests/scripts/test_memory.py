@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from runtime.dotconfig import read_symbols
 from runtime.errors import UserError
 from runtime.settings import Config
 from scripts import memory
 from study import kconfig_commands as commands
 from study.kconfig_commands import symbols_for_target
-from study.planning.memory_page import PHASES, format_bytes
+from study.planning.memory_page import PHASES
 from tests.checkout import link_project
 
 SMALL = ("GPT2_MODEL_TINY=y", "GPT2_BLOCK_SIZE=32", "EFFECTIVE_BATCH=8", "MICRO_BATCH=4", "GRAD_CLIP=0.5")
@@ -81,21 +80,6 @@ def row(shown: str, name: str) -> list[str]:
 # ---- configuration
 
 
-def test_a_named_target_is_the_study_that_defconfig_writes_for_it(empty: Path) -> None:
-    before = configure(*SMALL)
-    symbols, source = symbols_for_target("w7900")
-    assert source == "gpt2-ra-ablation+w7900"
-    assert Path(".config").read_bytes() == before
-    Path(".config").unlink()
-    with contextlib.redirect_stdout(io.StringIO()), pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RA_DETECTED", "w7900")
-        commands.main(["defconfig", "gpt2-ra-ablation+w7900"])
-    written = read_symbols(".config")
-    assert {name: str(entry) for name, entry in symbols.entries.items()} == {
-        name: str(entry) for name, entry in written.entries.items()
-    }
-
-
 def test_with_from_the_settings_of_a_configuration_are_predicted_on_the_target(empty: Path) -> None:
     before = configure(*SMALL, "TARGET_H100=y")
     symbols, source = symbols_for_target("w7900", ".config")
@@ -144,19 +128,6 @@ def test_every_variant_has_a_row_and_fixed_patterns_need_equal_memory(planned: d
     assert row(shown, "B")[-2:] == ["8", "yes"]  # the largest micro-batch is the whole step
     *_, last, charts = filter(None, shown.splitlines())
     assert (last.split()[0], charts.split()[0]) == ("RALEARN", "charts:")
-
-
-def test_memory_json_has_the_printed_numbers(planned: dict[str, Any]) -> None:
-    assert planned["files"] == ["results/memory/a100-40g.html", "results/memory/a100-40g.json"]
-    assert planned["json"]["heading"] in planned["shown"]
-    variants = planned["json"]["variants"]
-    assert list(variants) == ["B", "RAALL", "RALEARN"]
-    for name, found in variants.items():
-        cells = [found["predicted_bytes"], *(found["by_phase"][phase] for phase in PHASES)]
-        assert row(planned["shown"], name)[1:6] == [format_bytes(nbytes) for nbytes in cells]
-        assert sum(found["by_kind"].values()) == found["predicted_bytes"] == max(found["by_phase"].values())
-        assert found["measured"] is None
-    assert variants["RAALL"]["same_as"] == "B"
 
 
 def test_on_this_machine_every_phase_has_a_predicted_and_a_measured_peak(empty: Path) -> None:

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from referee.numerics import Recorder, RecorderConfig
-from runtime.errors import UserError
 from scripts import oracle as command
 from tests.checkout import link_project
 
@@ -40,14 +39,3 @@ def test_a_record_is_checked_and_its_folder_is_only_read(
     assert before == {
         path: path.read_bytes() for path in Path("records/B0/step0").rglob("*") if path.is_file()
     }
-
-
-@pytest.mark.parametrize(
-    ("variables", "message"), [("", "RUN is missing"), ("RECORD=nothing", "does not exist")]
-)
-def test_what_is_missing_is_one_line(
-    place: Path, variables: str, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MAKEFLAGS", f" -- {variables}" if variables else "")
-    with pytest.raises(UserError, match=rf"{message}.*fix: "):
-        command.main()

@@ -61,13 +61,6 @@ def test_a_difference_of_two_runs_is_named(
     assert [(check.group, check.subject, check.status) for check in found] == [row]
 
 
-def test_another_variant_is_fatal(tmp_path: Path, config_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    a = pack(monkeypatch, recorded(tmp_path, config_file), tmp_path / "a.zip")
-    b = pack(monkeypatch, recorded(tmp_path, config_file, "RAALL"), tmp_path / "b.zip")
-    fatal = [check.subject for check in compare_checklists(a, b) if check.status == FATAL]
-    assert fatal == ["variant"]
-
-
 def test_unusable_runs_are_errors(tmp_path: Path, config_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unmeasured = a_run(tmp_path, config_file, "B")
     for run in (tmp_path / "absent", tmp_path, unmeasured):

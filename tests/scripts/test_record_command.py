@@ -16,7 +16,6 @@ from ra import arms
 from runtime import run_record
 from runtime.errors import UserError
 from runtime.signals import Stop
-from scripts import oracle as oracle_command
 from scripts import record as command
 from study.evaluation import loaded_runs
 from tests import small_runs
@@ -119,13 +118,6 @@ def test_other_numbers_are_named_with_both_values_and_noted_in_the_record(
     found = dump(tmp_path / "out/step3")
     assert found["notes"][0].startswith("step 2 differs from the run: loss ")
     assert any("md5" in entry for row in found["data"].values() for entry in row.get("output", []) if entry)
-
-
-def test_the_oracle_records_the_step_of_a_run_first(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["scripts.oracle", f"--run={finished}", "--step=2"])
-    assert oracle_command.main() == 0
-    rows = json.loads((finished.parents[1] / "records/B0/step2-oracle/oracle.json").read_text())
-    assert rows["verdict"] in ("exact", "rounding")
 
 
 def copy_of(run_dir: Path, folder: Path) -> Path:
@@ -248,17 +240,3 @@ def test_the_process_restarts_with_the_environment_of_the_run(finished: Path, tm
     )
     assert done.returncode == 0, done.stderr
     assert "exact: 1 of 1 replayed steps" in done.stdout
-
-
-def test_the_process_restarts_once_in_an_environment_that_always_differs(
-    finished: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record, restarts = run_record.load(finished), []
-    monkeypatch.setattr(loaded_runs, "run_environment", lambda record: dict(os.environ) | {"DIFFERS": "y"})
-    monkeypatch.setattr(loaded_runs, "export_environment", lambda: None)
-    monkeypatch.setattr(os, "execve", lambda path, words, environment: restarts.append(environment))
-    loaded_runs.enter_environment(record, restart=True)
-    (restarted,) = restarts
-    monkeypatch.setenv(loaded_runs.RESTARTED, restarted[loaded_runs.RESTARTED])
-    assert loaded_runs.RESTARTED not in loaded_runs.enter_environment(record, restart=True)
-    assert len(restarts) == 1

@@ -79,7 +79,6 @@ def test_an_arm_with_a_diverged_run_is_counted_as_that_and_not_judged(
     ("arguments", "says"),
     [
         (["nowhere", "--platforms", "int8"], "nowhere is not a study; fix: STUDIES="),
-        (["STUDY", "--platforms", "int8 int9"], "there is no platform int9"),
         (["STUDY", "COPY", "--platforms", "int8"], "is in two studies; fix: name studies of different arms"),
         (["GRPO", "--platforms", "int8"], "grpo is a GRPO study, which is not evaluated on platforms; fix: "),
         (["EMPTY", "--platforms", "int8"], "has no finished run; fix: run `make`"),

@@ -105,19 +105,6 @@ def test_without_a_gpu_the_cpu_build_is_installed(machine: Machine) -> None:
     ]
 
 
-def test_without_a_gpu_the_cuda_build_is_installed_only_on_request(machine: Machine) -> None:
-    machine.refuse(
-        "-c import torch",
-        "-m pip install --quiet --disable-pip-version-check --no-compile --retries=2 torch",
-        "-m uv",
-    )
-    assert "make PYTHON=python3" in error_of("main")
-    tried = [call for call in machine.calls() if "torch" in call and not call.startswith("-c")]
-    assert [call.split()[1] for call in tried] == ["uv", "pip", "uv"]
-    assert "--torch-backend cpu" in tried[2]
-    assert not any(call.endswith("install torch>=2.11,<2.16") for call in tried)
-
-
 @pytest.mark.parametrize(
     ("kind", "wanted"),
     [
@@ -213,22 +200,6 @@ def test_without_a_network_one_line_says_so_and_how_the_wheels_of_the_study_are_
     assert "Retry" not in capsys.readouterr().err
 
 
-def test_an_environment_without_its_interpreter_is_recreated(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    setup.main(["base"])
-    python = machine.root / ".venv/bin/python"
-    python.unlink()
-    python.symlink_to(machine.root / "python-that-was-upgraded-away")
-    fake = machine.root / "python3"
-    fake.write_text(f'#!/bin/sh\necho "$@" >> "{machine.calls_file}"\nexit 1\n')
-    fake.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(fake))
-    machine.calls()
-    assert "could not create a virtual environment" in error_of("base")
-    assert machine.calls() == [f"-m venv --clear {setup.VENV}"]
-
-
 # -- refusals ---------------------------------------------------------------------------------------------------
 
 
@@ -296,16 +267,6 @@ def test_with_as_it_is_missing_and_broken_packages_are_named_and_none_is_install
     assert f"python3 -m pip download {needed}, carry the .whl files here" in line
     assert machine.calls() == []
     assert not list((machine.root / ".venv").glob(".installed*"))
-
-
-def test_with_as_it_is_and_all_packages_installed_nothing_is_printed(
-    machine: Machine, modules: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (modules / "absent_one.py").write_text("")
-    (modules / "broken_one.py").write_text("")
-    setup.main(["--as-it-is", "main"])
-    assert capsys.readouterr() == ("", "")
-    assert machine.calls() == []
 
 
 def test_every_package_of_the_project_has_a_module_of_the_name_that_is_checked(
