@@ -6,10 +6,7 @@ from hypothesis import strategies as st
 from scipy import spatial
 from scipy import stats as scipy_stats
 
-from gpt2.initial_weights import initialise
-from gpt2.transformer import GPT2, ModelParts
 from ra import attention_maps
-from ra.reciprocal_attention import LearnedAttention, ReciprocalAttention
 
 
 def draw(H: int, T: int, D: int, seed: int = 0, scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -97,16 +94,6 @@ def test_a_picture_is_the_block_mean_of_the_map_and_its_rows_sum_to_one(
             np.testing.assert_allclose(pair[0].numpy(), blocks, atol=1e-12)
 
 
-def test_exchanging_query_and_key_exchanges_the_paths() -> None:
-    query, key = draw(2, 20, 4)
-    one, other = attention_maps.layer_maps(query, key), attention_maps.layer_maps(key, query)
-    assert torch.equal(one.standard.entropy, other.reciprocal.entropy)
-    assert torch.allclose(one.total_variation, other.total_variation)
-    same = attention_maps.layer_maps(query, query)
-    assert float(same.total_variation.max()) == 0
-    assert float(same.jensen_shannon.max()) == pytest.approx(0, abs=1e-12)
-
-
 def test_no_tensor_of_heads_by_tokens_by_tokens_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     rows_of = attention_maps.attention_rows
@@ -121,42 +108,3 @@ def test_no_tensor_of_heads_by_tokens_by_tokens_is_allocated(monkeypatch: pytest
     maps = attention_maps.layer_maps(query, key, heads=[0])
     assert max(sizes) <= 2 * attention_maps.SLICE_ROWS * 512
     assert maps.pictures[0][0].shape == (256, 256)
-
-
-def test_a_single_token_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 2"):
-        attention_maps.layer_maps(*draw(1, 1, 4))
-
-
-def test_captured_queries_and_keys_are_those_of_the_attention_calls() -> None:
-    def attention(layer: int) -> torch.nn.Module:
-        if layer == 2:
-            return LearnedAttention(16, 2, initial_probability=0.3, learning_rate_multiplier=1.0)
-        return ReciprocalAttention(16, 2)
-
-    model = GPT2(
-        layers=3,
-        heads=2,
-        width=16,
-        block_size=32,
-        vocabulary=50,
-        padded_vocabulary=64,
-        parts=ModelParts(attention=attention),
-    )
-    initialise(model, 0)
-    ids = torch.arange(30) % 50
-    attended: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for block in model.blocks:
-        attend = block.attention.attend
-
-        def watch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attend=attend) -> torch.Tensor:  # type: ignore[no-untyped-def]
-            attended.append((q[0], k[0]))
-            return attend(q, k, v)
-
-        block.attention.attend = watch  # type: ignore[method-assign]
-    caught = attention_maps.queries_and_keys(model, ids)
-    assert list(caught) == [0, 1, 2]
-    for (query, key), (q, k) in zip(caught.values(), attended, strict=True):
-        assert torch.equal(query, q)
-        assert torch.equal(key, k)
-    assert not any(block.attention._forward_pre_hooks for block in model.blocks)

@@ -123,20 +123,6 @@ def attention_calls(graph: torch.fx.Graph) -> int:
     return sum(name.startswith("aten._scaled_dot_product") and "backward" not in name for name in operations)
 
 
-def stored(graph: torch.fx.Graph) -> list[Tensor]:
-    """Return the activations that the forward graph stores for backward, without its inputs."""
-    (output,) = [node for node in graph.nodes if node.op == "output"]
-    nodes = {
-        node for node in output.args[0][1:] if isinstance(node, torch.fx.Node) and node.op != "placeholder"
-    }
-    values = [node.meta["val"] for node in nodes]
-    return [v for v in values if isinstance(v, Tensor) and v.dtype != torch.uint8]  # a generator's state
-
-
-def stored_activation_bytes(graph: torch.fx.Graph) -> int:
-    return sum(v.numel() * v.element_size() for v in stored(graph))
-
-
 RECOMPUTED = {  # attention calls that backward recomputes, per layer
     "output": 0,
     "output, recomputed": 2,
@@ -179,18 +165,6 @@ def test_a_compiled_learned_attention_recomputes_no_matrix_product(kind: str) ->
     assert attention_calls(learned["backward"]) == RECOMPUTED[kind] * MODEL.layers
     for which in ("forward", "backward"):
         assert calls(learned[which], *PRODUCTS) == calls(baseline[which], *PRODUCTS) > 0
-
-
-@pytest.mark.parametrize("kind", RECOMPUTED)
-def test_a_compiled_learned_attention_stores_no_more_than_the_eager_one(kind: str) -> None:
-    """It may store one output and its statistics per layer more than the baseline, or nothing where it recomputes."""
-    baseline, learned = (
-        stored_activation_bytes(graphs_of(*case)["forward"]) for case in (("B", "output"), (LEARNED, kind))
-    )
-    output = B * MODEL.block_size * MODEL.width * 4
-    statistics = B * MODEL.block_size * MODEL.heads * 4
-    allowed = 0 if RECOMPUTED[kind] else MODEL.layers * (output + statistics)
-    assert learned <= baseline + allowed + MODEL.layers * 64  # some scalars
 
 
 @pytest.mark.parametrize(("name", "kind"), BFLOAT16)

@@ -79,21 +79,6 @@ def test_the_documented_parts_are_admitted_alone_and_with_other_attentions(folde
     assert variant("RALEARN+MLP=plain", MODEL, settings).recipe == {}
 
 
-def test_every_published_arm_is_in_the_table_of_the_docs() -> None:
-    rows = dict(re.findall(r"^\| `([A-Z]+)` \| .*\| (.*?) \| .*? \|$", PAGE, re.MULTILINE))
-    for name in arms.published_variants():
-        for source in re.findall(r"arXiv:[0-9.]+|commit [0-9a-f]{8}", rows[name].replace(" at ", " commit ")):
-            assert source in " ".join(arms.source(name).read_text().split()), name
-
-
-def test_the_docs_give_file_and_variant_one_name() -> None:
-    found = re.search(r"`ra/custom/(\w+)\.py`[^`]*`(\w+)`", PAGE)
-    assert found
-    assert found[1].upper() == found[2]
-    section = PAGE.partition(found[0])[2].partition("\n## ")[0]
-    assert re.search(rf'CONFIG_VARIANTS="[^"]*\b{found[2]}\b', section)
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -104,9 +89,6 @@ def test_the_docs_give_file_and_variant_one_name() -> None:
             "def attention(layer, spec):\n    y = 0\n    return spec.widht\n",
             "line 3: AttributeError: .*widht",
         ),
-        ("raise ValueError('two\\nlines')\n", "line 1: ValueError: two lines"),
-        ("import a_library_that_nobody_has\n", "line 1: ModuleNotFoundError"),
-        ("def attention(layer):\n    return 1\n", "TypeError: .*positional argument"),
         ("import sys\nsys.exit()\n", "line 2: SystemExit"),
         ("def attention(layer, spec):\n    raise SystemExit(0)\n", "line 2: SystemExit"),
     ],

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from gpt2 import cpu_linear
 from gpt2.allocation_tracker import AllocationTracker
 from gpt2.initial_weights import initialise
-from gpt2.loss import linear_cross_entropy
 from gpt2.transformer import GPT2, CausalSelfAttention, ModelParts
 from ra.reciprocal_attention import (
     LearnedAttention,
@@ -18,7 +17,6 @@ from ra.reciprocal_attention import (
     LearnedScoreAttention,
     ReciprocalAttention,
 )
-from tests.ra.naive import NaiveAttention, naive_loss
 
 B, H, T, D = 2, 3, 12, 4
 WIDTH = H * D
@@ -117,16 +115,6 @@ def test_no_tensor_of_t_by_t_is_saved_for_backward(kind: str) -> None:
     assert max(math.prod(shape) for shape in shapes) <= 512 * 4 * WIDTH
 
 
-def test_the_check_of_saved_tensors_detects_naive_attention() -> None:
-    class WrittenOut(CausalSelfAttention):
-        def attend(self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
-            return softmax_attention(q_BHTD @ k_BHTD.transpose(-1, -2), v_BHTD)
-
-    assert any(
-        sum(size == 512 for size in shape) >= 2 for shape in saved_shapes(WrittenOut(WIDTH, H), 512, WIDTH)
-    )
-
-
 @pytest.mark.parametrize("kind", ["learned", "score", "hard"])
 @pytest.mark.parametrize(("logit", "fixed"), [(-200.0, "standard"), (200.0, "reciprocal")])
 def test_the_learned_mix_equals_the_fixed_attentions_at_its_limits(
@@ -138,15 +126,6 @@ def test_the_learned_mix_equals_the_fixed_attentions_at_its_limits(
             block.attention.alternation_logit.fill_(logit)
     ids = torch.randint(0, 53, (B, T))
     torch.testing.assert_close(learned(ids), plain(ids), rtol=0, atol=2e-6)
-
-
-def test_the_initial_probability_is_the_configured_one() -> None:
-    for p in (0.01, 0.5, 0.9):
-        attention = LearnedAttention(WIDTH, H, initial_probability=p, learning_rate_multiplier=1.0)
-        assert attention.learned_scalars()["alternation_probability"] == pytest.approx(p, abs=1e-6)
-    for p in (0.0, 1.0, -1.0):
-        with pytest.raises(ValueError, match="not between 0 and 1"):
-            LearnedAttention(WIDTH, H, initial_probability=p, learning_rate_multiplier=1.0)
 
 
 def logit_gradient(mix: Callable[..., Tensor], logit: Tensor, paths: list[Tensor], upstream: Tensor) -> float:
@@ -267,32 +246,3 @@ def test_learned_attention_saves_at_most_two_outputs_a_layer_more_than_standard_
         LearnedScoreAttention(WIDTH, H, **LEARNED),
     ):
         assert kept_bytes(recomputing) < standard
-
-
-def test_the_naive_attention_of_2025_is_the_same_function_and_saves_two_matrices() -> None:
-    fused, written = LearnedAttention(WIDTH, H, **LEARNED), NaiveAttention(WIDTH, H, **LEARNED)
-    for module in (fused, written):
-        for name, parameter in module.double().named_parameters():
-            if parameter.dim():
-                nn.init.normal_(parameter, generator=torch.Generator().manual_seed(len(name)))
-    x = torch.randn(B, T, WIDTH, dtype=torch.float64)
-    leaves = [x.clone().requires_grad_() for _ in range(2)]
-    for module, leaf in zip((fused, written), leaves, strict=True):
-        (module(leaf) ** 2).sum().backward()
-    torch.testing.assert_close(leaves[0].grad, leaves[1].grad, rtol=1e-10, atol=1e-10)
-    for ours, theirs in zip(fused.parameters(), written.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-10, atol=1e-10)
-    assert kept_bytes(written.float()) >= 2 * B * H * 128 * 128 * 4
-
-
-def test_the_loss_of_2025_is_the_same_function() -> None:
-    x = torch.randn(B, T, WIDTH, dtype=torch.float64)
-    weight, targets = torch.randn(64, WIDTH, dtype=torch.float64), torch.randint(0, 53, (B, T))
-    results = []
-    for loss in (linear_cross_entropy, naive_loss):
-        a, b = x.clone().requires_grad_(), weight.clone().requires_grad_()
-        value = loss(a, b, targets, 53)
-        value.backward()
-        results.append((value, a.grad, b.grad))
-    for ours, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)

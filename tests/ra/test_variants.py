@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from gpt2.training_step import build_model
 from gpt2.transformer import GPT2
 from ra import arms
 from ra.arms import VariantError
-from ra.counts import count, matched_width
+from ra.counts import count
 from ra.variants import Variant, variant
 from runtime.settings import AlternationSettings, ModelConfig
 from tests import small_runs
@@ -102,17 +101,6 @@ def test_a_modifier_takes_one_part_of_a_file_and_leaves_its_others(custom: Custo
         VariantError, match=r"gated\.py defines attention and no norm; fix: name another file"
     ):
         build("B+NORM=gated")
-
-
-def test_the_recipe_of_the_name_wins_over_that_of_the_file(custom: Custom) -> None:
-    chosen, _ = build(f"{custom(PARTS).upper()}+LR=2e-3+BETA2=0.9")
-    config = chosen.configure(small_runs.configuration(Path("texts"), 1))
-    assert (config.optimizer.learning_rate, config.optimizer.weight_decay, config.optimizer.beta2) == (
-        2e-3,
-        0.2,
-        0.9,
-    )
-    assert config.model == MODEL
 
 
 @pytest.mark.parametrize(
@@ -228,33 +216,3 @@ def test_the_matched_width_is_the_nearest_of_all(name: str) -> None:
     assert f"{at(best) / target:.3f} times those of {other or 'B'}" in chosen.note
     assert chosen.cost_class.endswith(f"+WIDTH={best}")
     assert chosen.model.heads == 4
-
-
-@pytest.mark.parametrize(
-    ("name", "within"),
-    [
-        ("B+WIDTH=match:DIFFERENTIAL", 0.001),
-        ("B+WIDTH=flops:RALEARN", 0.015),
-        ("ROTARY+WIDTH=match:GATED", 0.03),
-    ],
-)
-def test_at_124m_the_matched_cost_is_within_half_a_step_of_the_width(name: str, within: float) -> None:
-    """A step of 12 channels changes the parameters by about 3 %. ROTARY has an even head size: steps of 24."""
-    size = ModelConfig("124m", 12, 12, 768, 1024, 0.0, 50257, 50304)
-    chosen = variant(name, size, ALTERNATION)
-    ratio = re.search(r", ([0-9.]+) times those of", chosen.note)
-    assert ratio
-    assert abs(float(ratio[1]) - 1) <= within
-    assert chosen.model.width % 12 == 0
-
-
-def test_a_width_that_cannot_be_counted_is_a_clear_error(custom: Custom) -> None:
-    stem = custom(
-        "from torch import nn\n\n\nclass Reads(nn.Module):\n    def forward(self, x):\n"
-        "        return x * x.sum().item()\n\n\ndef mlp(layer, spec):\n    return Reads()\n"
-    )
-    with pytest.raises(
-        VariantError, match="cannot be counted, because a module does not run on tensors without memory"
-    ):
-        variant(f"B+MLP={stem}+WIDTH=flops:RALEARN", MODEL, ALTERNATION)
-    assert matched_width(MODEL, lambda sizes: variant("B", sizes, ALTERNATION).parts, "match", None) is None

@@ -59,7 +59,10 @@ def test_a_built_in_variant_is_admitted(name: str, mix: str) -> None:
 
 
 @pytest.mark.usefixtures("nothing_compiled")
-@pytest.mark.parametrize(("name", "mix"), [("RAALT", "output"), *((LEARNED, mix) for mix in MIXES)])
+@pytest.mark.parametrize(
+    ("name", "mix"),
+    [("RAALT", "output"), (LEARNED, "output, recomputed"), (LEARNED, "score"), (LEARNED, "hard, every 8")],
+)
 def test_a_compiled_variant_is_causal(name: str, mix: str) -> None:
     probe = Probe(name, STUDY, MIXES[mix])
     for _, module in probe.parts("perturbed", torch.float32)[1:2]:

@@ -49,9 +49,3 @@ def test_a_hang_ends_at_the_time_limit(folder: Path) -> None:
     (folder / "hangs.py").write_text(ATTENTION.format(line="time.sleep(1000)"))
     found = examine_variants(["HANGS"], STUDY, ALTERNATION, seconds=5)
     assert found["HANGS"].violations[0].message == "it gave no result within the time limit of 5 s"
-
-
-def test_a_file_that_cannot_be_loaded_is_an_error_with_its_line(folder: Path) -> None:
-    (folder / "unloadable.py").write_text("x = 1\ny = x.missing\n")
-    with pytest.raises(arms.VariantError, match=r"unloadable\.py, line 2: AttributeError"):
-        examine_variants(["UNLOADABLE"], STUDY, ALTERNATION)
