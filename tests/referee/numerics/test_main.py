@@ -28,17 +28,13 @@ TENSOR = {
 }
 READING = [
     ["compare", "-tp", "PATH", "-gp", "record"],
-    ["compare", "-tp", "record", "-gp", "PATH"],
     ["compare", "-tp", "record", "-gp", "record", "--map", "PATH"],
     ["view", "-tp", "PATH"],
     ["diagnose", "PATH", "b.csv"],
-    ["diagnose", "a.csv", "PATH"],
     ["check-config", "pack", "PATH"],
-    ["check-config", "pack", "--data", "PATH"],
     ["check-config", "compare", "PATH", "PATH"],
     ["logp-diff", "PATH", "logp.json"],
     ["trend", "PATH"],
-    ["trend", "monitor", "PATH"],
 ]
 WRITING = [
     ["compare", "-tp", "record", "-gp", "record", "-o", "PATH"],
@@ -98,11 +94,8 @@ def test_a_name_that_is_too_long_is_one_line(
 @pytest.mark.parametrize(
     ("command", "name"),
     [
-        (WRITING[0], "out/compare.json"),
         (WRITING[0], "out/compare.html"),
         (WRITING[2], "out/diagnose.json"),
-        (WRITING[4], "out/check_config.json"),
-        (WRITING[5], "out/logp_diff.json"),
     ],
 )
 def test_a_folder_in_place_of_a_file_is_named(
@@ -113,7 +106,7 @@ def test_a_folder_in_place_of_a_file_is_named(
     assert not list(folder.rglob("*.tmp"))
 
 
-COMMANDS = [["logp-diff", "logp.json", "logp.json"], ["diagnose", "a.csv", "b.csv"], ["--help"]]
+COMMANDS = [["logp-diff", "logp.json", "logp.json"], ["--help"]]
 
 
 def printed_to(

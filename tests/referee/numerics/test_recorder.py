@@ -121,22 +121,6 @@ def test_uninitialised_memory_is_not_recorded(tmp_path: Path) -> None:
     assert rows["Tensor.copy_.0.forward"]["output"][0]["Max"] == 1
 
 
-def test_only_the_listed_steps_and_modules_are_recorded(tmp_path: Path) -> None:
-    recorder = Recorder(
-        RecorderConfig(dump_path=str(tmp_path), step=(1,), list=("blocks.0.attention",), level="mix")
-    )
-    model = gpt2()
-    for _ in range(3):
-        recorder.start(model)
-        backward(model)
-        recorder.stop()
-        recorder.step()
-    assert [path.name for path in tmp_path.iterdir()] == ["step1"]
-    data = json.loads((tmp_path / "step1/rank0/dump.json").read_text())["data"]
-    assert any(name.startswith("Functional.") for name in data)
-    assert all("blocks.0.attention" in name for name in data if name.startswith("Module"))
-
-
 def test_a_compiled_model_is_recorded_as_written(tmp_path: Path) -> None:
     model = torch.compile(nn.Sequential(nn.Linear(4, 4), nn.GELU()), backend="eager")
     model(torch.ones(1, 4))
@@ -183,12 +167,8 @@ def test_the_debugger_reads_the_guides_configuration(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ("{", "is not JSON"),
-        ("[]", "not a JSON object"),
         ('{"level": "L9"}', 'level is "L9"; fix: use L0, L1, mix'),
-        ('{"task": "free_benchmark"}', "task is"),
-        ('{"step": ["x"]}', "step has 'x'"),
         ('{"step": ["0-99999999999"]}', "step has '0-99999999999'"),
-        ('{"dump_path": ""}', "dump_path is empty"),
         ('{"tensor": {"scope": ["a", "b"]}, "task": "tensor"}', "scope is not supported"),
         ('{"statistics": {"data_mode": ["sideways"]}}', "data_mode is ['sideways']"),
     ],

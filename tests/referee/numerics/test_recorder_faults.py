@@ -151,41 +151,6 @@ def test_an_error_in_a_forward_is_named_and_the_next_call_has_its_own_parent(tmp
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-def test_start_and_stop_in_any_order(tmp_path: Path) -> None:
-    recorder, model = Recorder(RecorderConfig(dump_path=str(tmp_path))), nn.Linear(4, 4)
-    recorder.stop()
-    recorder.step()  # step 0 has nothing
-    recorder.start(model)
-    model(torch.ones(1, 4))
-    recorder.stop()
-    recorder.stop()
-    recorder.start(model)  # a second part of the same step
-    model(torch.ones(1, 4))
-    recorder.step()
-    recorder.start(model)
-    recorder.start(model)  # stop() was forgotten
-    model(torch.ones(1, 4))
-    recorder.step()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step1", "step2"]
-    assert [name for name in content(tmp_path, 1)["data"] if "forward" in name] == [
-        "Module.Linear.forward.0",
-        "Module.Linear.forward.1",
-    ]
-    assert len(content(tmp_path, 2)["data"]) == 1
-    assert "start() was called twice" in content(tmp_path, 2)["notes"][0]
-
-
-def test_a_backward_of_an_earlier_step_is_not_recorded_in_a_later_one(tmp_path: Path) -> None:
-    recorder, model = Recorder(RecorderConfig(dump_path=str(tmp_path))), nn.Linear(4, 4)
-    recorder.start(model)
-    first = model(torch.ones(1, 4)).sum()
-    recorder.step()
-    recorder.start(model)
-    first.backward()
-    recorder.step()
-    assert not any("backward" in name for step in (0, 1) for name in content(tmp_path, step)["data"])
-
-
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointed_modules_leave_no_call_open(reentrant: bool, tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4))

@@ -88,14 +88,6 @@ def test_parts_join_to_the_text_or_the_bad_byte_is_named(raw: bytes, most: int) 
             assert "".join(text_parts(Path(file.name), most)) == expected
 
 
-@pytest.mark.parametrize("place", [0, 3, 8191, 8192, 100_000, 2**20 + 1])
-def test_the_first_bad_byte_of_a_text_is_named(tmp_path: Path, place: int) -> None:
-    path = tmp_path / "a.txt"
-    path.write_bytes(b"a" * place + b"\xe9 b")
-    with pytest.raises(UserError, match=rf"at byte {place};"):
-        list(text_parts(path))
-
-
 def test_a_text_is_read_in_parts_and_a_document_above_the_limit_is_refused_with_its_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

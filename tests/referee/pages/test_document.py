@@ -24,10 +24,8 @@ from referee.pages.document import (
     Paragraph,
     Section,
     Table,
-    figures,
     render_markdown,
     render_terminal,
-    terminal_table,
 )
 from referee.pages.html_page import render_html
 from referee.pages.markup import WIDTH, ColorLabel, Detail, Strong, to_plain
@@ -112,26 +110,6 @@ def test_columns_are_aligned_and_a_wide_table_becomes_blocks() -> None:
     ]
 
 
-@pytest.mark.parametrize("second", [48, 49, 50])
-def test_columns_move_together_before_a_table_becomes_blocks(second: int) -> None:
-    shown = terminal_table(Table(["name", "value"], [["a" * 50, "b" * second]]))
-    assert max(map(len, shown.splitlines())) <= WIDTH
-    gap = 2 if second <= 48 else 1
-    assert shown.splitlines()[1] == (
-        "a" * 50 + " " * gap + "b" * second if second <= 49 else f"  value: {'b' * second}"
-    )
-
-
-def test_a_sentence_appears_in_all_three_forms() -> None:
-    sentence = (Strong("RALEARN"), ": better than the control arms, -1.5 % [-2.0 %, -1.0 %]")
-    document = Document("study", [BulletList([sentence])])
-    assert "**RALEARN**: better than the control arms, -1.5 % [-2.0 %, -1.0 %]" in render_markdown(document)
-    assert "- RALEARN: better than the control arms, -1.5 % [-2.0 %, -1.0 %]" in render_terminal(document)
-    assert "RALEARN: better than the control arms, \u22121.5\u00a0%" in re.sub(
-        "<[^>]*>", "", render_html(document)
-    )
-
-
 def test_a_section_without_content_is_not_shown_and_a_block_may_be_of_one_form() -> None:
     blocks = [
         Section("empty", [Section("deeper", [])]),
@@ -152,11 +130,3 @@ def test_a_section_without_content_is_not_shown_and_a_block_may_be_of_one_form()
     for name, text in shown.items():
         assert "empty" not in text
         assert [other for other in shown if f"for the {other}" in text] == [name]
-
-
-def test_figures_are_collected_from_every_depth_and_their_names_are_checked() -> None:
-    inner = Details("more", [Only((HTML,), [Figure("b", SPEC)])])
-    assert list(figures([Figure("a", SPEC), Section("s", [inner])])) == ["a", "b"]
-    for blocks in ([Figure("a", SPEC), Figure("a", SPEC)], [Figure('a" onload="x', SPEC)]):
-        with pytest.raises(ValueError, match="figure name"):
-            figures(blocks)

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from referee.pages.document import Table
-from referee.pages.latex import NEEDS, escape_latex, render_latex, to_latex
-from referee.pages.markup import Code, ColorLabel, Detail, Link, Strong, number_with_detail
+from referee.pages.latex import NEEDS, escape_latex, render_latex
+from referee.pages.markup import number_with_detail
 
 SPECIAL = "\\{}$&%#_~^"
 
@@ -41,19 +41,6 @@ def test_no_sign_of_data_takes_effect(value: str) -> None:
     assert all(sign.isascii() or unicodedata.category(sign)[0] == "L" for sign in line)
 
 
-def test_inline_types() -> None:
-    text = (
-        Strong("a_b"),
-        " ",
-        Code("x%"),
-        " ",
-        Link("l", "https://a"),
-        ColorLabel("RA&B", 1),
-        Detail("[1, 2]"),
-    )
-    assert to_latex(text) == r"\textbf{a\_b} \texttt{x\%} lRA\&B {[}1, 2{]}"
-
-
 ROWS = [
     ["B", "54.84 [53.60, 56.11]", "-"],
     ["RA_X", "53.59 [52.42, 54.80]", "-2.27 % [-2.88 %, -1.66 %]"],
@@ -71,17 +58,3 @@ def test_a_tabular_has_the_cells_of_the_table_and_intervals_on_a_second_line() -
     assert lines[7] == r"RA\_X & 53.59 & $-$2.27~\% \\[-2pt]"
     assert lines[9] == r"{*} & 1 & no {[}one{]} \\"  # a star after \\ would belong to it
     assert lines[10:] == [r"\bottomrule", r"\end{tabular}"]
-
-
-def test_a_caption_makes_a_float_with_balanced_environments() -> None:
-    text = render_latex(TABLE, caption="50 % of W_Q", label="tab:a")
-    assert r"\caption{50~\% of W\_Q}" in text
-    assert r"\label{tab:a}" in text
-    opened: list[str] = []
-    for kind, name in re.findall(r"\\(begin|end)\{(\w+)\}", text):
-        if kind == "begin":
-            opened.append(name)
-        else:
-            assert opened.pop() == name
-    assert opened == []
-    assert text.count(r"\begin") == 2

@@ -1,9 +1,6 @@
 """Pages in a real browser: on a phone, by keyboard, on paper and without scripts. Needs Chromium."""
 
-import json
-import re
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -126,62 +123,3 @@ def test_the_keyboard_reaches_every_control_and_shows_where_it_is(browser: Chrom
     assert len(found) == expected
     assert {outline for _, outline in found} == {"solid"}
     assert {name for name, _ in found} == {"a", "button", "summary", "div", "pre", "input"}
-
-
-def test_every_control_and_figure_has_a_name(browser: Chromium, page: Path) -> None:
-    opened(browser, page)
-    tree = browser.call("Accessibility.getFullAXTree")["nodes"]
-    kinds = (
-        "button",
-        "textbox",
-        "searchbox",
-        "link",
-        "radio",
-        "image",
-        "img",
-        "navigation",
-        "DisclosureTriangle",
-    )
-    named = [
-        (one["role"]["value"], one.get("name", {}).get("value", ""))
-        for one in tree
-        if not one.get("ignored") and one["role"]["value"] in kinds
-    ]
-    assert [role for role, name in named if not name] == []
-    assert {"button", "searchbox", "link", "radio"} <= {role for role, _ in named}
-    figures = [name for role, name in named if role in ("image", "img")]
-    assert figures == ["Figure: loss against tokens; B, RALEARN."]
-    assert browser.evaluate("document.documentElement.lang") == "en"
-    levels = browser.evaluate(
-        "[...document.querySelectorAll('h1, h2, h3')].map(one => Number(one.localName[1]))"
-    )
-    assert levels[0] == 1
-    assert all(after <= before + 1 for before, after in pairwise(levels))
-
-
-def test_print_opens_the_folds_and_leaves_the_controls_out(browser: Chromium, page: Path) -> None:
-    opened(browser, page)
-    shown = "document.querySelector({}).checkVisibility({{contentVisibilityAuto: true}})"
-    assert not browser.evaluate("document.querySelector('main > details p').checkVisibility()")
-    browser.call("Emulation.setEmulatedMedia", media="print")
-    try:
-        assert browser.evaluate("document.querySelector('main > details p').checkVisibility()")
-        for name in (".legend", ".choices", ".source", ".filter", "nav", "details.numbers"):
-            assert not browser.evaluate(shown.format(json.dumps(name))), name
-        assert browser.evaluate(shown.format(json.dumps(".plot svg")))
-        for name in ("figure", ".scroll", "tr"):
-            style = f"getComputedStyle(document.querySelector({json.dumps(name)})).breakInside"
-            assert browser.evaluate(style) == "avoid", name
-        assert browser.evaluate("getComputedStyle(document.querySelector('.scroll')).overflowX") == "visible"
-    finally:
-        browser.call("Emulation.setEmulatedMedia", media="")
-
-
-def test_without_scripts_the_numbers_are_there(browser: Chromium, page: Path, tmp_path: Path) -> None:
-    bare = tmp_path / "bare.html"
-    text = re.sub("<script>.*?</script>", "", page.read_text(), flags=re.DOTALL)
-    bare.write_text(text)
-    browser.open(bare)
-    assert browser.evaluate("document.querySelectorAll('details.numbers td').length") == 4
-    rules = "[...document.styleSheets[0].cssRules].filter(rule => rule.conditionText === '(scripting: none)')"
-    assert "display: none" in browser.evaluate(f"{rules}.map(rule => rule.cssText).join('')")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,26 +52,6 @@ def test_a_divergence_is_written_and_the_status_is_0(
     assert "blocks.1.norm2" in (out / "compare.html").read_text()
 
 
-def test_make_passes_paths_without_a_shell(golden: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "a record $(touch x)"
-    shutil.copytree(golden, folder)
-    done = subprocess.run(
-        [
-            "make",
-            "compare-records",
-            f"PYTHON={sys.executable}",
-            f"A={folder}",
-            f"B={golden}",
-            f"OUT={tmp_path / 'out'}",
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert "verdict: equal" in done.stdout, done.stderr
-    assert not (ROOT / "x").exists()
-
-
 def test_values_recorded_give_metrics_and_a_damaged_file_is_named(tmp_path: Path) -> None:
     model: Any = ours()
     with torch.no_grad():
@@ -112,14 +90,9 @@ def write(text: str) -> Callable[[Path], Any]:
     ("damage", "message"),
     [
         (write("{"), "is not JSON"),
-        (write(""), "is not JSON"),
-        (write("[]"), "is not a JSON object"),
-        (write("{}"), 'has no "data"'),
         (write('{"data": {}}'), "has no rows"),
-        (write('{"data": {"x": 3}}'), "is not an object"),
         (write('{"data": {"x": {}}}'), "names no module or function"),
         (lambda folder: replaced(folder, '"Norm": ', '"Norm": "x", "norm": '), "not a number"),
-        (write('{"data": {"Torch.x.0.forward": {}}}'), "no call of"),
         (shutil.rmtree, "does not exist"),
         (lambda folder: (folder / "rank0/dump.json").unlink(), "has no dump.json"),
     ],

@@ -15,22 +15,15 @@ from tests.referee.numerics.compare.small_models import record
 
 LAYERS: list[tuple[Callable[[], nn.Module], tuple[int, ...]]] = [
     (lambda: nn.Linear(64, 32), (8, 64)),
-    (lambda: nn.Linear(64, 32, bias=False), (8, 64)),
     (lambda: nn.Bilinear(8, 8, 4), (8, 8)),
     (lambda: nn.Conv1d(8, 4, 3, padding=1), (2, 8, 16)),
     (lambda: nn.Conv2d(3, 4, 3, stride=2, groups=1), (2, 3, 8, 8)),
-    (lambda: nn.ConvTranspose1d(8, 4, 3), (2, 8, 16)),
     (lambda: nn.LayerNorm(64), (8, 64)),
     (lambda: nn.RMSNorm(64), (8, 64)),
     (lambda: nn.GroupNorm(4, 8), (2, 8, 16)),
     (lambda: nn.BatchNorm1d(64), (8, 64)),
-    (lambda: nn.BatchNorm1d(64).eval(), (8, 64)),
-    (lambda: nn.InstanceNorm1d(8, affine=True), (2, 8, 16)),
     (lambda: nn.GELU("tanh"), (8, 64)),
-    (lambda: nn.PReLU(8), (2, 8, 16)),
     (lambda: nn.Softmax(-1), (8, 64)),
-    (lambda: nn.SiLU(), (8, 64)),
-    (lambda: nn.AvgPool1d(2), (2, 8, 16)),
     (lambda: nn.MaxPool1d(2), (2, 8, 16)),
 ]
 

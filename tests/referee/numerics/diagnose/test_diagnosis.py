@@ -55,9 +55,7 @@ def test_options(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("first", "second", "message"),
     [
-        ("a", "a", "named twice"),
         ("a", "link", "named twice"),
-        ("a", "missing", "cannot be read"),
         ("a", "later", "no common step"),
     ],
 )

@@ -15,7 +15,6 @@ from referee.numerics.diagnose.spikes import find_spikes
 from referee.numerics.diagnose.symptoms import (
     EQUAL,
     LOSS,
-    NORM,
     ODDS,
     ROUNDING,
     diagnose,
@@ -95,16 +94,6 @@ def test_more_spikes(length: int, noise: float, seed: int, count: int) -> None:
     assert symptom(curve(both), curve(other)) == ROUNDING
 
 
-def test_spikes_of_the_gradient_norm_count() -> None:
-    one, norms = benchmark(300), benchmark(300, seed=5)
-    more = norms.copy()
-    more[[100, 150, 200, 250]] *= 40
-    a, b = curve(one), curve(rounded(one))
-    a.gradient_norms, b.gradient_norms = curve(norms).losses, curve(more).losses
-    found = diagnose(pair_curves(a, b))
-    assert (found.symptom, found.finding.what, found.finding.step) == ("spikes", NORM, 101)
-
-
 @FEWER
 @given(SEEDS, st.lists(st.integers(17, 380), min_size=1, max_size=5, unique=True), st.floats(1.5, 5))
 def test_spikes_are_those_of_the_trainer(seed: int, places: list[int], size: float) -> None:
@@ -170,18 +159,6 @@ def test_steps_that_count_from_0_and_from_1_are_aligned(
     assert pair_curves(curve(one), curve(one, first=1 + shift), offset=0).offset == 0
 
 
-@given(st.integers(20, 300), SEEDS)
-def test_missing_steps_and_another_interval_change_nothing(length: int, seed: int) -> None:
-    one = benchmark(length, seed=seed)
-    draws = np.random.default_rng(seed)
-    a = curve(one)
-    for factor, expected in ((1.0, None), (1.05, "first-step difference")):
-        b = curve(rounded(one) * factor)
-        kept = [step for step in b.losses if draws.random() < 0.5] or [1]
-        b.losses = {step: b.losses[step] for step in kept}
-        assert symptom(a, b) in ([expected] if expected else [ROUNDING, EQUAL])
-
-
 @FEWER
 @given(st.integers(0, 40), st.integers(0, 40))
 def test_more_frequent_is_the_binomial_test(count: int, other: int) -> None:
@@ -220,26 +197,6 @@ def test_downstream_only(
     assert symptom(a, b) == expected
     far = scored(curve(one * 1.1), acc=second)
     assert symptom(a, far) == "first-step difference"
-
-
-def test_rounded_digits_are_not_beyond_rounding() -> None:
-    one = benchmark(200)
-    a, b = (curve(np.round(losses, 3)) for losses in (one, rounded(one)))
-    assert diagnose(pair_curves(a, b)).beyond is None
-    found = diagnose(pair_curves(a, curve(np.round(one + 0.2, 3))))
-    assert found.beyond
-
-
-@FEWER
-@given(LENGTHS, SEEDS, st.sampled_from([1.0, 1.004, 1.05]))
-def test_no_page_says_equal_or_rounding_over_a_difference_that_is_more(
-    length: int, seed: int, factor: float
-) -> None:
-    one = benchmark(length, seed=seed)
-    found = diagnose(pair_curves(curve(one), curve(rounded(one) * factor)))
-    assert (found.symptom == EQUAL) == (found.unequal is None)
-    assert (found.symptom in (EQUAL, ROUNDING)) == (found.beyond is None and factor == 1.0)
-    assert bool(found.rows()) == (found.symptom != EQUAL)
 
 
 def test_losses_around_zero_are_compared_with_their_size() -> None:

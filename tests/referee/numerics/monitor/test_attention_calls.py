@@ -28,7 +28,7 @@ def whole(query: Tensor, key: Tensor, hidden: Tensor | None, added: Any, scale: 
     return float(entropy.mean()), float(scores.max())
 
 
-@pytest.mark.parametrize("block", [1, 50, 10**6])
+@pytest.mark.parametrize("block", [1, 50])
 @pytest.mark.parametrize("case", ["plain", "causal", "mask", "empty row", "bias", "scale", "grouped"])
 def test_statistics_are_those_of_the_whole_matrix(
     case: str, block: int, monkeypatch: pytest.MonkeyPatch

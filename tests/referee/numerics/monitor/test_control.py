@@ -18,15 +18,12 @@ from referee.numerics.monitor.targets import (
     ("word", "kind", "name", "wanted"),
     [
         ("grad", "grad_reduced", "token.weight", True),
-        ("grad", "grad_unreduced", "token.weight", True),
         ("grad", "param", "token.weight", False),
         ("grad:blocks.3", "grad_reduced", "blocks.3.mlp.fc.weight", True),
         ("grad:blocks.3", "grad_reduced", "blocks.30.mlp.fc.weight", False),
         ("actv:blocks.*.mlp", "actv", "blocks.7.mlp.output.0", True),
-        ("actv:blocks.*.mlp", "actv", "blocks.7.attention.output.0", False),
         ("adam", "exp_avg_sq", "x", True),
         ("all:norm.weight", "param", "norm.weight", True),
-        ("attention", "attention", "blocks.0.attention.sdpa.1", True),
     ],
 )
 def test_targets(word: str, kind: str, name: str, wanted: bool) -> None:
@@ -50,7 +47,7 @@ def test_targets_are_switched_on_and_off(tmp_path: Path) -> None:
     assert control.changed() == ()
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"targets": "grad"}', '{"targets": ["x"]}'])
+@pytest.mark.parametrize("content", ["{", '{"targets": ["x"]}'])
 def test_a_file_that_cannot_be_used_changes_nothing_and_can_be_replaced(tmp_path: Path, content: str) -> None:
     change_control(tmp_path, ["param"])
     control = ControlFile(tmp_path)

@@ -66,18 +66,6 @@ def test_what_cannot_be_read_is_one_line_and_the_script_ends_alike(
     assert steps_of(output, "param") == [0, 1, 2]
 
 
-def test_a_folder_that_cannot_be_written_ends_no_script(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = small()
-    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
-    watch(tmp_path, model, optimizer, {"wg_distribution": True})
-    (tmp_path / "out").write_text("a file")
-    model(torch.ones(3, 4)).sum().backward()
-    optimizer.step()
-    assert "rows are missing" in capsys.readouterr().out
-
-
 def test_a_step_that_grad_scaler_skips_has_its_rows(
     tmp_path: Path, output: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -125,57 +113,3 @@ def test_activations_of_a_compiled_model_are_read_and_change_no_bit(tmp_path: Pa
     assert all(map(torch.equal, before, after))
     assert steps_of(output, "actv") == list(range(start, 3))
     assert {"0.output.0", "3.output.0"} <= {row.name for row in read_table(output, "actv").rows}
-
-
-class Named(nn.Module):
-    """Has a module named "module" beside others, as no wrapper has."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.module = nn.Linear(4, 4)
-        self.weight = nn.Parameter(torch.full((4,), 3.0))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.module(x) * self.weight
-        return y
-
-
-def test_a_module_named_module_is_no_wrapper(tmp_path: Path, output: Path) -> None:
-    model = Named()
-    optimizer = torch.optim.SGD(model.parameters(), 0.0)
-    config = {"param_distribution": True, "targets": {"weight": {}, "module.weight": {}}}
-    watch(tmp_path, model, optimizer, config)
-    model(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
-    rows = {row.name: row.values[0] for row in read_table(output, "param").rows}
-    assert rows == pytest.approx(
-        {"weight": 6.0, "module.weight": float(model.module.weight.detach().norm())}, rel=1e-5
-    )
-
-
-def test_what_a_closure_computes_is_no_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = small()
-    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
-    watch(tmp_path, model, optimizer)
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss = model(torch.ones(3, 4)).square().sum()
-        loss.backward()
-        return loss
-
-    for _ in range(2):
-        optimizer.step(closure)
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("monitor:")]
-    assert ["closure" in line for line in lines] == [True]
-
-
-def test_a_scripted_module_is_left_out(tmp_path: Path, output: Path) -> None:
-    model = nn.Sequential(torch.jit.script(nn.Linear(4, 4)), nn.Linear(4, 2))
-    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
-    watch(tmp_path, model, optimizer, {"xy_distribution": True})
-    model(torch.ones(3, 4)).sum().backward()
-    optimizer.step()
-    names = {row.name for row in read_table(output, "actv").rows}
-    assert names
-    assert not any(name.startswith("0") for name in names)

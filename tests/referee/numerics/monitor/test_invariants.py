@@ -140,11 +140,3 @@ def test_a_tensor_unlike_its_like_is_named(tmp_path: Path) -> None:
     logits = {"blocks.0": (1.0, 2.0), "blocks.1": lambda step: (1.0, 900.0 if step > 2 else 3.0)}
     write(tmp_path / "b", "attention", 0, logits)
     assert [(row.call, row.place) for row in invariants(tmp_path / "b")] == [("attention blocks.1", "step 3")]
-
-
-def test_moments_in_bfloat16_beside_exact_gradients_are_named(tmp_path: Path) -> None:
-    draw = torch.Generator().manual_seed(0)
-    for kind, dtype in (("grad_reduced", torch.float32), ("exp_avg", torch.bfloat16)):
-        values = torch.randn(4, 8, 8, generator=draw).to(dtype).tolist()
-        write(tmp_path, kind, 0, {f"w{n}": lambda step, n=n, v=values: v[step - 1][n] for n in range(8)})
-    assert [row.call for row in invariants(tmp_path)] == ["exp_avg exp_avg"]

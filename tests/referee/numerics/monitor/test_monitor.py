@@ -121,26 +121,6 @@ def test_activations_and_gradients_join_the_micro_batches(tmp_path: Path) -> Non
     assert not any(name.startswith("blocks.1") for name in names)
 
 
-def test_a_gradient_that_a_shared_module_reads_twice_counts_once(tmp_path: Path) -> None:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.shared = nn.Linear(4, 4), nn.Linear(4, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.hidden = self.first(x)
-            self.hidden.retain_grad()
-            return self.shared(self.hidden) + self.shared(self.hidden).square()
-
-    model = Twice()
-    monitor = Monitor(model, None, MonitorConfig(("actv_grad",), 1), tmp_path)
-    with monitor.step(1):
-        model(torch.ones(3, 4)).sum().backward()
-    for name in ("shared.input_grad.0", "first.output_grad.0"):
-        found = column(tmp_path / "rank0", "actv_grad", name, "norm")[1]
-        assert found == pytest.approx(float(model.hidden.grad.norm()), rel=1e-5)
-
-
 @pytest.mark.parametrize("recompute", [False, True])
 def test_every_attention_call_of_a_module_has_a_row(recompute: bool, tmp_path: Path) -> None:
     model, optimizer = prepared(learned(recompute))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from referee.numerics.monitor import statistics
 from referee.numerics.monitor.monitor_tables import STATISTICS
-from referee.numerics.monitor.statistics import CPU_CHUNK, Pending, update_ratio
+from referee.numerics.monitor.statistics import CPU_CHUNK, Pending
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 SPECIAL = [0.0, -0.0, 1.5, -2.0, math.nan, math.inf, -math.inf, 65504.0]
@@ -109,13 +109,3 @@ def test_a_sparse_tensor_has_the_statistics_of_the_dense_one(layout: str) -> Non
     first, second = found([sparse, exact])
     assert first == pytest.approx(second)
     assert second["zeros"] == 0.5
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_update_ratios(dtype: torch.dtype) -> None:
-    pairs = [([3.0, 4.0], [3.0, 9.0], 1.0), ([0.0, 0.0], [0.0, 0.0], 0.0), ([0.0, 0.0], [1.0, 1.0], math.inf)]
-    for before, after, ratio in pairs:
-        given = torch.tensor(before, dtype=dtype)
-        assert update_ratio(given, torch.tensor(after, dtype=dtype)).tolist() == [ratio]
-        assert given.tolist() == before
-    assert update_ratio(torch.empty(0), torch.empty(0)).tolist() == [0.0]

@@ -48,7 +48,7 @@ def test_a_resume_drops_later_rows_and_keeps_the_others_as_they_are(tmp_path: Pa
     assert not table_files(cut)
 
 
-@pytest.mark.parametrize("torn", range(1, 30, 4))
+@pytest.mark.parametrize("torn", [1, 9, 25])
 def test_a_torn_last_line_is_left_out_and_written_again(tmp_path: Path, torn: int) -> None:
     write(tmp_path, range(1, 3))
     path = tmp_path / "param_0-3.csv"

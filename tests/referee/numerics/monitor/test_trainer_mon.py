@@ -90,19 +90,6 @@ def test_everything_changes_no_bit(tmp_path: Path, output: Path) -> None:
     assert {"0.input.0", "0.output.0", "2.output.0"} <= names
 
 
-def test_targets_start_interval_and_times(tmp_path: Path, output: Path) -> None:
-    config = GUIDE | {
-        "targets": {"2": {"output": "tensor"}, "0.bias": {}}, "xy_distribution": True, "start_step": 1,
-        "step_interval": 2, "collect_times": 2, "step_count_per_record": 100,
-    }  # fmt: skip
-    script(tmp_path, config, steps=8)
-    assert {(row.name, row.step) for row in read_table(output, "actv").rows} == {
-        ("2.output.0", 1),
-        ("2.output.0", 3),
-    }
-    assert {row.name for row in read_table(output, "grad_reduced").rows} == {"0.bias", "2.weight", "2.bias"}
-
-
 def test_a_resumed_script_writes_no_step_twice(tmp_path: Path, output: Path) -> None:
     config = GUIDE | {"step_count_per_record": 10}
     script(tmp_path, config, steps=5)
@@ -138,11 +125,7 @@ def test_dynamic_monitoring_starts_and_stops_while_the_script_runs(
     [
         ({"ops": ["median"]}, "statistics are"),
         ({"cc_distribution": {"enable": True}}, "cc_distribution is not supported"),
-        ({"step_interval": 0}, "interval is 0"),
         ({"param_distributon": True}, "param_distributon"),
-        ({"wg_distribution": "yes"}, "wg_distribution"),
-        ({"print_struct": True}, "print_struct is not supported"),
-        ({"alert": {"rules": [{"rule_name": "AnomalyTurbulence"}]}}, "alert is not supported"),
         ({"xy_distribution": True, "targets": {"a": {"outputs": "tensor"}}}, "'outputs'"),
     ],
 )

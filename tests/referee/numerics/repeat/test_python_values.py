@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -60,15 +59,6 @@ def test_a_python_value_that_differs_is_named(
     assert finding.suggestions
 
 
-def test_values_that_no_result_depends_on_and_equal_values_are_no_difference() -> None:
-    def unused(y: Tensor, n: int) -> Tensor:
-        torch.ones(3) * n
-        return y * 2.0
-
-    found = repeated(unused)
-    assert found.verdict == causes.REPRODUCIBLE, found.rows()
-
-
 @torch.library.custom_op("numerics_test::changing_sum", mutates_args=())
 def changing_sum(x: Tensor) -> Tensor:
     """Return another sum in each call."""
@@ -82,27 +72,6 @@ def test_a_value_that_python_read_from_a_tensor_leads_to_the_operation_that_made
     assert finding.name != causes.PYTHON
     assert finding.operation
     assert finding.operation.name == "numerics_test.changing_sum.default"
-
-
-@pytest.mark.parametrize(("factor", "expected"), [(float("nan"), True), (float("inf"), True), (1.0, False)])
-def test_a_loss_that_is_not_finite_in_each_repetition_is_a_note(factor: float, expected: bool) -> None:
-    found = repeated(lambda y, n: y * factor)
-    assert found.verdict == causes.REPRODUCIBLE
-    note = "returned 0 is not finite (NaN or infinity) in 3 of 3 repetitions"
-    assert (note in found.notes) == expected
-
-
-def test_gradients_that_are_not_finite_are_noted_and_values_that_cannot_be_read_are_not() -> None:
-    model = nn.Linear(2, 1, bias=False)
-
-    def step() -> Any:
-        model(torch.tensor([float("inf"), 1.0])).sum().backward()
-        return torch.ones(2, device="meta"), torch.ones(2, dtype=torch.int64)
-
-    found = repeat_step(step, {"model": model}, times=2, threads=1)
-    assert [note for note in found.notes if "finite" in note] == [
-        "gradient of weight is not finite (NaN or infinity) in 2 of 2 repetitions"
-    ]
 
 
 def test_numpys_generator_is_restored_and_a_lazy_model_is_refused() -> None:

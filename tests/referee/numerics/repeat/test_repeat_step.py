@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from referee.numerics import NumericsError, repeat_step
+from referee.numerics import repeat_step
 from referee.numerics.repeat import repeat_evidence as causes
 from referee.numerics.repeat.conditions import run_once
 from referee.numerics.repeat.observe import OperationObserver
 from referee.numerics.repeat.repeat_evidence import RepeatCause, Repetition
-from referee.numerics.repeat.trace import COMMUNICATION, Trace
 from referee.numerics.replayed_step import ReplayedStep
 
 X = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
@@ -56,11 +54,6 @@ def repeated(change: Callable[[Tensor], Tensor] = F.gelu, times: int = 3, **opti
 def first(found: Repetition) -> RepeatCause:
     assert found.causes, found.rows()
     return found.causes[0]
-
-
-def traced(step: Callable[[], Any], state: Any = ()) -> Trace:
-    prepared = ReplayedStep(step, state)
-    return run_once(prepared, OperationObserver(prepared.places))
 
 
 def test_a_deterministic_step_is_reproducible_and_its_state_is_restored() -> None:
@@ -107,34 +100,6 @@ def index_sum(x: Tensor) -> Tensor:
     for row in order:
         total += x[row] * 1.1
     return total
-
-
-def test_an_unordered_sum_is_a_non_deterministic_operation_of_the_size_of_rounding() -> None:
-    found = first(repeated(Unordered.apply, times=6))  # type: ignore[arg-type]
-    assert found.name == causes.NOT_DETERMINISTIC
-    assert found.operation
-    assert found.operation.name == "numerics_test.index_sum_unordered.default"
-    assert found.operation.place == "1"
-    assert found.pattern
-    assert found.pattern.rounding
-    assert found.difference == "output 0, inputs equal"
-
-
-def test_new_memory_that_is_written_before_it_is_read_is_no_fault() -> None:
-    def change(x: Tensor) -> Tensor:
-        buffer = torch.empty_like(x)
-        return (
-            buffer.copy_(x)
-            + torch.empty(8, 16).fill_(2.0)
-            + torch.add(x, x, out=torch.empty(8, 16).detach()).detach()
-        )
-
-    def without_graph(x: Tensor) -> Tensor:
-        with torch.no_grad():
-            extra = change(x.detach())
-        return x + extra
-
-    assert not repeated(without_graph).is_fault
 
 
 LATE: list[Callable[[], object]] = []
@@ -260,44 +225,3 @@ def test_an_output_that_no_result_depends_on_is_no_fault_and_hides_none() -> Non
     named = first(repeated(lambda x: Unordered.apply(change(x)), times=6))  # type: ignore[no-any-return, no-untyped-call]
     assert named.operation
     assert "index_sum_unordered" in named.operation.name
-
-
-def test_a_step_that_always_raises_is_an_error_of_one_line() -> None:
-    def change(x: Tensor) -> Tensor:
-        raise RuntimeError("broken\nand more")
-
-    with pytest.raises(NumericsError, match=r"^the step raises RuntimeError: broken in each .*; fix.*$"):
-        repeated(change, times=2)
-
-
-def test_the_results_of_communication_are_hashed_when_they_are_used(tmp_path: Any) -> None:
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    try:
-
-        def step() -> Tensor:
-            x = X.clone()
-            work = dist.all_reduce(x, async_op=True)
-            work.wait()
-            return x * 2
-
-        trace = traced(step)
-    finally:
-        dist.destroy_process_group()
-    (event,) = [event for event in trace.events if event.phase == COMMUNICATION]
-    assert "allreduce" in event.name
-    product = next(event for event in trace.events if event.name == "aten.mul.Tensor")
-    assert event.outputs == product.inputs
-    assert trace.events[product.writers[0]] == event
-
-
-def test_last_bits_are_rounding_and_a_high_bit_is_none() -> None:
-    x = torch.linspace(1.0, 1.9, 64)
-
-    def flip(bit: int) -> Tensor:
-        places = (torch.arange(64) % 5 == 0).int()
-        return (x.view(torch.int32) ^ places << bit).view(torch.float32)
-
-    found = [causes.pattern(x, flip(bit), [x]) for bit in (0, 21)]
-    assert [(each.rounding, each.regular) for each in found if each] == [(True, False), (False, True)]

@@ -19,8 +19,6 @@ from referee.numerics.runs.stress_devices import (
     majority,
     odd_machines,
 )
-from runtime.errors import UserError
-from scripts import stress as make_stress
 
 
 @pytest.fixture(autouse=True)
@@ -63,9 +61,3 @@ def test_a_machine_whose_golden_results_are_others_is_named_among_machines_of_it
     other = {"kind": "B", "golden": {"copy": 9, "sum": 9}}
     assert odd_machines({"a": good, "b": good, "c": bad, "d": other}) == ["c"]
     assert odd_machines({"a": good, "c": bad}) == []
-
-
-def test_minutes_that_are_no_number_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["scripts.stress", "--minutes=x"])
-    with pytest.raises(UserError, match="MINUTES=x is not a number; fix"):
-        make_stress.main()

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from referee.__main__ import main
 from referee.numerics import NumericsError
 from referee.numerics.replayed_step import ReplayedStep
-from referee.numerics.search.bisect_replays import Bisection, Journal, bisect, play
-
-SOURCE = Path(__file__)
+from referee.numerics.search.bisect_replays import Bisection, bisect, play
 
 
 class Layer(nn.Module):
@@ -118,22 +113,6 @@ def test_a_spike_and_a_difference_from_a_right_run_are_named() -> None:
         bisect(replay_of(lambda net: None, 3, golden=golden), "differs")
 
 
-def test_a_wrong_kernel_of_the_optimizer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    right: Any = torch._fused_adamw_
-
-    def kernel(parameters: Any, *args: Any, **options: Any) -> Any:
-        right(parameters, *args, **options)
-        with torch.no_grad():
-            parameters[0].fill_(math.inf)
-
-    monkeypatch.setitem(vars(torch), "_fused_adamw_", kernel)
-    bisection = Bisection(replay_of(lambda net: None, 3))
-    assert bisection.search() == ("small:adamw",)
-    assert bisection.tried == {
-        "": "symptom", "off:optimizer": "gone", "sgd:optimizer": "gone", "small:adamw": "gone"
-    }  # fmt: skip
-
-
 def test_nothing_is_found_where_no_fix_helps_and_a_fix_that_fails_is_an_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -151,17 +130,6 @@ def test_nothing_is_found_where_no_fix_helps_and_a_fix_that_fails_is_an_answer(
     assert {*bisection.tried.values()} == {"symptom", "RuntimeError: No available kernel."}
 
 
-def test_a_second_search_takes_the_answers_of_the_first(tmp_path: Path) -> None:
-    def run() -> Journal:
-        journal = Journal(tmp_path, 1)
-        assert Bisection(replay_of(part_overflows("head")), journal=journal).search() == ("upcast:head",)
-        return journal
-
-    first, second = run(), run()
-    assert first.asked <= 6  # 12 items
-    assert (second.asked, second.reused) == (0, first.asked)
-
-
 @pytest.mark.parametrize(
     ("symptom", "change", "message"),
     [
@@ -174,13 +142,3 @@ def test_a_second_search_takes_the_answers_of_the_first(tmp_path: Path) -> None:
 def test_what_cannot_be_searched_is_one_line(symptom: str, change: Any, message: str) -> None:
     with pytest.raises(NumericsError, match=f"{message}.*fix: "):
         bisect(replay_of(change), symptom)
-
-
-def failing() -> Any:
-    raise RuntimeError("no data")
-
-
-@pytest.mark.parametrize("name", ["nothing", "failing", "SOURCE"])
-def test_a_factory_that_cannot_be_used_is_one_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bisect", f"{SOURCE}:{name}"]) == 1
-    assert re.fullmatch("error: .*; fix: .*\n", capsys.readouterr().err)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from referee.numerics import NumericsError, fix
 from tests.referee.numerics.search.small_models import Block, model_of, step
@@ -17,12 +16,8 @@ from tests.referee.numerics.search.small_models import Block, model_of, step
     ("words", "message"),
     [
         ("upcast:blocks.0.mpl", "blocks.0.mpl matches no module and no function; fix: did you mean blocks.0.mlp"),
-        ("small:blocks.0.mlp.tanh", "small:blocks.0.mlp.tanh matches no module"),
         ("raise:blocks.0", "'raise:blocks.0' is not a fix"),
-        ("blocks.0", "'blocks.0' is not a fix"),
-        ("cpu:", "'cpu:' is not a fix"),
         ("small:adamw", "needs an optimizer"),
-        ("cpu:adamw", "cpu:adamw matches no module"),
         ("upcast:sparse", "sparse has sparse gradients"),
         ("upcast:lazy", "lazy has parameters without a shape"),
         ("upcast:compiled", "OptimizedModule has another forward"),
@@ -42,10 +37,8 @@ def test_a_wrong_word_is_one_line_and_changes_nothing(words: str, message: str) 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("upcast:blocks.0.softmax", "blocks.0 did not call softmax"),
         ("small:blocks.0.mlp.0", "blocks.0.mlp.0 did not call scaled_dot_product_attention or gelu"),
         ("cpu:blocks.0.mlp", "or its tensors are on the CPU without it"),
-        ("cpu:blocks.*.layer_norm", "did not call layer_norm, or its tensors"),
         ("upcast:unused", "unused was not called"),
     ],
 )
@@ -75,20 +68,3 @@ def test_small_adamw_updates_as_the_fused_one_and_keeps_its_state() -> None:
             torch.testing.assert_close(mine[name], value, rtol=1e-5, atol=1e-8)
     for one, two in zip(model.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(one, two, rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("word", "change"),
-    [("off:optimizer", lambda p: p), ("sgd:optimizer", lambda p: p - 0.1 * p.grad / p.grad.square().mean().sqrt())],
-)  # fmt: skip
-def test_other_updates(word: str, change: Callable[[Tensor], Tensor]) -> None:
-    model = nn.Linear(3, 2)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    model(torch.ones(3)).square().sum().backward()
-    expected = [change(one).detach().clone() for one in model.parameters()]
-    with fix(model, word, optimizer=optimizer):
-        optimizer.step()
-    for one, other in zip(model.parameters(), expected, strict=True):
-        torch.testing.assert_close(one, other)
-    optimizer.step()
-    assert not torch.allclose(next(model.parameters()), expected[0])

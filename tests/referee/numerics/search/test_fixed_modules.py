@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -59,7 +58,7 @@ class Cast(nn.Module):
         return y if torch.is_autocast_enabled("cpu") else y.to(x.dtype)
 
 
-@pytest.mark.parametrize("path", ["blocks.0.mlp", "blocks.1.attention", "norm", "blocks.1"])
+@pytest.mark.parametrize("path", ["blocks.0.mlp", "blocks.1.attention"])
 @pytest.mark.parametrize("half", ["", "bfloat16", "autocast"])
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
 def test_the_gradients_are_those_of_explicit_casts_to_the_bit(path: str, half: str, recompute: bool) -> None:
@@ -171,7 +170,7 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("words", ["upcast:1", "upcast:1.0", "cpu:1", "small:1", "upcast:1 small:1.0"])
+@pytest.mark.parametrize("words", ["upcast:1.0", "upcast:1 small:1.0"])
 @pytest.mark.parametrize("name", MODULES)
 def test_state_and_gradients_of_modules_that_change_are_those_without_the_fix(name: str, words: str) -> None:
     torch.manual_seed(0)
@@ -197,65 +196,10 @@ def test_state_and_gradients_of_modules_that_change_are_those_without_the_fix(na
     ]
 
 
-def test_second_derivatives_complex_numbers_and_functions_of_torch_func() -> None:
-    torch.manual_seed(0)
-    model, x = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()), torch.randn(3, WIDTH, requires_grad=True)
-
-    def second(one: nn.Module) -> Tensor:
-        (gradient,) = torch.autograd.grad(one(x).square().sum(), x, create_graph=True)
-        return torch.autograd.grad(gradient.square().sum(), x)[0]
-
-    complex_model = nn.Sequential(nn.Linear(64, 64, dtype=torch.complex64))
-    given = torch.randn(9, 64, dtype=torch.complex64)
-    expected, batched = second(model), torch.vmap(model)(x)
-    exact = copy.deepcopy(complex_model).to(torch.complex128)(given.to(torch.complex128))
-    with fix(model, "upcast:0 upcast:1"), fix(complex_model, "upcast:0"):
-        torch.testing.assert_close(second(model), expected)
-        torch.testing.assert_close(torch.vmap(model)(x), batched)
-        assert torch.equal(complex_model(given), exact.to(torch.complex64))
-
-
-@dataclasses.dataclass
-class Scores:
-    logits: Tensor
-    extra: object = None
-
-
-class Scoring(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Scores:
-        y = self.linear(x)
-        return Scores(y, {"inner": Scores(y * 2)})
-
-
-def test_results_in_dataclasses_have_the_format_of_the_model_and_half_precision_scalars_stay_wide() -> None:
-    model, x = nn.Sequential(Scoring()), torch.randn(3, WIDTH)
-    with fix(model, "upcast:0"):
-        found = model(x)
-    assert found.logits.dtype == found.extra["inner"].logits.dtype == torch.float32
-    half, loss = x.bfloat16(), nn.Sequential(nn.CrossEntropyLoss())
-    with fix(loss, "upcast:0"):
-        assert loss[0](half, half.softmax(-1)).dtype == torch.float32
-
-
 def test_an_overwritten_argument_is_an_error() -> None:
     model = nn.Sequential(nn.ReLU(inplace=True))
     with fix(model, "upcast:0"), pytest.raises(NumericsError, match="0 overwrites one of its arguments"):
         model(torch.ones(2))
-
-
-def test_a_compiled_model_runs_with_the_fix() -> None:
-    model = model_of()
-    true_loss, true = step(model_of().double())
-    compiled = torch.compile(model, backend="eager")
-    with fix(model, "upcast:blocks.0.mlp") as applied:
-        loss, found = step(compiled)
-        applied.require_used()
-    assert error(loss, true_loss) < 1e-6
-    assert all(error(one, true[name.removeprefix("_orig_mod.")]) < 3e-6 for name, one in found.items())
 
 
 @pytest.mark.parametrize("word", ["small:0", "small:0.attention", "upcast:0.linear", "upcast:0.softmax"])

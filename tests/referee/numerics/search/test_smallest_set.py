@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from referee.numerics.search.bisect_replays import Journal, ddmin, first_true, smallest_set
+from referee.numerics.search.bisect_replays import Journal, ddmin, smallest_set
 
 
 class Asked:
@@ -59,13 +59,6 @@ def test_a_predicate_without_order_gives_a_set_that_holds(count: int, random: An
     assert asked(found)
     assert not any(asked(tuple(item for item in found if item != one)) for one in found)
     assert asked(ddmin(tuple(range(count)), asked))
-
-
-def test_nothing_and_everything() -> None:
-    assert smallest_set("abc", lambda chosen: True) == ()
-    assert smallest_set("abc", lambda chosen: False) is None
-    assert smallest_set("", lambda chosen: False) is None
-    assert first_true(3, 9, lambda number: number >= 7) == 7
 
 
 KILLED = """

@@ -171,20 +171,6 @@ def test_environment_packages_scripts_and_data(tmp_path: Path, monkeypatch: pyte
     assert found["learning_rate"].values == ("0.001", "0.002")
 
 
-def test_a_zip_without_a_model_against_one_with_it_is_not_recorded(tmp_path: Path) -> None:
-    ConfigChecker(output_zip_path=tmp_path / "b.zip")
-    comparison = compare_checklists(pack(tmp_path / "a.zip"), tmp_path / "b.zip")
-    unknown = {check.group for check in comparison if check.status == NOT_RECORDED}
-    assert {"model", "weights", "data", "random"} <= unknown
-    assert FATAL not in {check.status for check in comparison}
-
-
-def test_only_rank_0_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "1")
-    ConfigChecker(small_model(), output_zip_path=tmp_path / "a.zip")
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize(
     "options",
     [{"shell_path": ["absent.sh"]}, {"data": ["absent.bin"]}, {"fmk": "mindspore"}, {"shell_path": "."}],

@@ -21,12 +21,3 @@ def test_comparing_needs_no_torch(tmp_path: Path) -> None:
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True, stdout=subprocess.DEVNULL
     )
     assert (tmp_path / "check-config" / "check_config.json").exists()
-
-
-def test_make_compares_two_zips(tmp_path: Path) -> None:
-    pack(tmp_path / "a.zip")
-    make = ["make", "--no-print-directory", "-C", str(ROOT), "check-config", f"PYTHON={sys.executable}"]
-    zips = [f"A={tmp_path / 'a.zip'}", f"B={tmp_path / 'a.zip'}", f"OUT={tmp_path / 'out'}"]
-    done = subprocess.run([*make, *zips], capture_output=True, text=True, check=True)
-    assert "checklist: equal" in done.stdout
-    assert (tmp_path / "out" / "check_config.json").exists()

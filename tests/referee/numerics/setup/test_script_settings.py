@@ -21,27 +21,14 @@ def test_every_form_gives_the_same_settings(name: str) -> None:
     assert found == {key: {value} for key, value in EXPECTED.items()}
 
 
-def test_nested_settings_have_a_path() -> None:
-    expected = {"optim.learning_rate": {"0.1"}, "optim.betas": {"[0.9, 0.95]"}, "seed": {"1"}}
-    assert script_settings("a.json", '{"optim": {"lr": 0.1, "betas": [0.9, 0.95]}, "seed": 1}') == expected
-    assert script_settings("a.yaml", "optim:\n  lr: 0.1\n  betas: [0.9, 0.95]\nseed: 1\n") == expected
-    assert script_settings("a.sh", "train optim.lr=0.1 optim.betas='[0.9, 0.95]' +seed=1\n") == expected
-
-
 @pytest.mark.parametrize(
     ("name", "grade"),
     [
         ("learning_rate", FATAL),
         ("optimizer.group0.betas", FATAL),
-        ("per_device_train_batch_size", FATAL),
-        ("tensor_model_parallel_size", FATAL),
-        ("min_lr", FATAL),
-        ("num_layers", FATAL),
         ("use_flash_attn", FATAL),
         ("log_interval", HARMLESS),
-        ("save_steps", HARMLESS),
         ("output_dir", HARMLESS),
-        ("master_port", HARMLESS),
         ("data_path", SUSPECT),
         ("foo", SUSPECT),
     ],

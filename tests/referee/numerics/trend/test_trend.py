@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from referee.errors import NumericsError
 from referee.numerics.diagnose.symptoms import diagnose, pair_curves
 from referee.numerics.monitor.monitor_settings import Triggers
 from referee.numerics.rows import TableRow
@@ -157,14 +156,3 @@ def test_names_of_msprobe_are_read(tmp_path: Path) -> None:
     assert found["actv", 7].names == ["l.0", "l.0:micro1", "1:l.0"]
     assert found["actv", 7].values["nan"].ravel().tolist() == [0.0, 0.0, 1.0]
     assert found["param_origin", 7].values["norm"].tolist() == [[6.0]]
-
-
-def test_what_cannot_be_used_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(NumericsError, match="is not a folder"):
-        read_run(tmp_path / "absent")
-    with pytest.raises(NumericsError, match="has no monitor files"):
-        read_run(tmp_path)
-    (tmp_path / "monitor/rank0").mkdir(parents=True)
-    (tmp_path / "monitor/rank0/param_0-9.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(NumericsError, match="is not a monitor table"):
-        read_run(tmp_path)
