@@ -15,11 +15,13 @@ from torch import Tensor
 
 from gpt2 import fingerprint, trainer
 from gpt2.resume import RunError
+from gpt2.trainer import TrainingRun
 from gpt2.training_step import NotFiniteError
 from gpt2.transformer import CausalSelfAttention
 from referee.verdict.rows import chosen
 from runtime import attention_kernels, checkpoint, metrics_log, records, run_record
 from runtime.batch_plan import WARM_UP_STEPS
+from runtime.metrics_log import truncate_metrics
 from runtime.settings import Config
 from runtime.signals import Stop
 from tests import small_runs
@@ -283,3 +285,20 @@ def test_a_run_is_not_resumed_with_another_warm_up(tmp_path: Path, texts: Path) 
     with pytest.raises(RunError, match=r"warmup_iterations \(2 -> 3\)"):
         with_warmup(start(tmp_path, config), 3).train()
     assert with_warmup(start(tmp_path, config), 2).train() == "finished"
+
+
+def test_metrics_after_the_checkpoint_and_torn_lines_are_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(
+        "".join(json.dumps({"event": "note", "iteration": k}) + "\n" for k in (1, 2, 3, 4)) + '{"iterat'
+    )
+    truncate_metrics(path, 3)
+    assert [json.loads(line)["iteration"] for line in path.read_text().splitlines()] == [1, 2, 3]
+
+
+def test_a_validation_that_will_be_repeated_is_dropped_from_the_metrics(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = [{"event": "validation", "iteration": k, "tokens": 10 * k} for k in (2, 4)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    truncate_metrics(path, 4, [20])
+    assert [json.loads(line)["tokens"] for line in path.read_text().splitlines()] == [20]
