@@ -161,13 +161,13 @@ def choose(settings: StudySettings) -> Choice:
 
 
 def _loss(runs: Mapping[str, Run], name: str, seed: int) -> float | None:
-    """Return the final loss of a tuning run; None where it ended without one. UserError where it did not end."""
+    """Return the final loss of a tuning run; None where it has none, or was cut. UserError where it did not end."""
     run = runs.get(run_record.run_name(name, seed))
-    if run and run.used and not run.record.truncated:
-        return run.loss
+    if run and run.used:
+        return None if run.record.truncated else run.loss
     if run and run.cause in NO_LOSS:
         return None
-    reason = (run.why_not or "a time limit cut it") if run else "its record cannot be read"
+    reason = run.why_not if run else "its record cannot be read"
     raise UserError(
         f"no learning rate is chosen, because {run_record.run_name(name, seed)} does not count: {reason}"
     )

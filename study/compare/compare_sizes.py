@@ -182,14 +182,15 @@ def compare_sizes(studies: Sequence[LoadedStudy]) -> SizeComparison | None:
             f"the studies differ in {', '.join(differing)}, so there is no trend; fix: run them with one defconfig "
             "command that changes CONFIG_STUDY_NAME and the model only"
         )
-    # Each size has the rates that were chosen there, so an arm is the same without its rate.
-    by_size = [
-        [replace(one, variant=study.report.untuned(one.variant)) for one in study.report.verdicts]
-        if not differing
-        else []
-        for _, study in pairs
-    ]
+    by_size = [[] if differing else _verdicts(study) for _, study in pairs]
     return SizeComparison(rows, trends([row.parameters for row in rows], by_size), problems)
+
+
+def _verdicts(study: LoadedStudy) -> list[Verdict]:
+    """Return the verdicts of a study, of arms without the learning rates that were chosen at its size."""
+    if study.report.tuned is None:
+        return study.report.verdicts
+    return [replace(one, variant=parse_arm(one.variant).without_rate.name) for one in study.report.verdicts]
 
 
 def _row(study: LoadedStudy) -> SizedStudy:

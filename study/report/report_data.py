@@ -156,12 +156,6 @@ class Report:
         tuned = self.design.controls if self.design and self.tuned else ()
         return [one for one in tuned or controls_of(name, self.variants) if one in self.variants]
 
-    def untuned(self, name: str) -> str:
-        """An arm without the learning rate that was chosen for it."""
-        return next(
-            (arm for arm, one in (self.choice.names if self.choice else {}).items() if one == name), name
-        )
-
     @property
     def variants(self) -> list[str]:
         """The variants that have such a run, in the order of the rows."""

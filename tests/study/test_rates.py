@@ -143,7 +143,8 @@ def test_a_rate_at_which_a_run_diverged_is_not_eligible(tmp_path: Path) -> None:
     for name in ("RALEARN+LR=1e-3.1001", "RALEARN+LR=2e-3.1000"):
         edit(place.folder, name, status="failed", error="NotFiniteError: loss nan")
     (place.folder / FILE).unlink()
-    with pytest.raises(UserError, match="RALEARN has no finite loss"):
+    edit(place.folder, "B+LR=2e-3.1000", schedule={"cut": True})  # nor is one at which a run was cut short
+    with pytest.raises(UserError, match="B has no finite loss"):
         place.choose()
 
 
