@@ -31,6 +31,7 @@ def finished_study(
         )  # fmt: skip
     for run in (folder / "runs").iterdir():
         (run / "config").write_text("\n".join(lines) + "\n")
+        edit(folder, run.name)  # its checksums have the configuration
     write_checked(folder / "expected.json", {"variants": list(variants), "seeds": seeds})
     return folder
 
