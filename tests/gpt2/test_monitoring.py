@@ -11,6 +11,7 @@ import torch
 
 from gpt2.trainer import TrainingRun
 from gpt2.training_step import NotFiniteError, Stepper
+from gpt2.watch import keep_checkpoint
 from referee.numerics.monitor.monitor_settings import read_triggers
 from referee.numerics.monitor.monitor_tables import KINDS, read_table, table_files
 from runtime import checkpoint, run_record
@@ -212,3 +213,18 @@ def test_a_monitor_that_cannot_write_ends_no_run(tmp_path: Path, texts: Path) ->
     assert "it stopped after step 1" in note
     start(tmp_path / "plain", small_runs.configuration(texts, 4)).train()
     assert same(outcome(directory), outcome(tmp_path / "plain"))
+
+
+def test_at_most_two_checkpoints_are_kept(tmp_path: Path, texts: Path) -> None:
+    run = start(tmp_path, small_runs.configuration(texts, 6))
+    kept: list[str | None] = [keep_checkpoint(tmp_path)]
+    step = run.one_step
+
+    def one_step(feed: Any) -> None:
+        step(feed)
+        run.save()
+        kept.extend(keep_checkpoint(tmp_path) for _ in range(2))
+
+    run.one_step = one_step  # type: ignore[method-assign]
+    run.train()
+    assert kept[:7] == [None, *["anomaly/00000001"] * 2, *["anomaly/00000002"] * 2, None, None]

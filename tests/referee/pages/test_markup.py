@@ -164,3 +164,10 @@ def test_an_attribute_and_a_figure_get_no_tag_and_no_quote(value: str) -> None:
 def test_a_terminal_line_is_never_wider_than_the_terminal(text: tuple[Inline, ...]) -> None:
     for line in wrap(text, "- ", "").splitlines():
         assert len(line) <= WIDTH
+
+
+@pytest.mark.parametrize(
+    ("code", "markdown"), [("a`b", "``a`b``"), ("`a", "`` `a ``"), ("a|b", r"a\|b"), ("<b>", "`<b>`")]
+)
+def test_code_in_markdown_has_sufficient_backticks(code: str, markdown: str) -> None:
+    assert to_markdown(Code(code)) == markdown

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from scripts.dev import help as makehelp
 from study.kconfig_commands import DEFCONFIGS
 
 ROOT = Path(__file__).parents[3]
@@ -42,22 +41,6 @@ def test_every_target_with_a_comment_is_listed_once(shown: list[str]) -> None:
     for target in documented:
         name = {"all": "make", "defconfig-%": "make defconfig-NAME"}.get(target, f"make {target}")
         assert len(rows(shown, name)) == 1, name
-
-
-def test_every_target_for_the_user_has_a_comment() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    phony = re.search(r"^\.PHONY:((?:.*\\\n)*.*)$", makefile, re.MULTILINE)
-    assert phony
-    names = set(phony[1].replace("\\\n", " ").split()) - {
-        "setup-base",
-        "setup-core",
-        "setup-main",
-        "setup-exchange",
-        "setup-lm-eval",
-        "setup-dev",
-        "all",
-    }
-    assert {f"make {name}" for name in names} <= {name for name, _ in makehelp.targets(makefile)}
 
 
 def test_every_defconfig_and_fragment_is_listed_once_with_its_description(shown: list[str]) -> None:

@@ -15,6 +15,7 @@ from referee.numerics.diagnose.spikes import find_spikes
 from referee.numerics.diagnose.symptoms import (
     EQUAL,
     LOSS,
+    NORM,
     ODDS,
     ROUNDING,
     diagnose,
@@ -228,3 +229,13 @@ def test_evaluations_share_the_chance_of_five_percent() -> None:
         a = scored(curve(benchmark(3)), acc=(0.300, error), **more)
         b = scored(curve(benchmark(3)), acc=(0.322, error), **more)
         assert symptom(a, b) == expected
+
+
+def test_spikes_of_the_gradient_norm_count() -> None:
+    one, norms = benchmark(300), benchmark(300, seed=5)
+    more = norms.copy()
+    more[[100, 150, 200, 250]] *= 40
+    a, b = curve(one), curve(rounded(one))
+    a.gradient_norms, b.gradient_norms = curve(norms).losses, curve(more).losses
+    found = diagnose(pair_curves(a, b))
+    assert (found.symptom, found.finding.what, found.finding.step) == ("spikes", NORM, 101)
