@@ -1,6 +1,6 @@
 """Run one training process with a disturbance: a stop at an iteration, or too little memory.
 
-python -m bench.disturbed_train STUDY_DIR VARIANT SEED --parent PID      started by bench.card_studies
+python -m bench.disturbed_train PLAN --parent PID      started by bench.card_studies
 """
 
 from __future__ import annotations

@@ -27,19 +27,16 @@ NUMBERS = 1
 
 def initial_record(
     plan: RunPlan,
-    config: Config,
     resolved: resolved_target.ResolvedTarget,
     stepper: Stepper,
     data_fingerprint: str,
     windows: np.ndarray,
 ) -> run_record.RunRecord:
-    """Return the record of a run before its first step, with the fingerprint that comparable runs share.
-
-    config: the settings that the runs of the study share.
-    """
-    code, model = revision(), config.model
-    record = run_record.blank(plan.run, plan.variant, plan.seed)
+    """Return the record of a run before its first step, with the fingerprint that comparable runs share."""
+    code, config, model = revision(), plan.settings, plan.settings.model
+    record = run_record.blank(plan.run, plan.arm, plan.seed)
     return record.replace(
+        study=plan.study,
         commit=code.commit,
         dirty=code.dirty,
         config_sha256=config.sha256,
@@ -48,7 +45,7 @@ def initial_record(
             data=data_fingerprint,
             tokenizer=tokenizer.load(config.data.tokenizer).fingerprint,
             batch=digest([plan.batch.effective, plan.batch.block_size]),
-            schedule=schedule_digest(config, plan.continues.schedule if plan.continues else None),
+            schedule=schedule_digest(config, plan.start.schedule if plan.start else None),
             initial_weights=weights_digest(
                 stepper.model,
                 stepper.seed,

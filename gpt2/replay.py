@@ -22,15 +22,14 @@ from gpt2.training_step import StepResult, StopBeforeUpdate
 from gpt2.transformer import ModelParts
 from gpt2.watch import LOSS, RunFixes, StepLoss
 from referee.numerics.replayed_step import ReplayedStep
-from runtime import attention_kernels, checkpoint
+from runtime import attention_kernels, checkpoint, run_plan
 from runtime.batch_plan import BatchPlan
 from runtime.errors import UserError
 from runtime.metrics_log import Step, read_steps
 from runtime.provenance import environment_record
 from runtime.resolved_target import target_record
-from runtime.run_plan import RunPlan
 from runtime.run_record import CHECKPOINTS, RunRecord
-from runtime.settings import Config, load_config
+from runtime.settings import Config
 from runtime.signals import Stop
 
 # entries of run.json that explain other numbers, in `target` and `environment`
@@ -57,25 +56,16 @@ class RunReplay:
         assert record.batch
         assert record.target
         self.run_dir, self.record, self.step, self.planned = run_dir, record, step, planned
-        config = load_config(run_dir / "config")
-        if config.sha256 != record.config_sha256:
-            raise UserError(
-                f"{run_dir / 'config'} is not the configuration of {record.run}: run.json has another checksum; fix: "
-                "restore the file"
-            )
+        plan = run_plan.load(run_dir / run_plan.FILE)
         device = "cpu" if record.target.name == "cpu" else "auto"
-        target = dataclasses.replace(config.target, name=device, dtype=record.target.dtype)
-        self.config = config = dataclasses.replace(config, target=target)
+        target = dataclasses.replace(plan.settings.target, name=device, dtype=record.target.dtype)
+        self.config = config = dataclasses.replace(plan.settings, target=target)
         self.resolved = attention_kernels.prepare_device(target, config.model)
         if self.resolved.device == "cpu" and record.environment and record.environment.threads:
             torch.set_num_threads(record.environment.threads)
-        warmup = record.schedule.warmup_iterations if record.schedule else None
-        batch = BatchPlan(**record.batch.to_json())
-        plan = RunPlan(
-            run_dir, record.run, record.variant, record.seed, planned, batch, warmup_iterations=warmup
-        )
+        plan = plan.replace(settings=config, batch=BatchPlan(**record.batch.to_json()))
         own, parts = build(record, config)
-        self.run = TrainingRun(plan, own, self.resolved, parts, Stop(), shared=config)
+        self.run = TrainingRun(run_dir, plan, own, self.resolved, parts, Stop())
         self.run.stepper.simulated_ranks = record.batch.world_size
         self._refuse_other_data()
         lines = read_steps(run_dir / "metrics.jsonl").steps

@@ -62,6 +62,7 @@ class Meta(Record, frozen=True):
 class Resumable(Protocol):
     """What a gpt2.trainer.TrainingRun restores."""
 
+    directory: Path
     plan: RunPlan
     config: Config
     resolved: ResolvedTarget
@@ -85,14 +86,14 @@ class Resumable(Protocol):
 
 def resume(run: Resumable) -> None:
     """Load the newest complete checkpoint of the run, if there is one, and start its monitor."""
-    plan, directory = run.plan, run.plan.directory
+    plan, directory = run.plan, run.directory
     directory.mkdir(parents=True, exist_ok=True)
     loaded = checkpoint.load_latest(directory / "checkpoint", run.check_fits)
     loaded = loaded or checkpoint.load_latest(directory / "stable", run.check_fits)
     identity = run.identity()
-    if plan.continues and not loaded:
-        loaded = load_shorter(run, plan.continues)
-        identity |= {"iterations": plan.continues.iterations, "schedule": plan.continues.schedule}
+    if plan.start and not loaded:
+        loaded = load_shorter(run, plan.start)
+        identity |= {"iterations": plan.start.iterations, "schedule": plan.start.schedule}
     before = run.log.last_record()
     if loaded:
         meta = refuse_another_run(loaded, identity, plan.run, directory)
@@ -122,7 +123,7 @@ def load_shorter(run: Resumable, start: Start) -> LoadedCheckpoint:
             f"{start.directory / 'stable'} has no checkpoint to continue; fix: restore that folder from a copy"
         )
     if ranks.first():
-        shutil.copyfile(start.directory / "metrics.jsonl", run.plan.directory / "metrics.jsonl")
+        shutil.copyfile(start.directory / "metrics.jsonl", run.directory / "metrics.jsonl")
     return loaded
 
 

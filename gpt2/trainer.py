@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -53,19 +54,20 @@ class TrainingRun:
 
     def __init__(
         self,
+        directory: Path,
         plan: RunPlan,
         config: Config,
         resolved: resolved_target.ResolvedTarget,
         parts: ModelParts,
         stop: Stop,
-        shared: Config | None = None,
         fence: Callable[[], None] = lambda: None,
     ) -> None:
-        """shared: the settings that all runs of the study share, for the fingerprint; None: those of this run.
+        """directory: of the run. config: the settings of the study with those of the arm.
 
         fence: called before a record or a checkpoint; it ends this process if another one has taken the run over.
         """
-        self.plan, self.config, self.resolved, self.stop, self.fence = plan, config, resolved, stop, fence
+        self.directory, self.plan, self.config = directory, plan, config
+        self.resolved, self.stop, self.fence = resolved, stop, fence
         # (trained model, ids of validation windows) -> its examination, before the finished record
         self.examine: Callable[[GPT2, Tensor], Admission] | None = None
         self.device = resolved.device
@@ -86,11 +88,11 @@ class TrainingRun:
             parts=parts,
             warmup=plan.warmup_iterations,
         )
-        record = initial_record(plan, shared or config, resolved, stepper, self.corpus.fingerprint, windows)
+        record = initial_record(plan, resolved, stepper, self.corpus.fingerprint, windows)
         assert record.fingerprint
         self.row = Row(
-            study=records.owner(plan.directory).partition("/")[0],
-            arm=plan.variant,
+            study=plan.study,
+            arm=plan.arm,
             seed=plan.seed,
             size=config.model.size,
             platform=platform_of(resolved.dtype),
@@ -101,7 +103,7 @@ class TrainingRun:
         )
         self.scores: list[Row] = []  # of the trained model
         self.fixes = RunFixes(stepper, config.numerics_fix)
-        self.log = MetricsLog(plan.directory, record.replace(fixes=self.fixes.changes), plan.iterations)
+        self.log = MetricsLog(directory, record.replace(fixes=self.fixes.changes), plan.iterations)
         self.log.notes += filter(None, [resolved.note])
         self.evaluator = Evaluator(
             stepper.model,
@@ -144,7 +146,7 @@ class TrainingRun:
             self.summarize_notes()
             self.write_record("finished")
             if ranks.first():
-                checkpoint.keep_newest(self.plan.directory / "checkpoint")
+                checkpoint.keep_newest(self.directory / "checkpoint")
         except Interrupted as reason:
             self.interrupted(reason)
         except Exception as error:
@@ -190,9 +192,8 @@ class TrainingRun:
                 f"CONFIG_GPT2_HARD_LIMIT ({limit:g} s); it did not finish its decay and is not judged"
             )
         if measured and ranks.first():
-            folder = self.plan.directory
             entry = memory_entry(self.meter, self.plan.predicted_bytes)
-            records.write(folder / "memory.json", entry, records.owner(folder))
+            records.write(self.directory / "memory.json", entry, self.plan.owner)
         self.log_step(result, self.clocks.read("train") - began)
 
     def observe_kernels(self) -> contextlib.AbstractContextManager[None]:
@@ -255,7 +256,7 @@ class TrainingRun:
             state = self.stepper.state()
             if ranks.first():
                 meta["metrics"] = self.log.saved_sum().to_json()
-                checkpoint.save(self.plan.directory / folder, self.iteration, state, meta, keep, self.fence)
+                checkpoint.save(self.directory / folder, self.iteration, state, meta, keep, self.fence)
         self.saved_at = time.monotonic()
         self.save_seconds = self.saved_at - began
         self.write_record("running")
@@ -273,7 +274,7 @@ class TrainingRun:
             self.log.phase("validating")
             line = self.evaluator.validate(self.tokens, seconds)
         if self.ended() and ranks.first():
-            records.write_items(self.plan.directory, self.row, self.evaluator.window_losses)
+            records.write_items(self.directory, self.row, self.evaluator.window_losses)
         self.log.log(line | {"iteration": self.iteration}, always=True)
         self.write_record("running")
         self.write_rows()
@@ -286,7 +287,7 @@ class TrainingRun:
             rows.append(row.replace(tokens=int(tokens), value=loss, items=count))
             rows.append(row.replace(metric="train_seconds", tokens=int(tokens), value=seconds))
         if ranks.first():
-            records.write_rows(self.plan.directory, [*rows, *self.scores])
+            records.write_rows(self.directory, [*rows, *self.scores])
 
     def score_endings(self) -> None:
         """Score HellaSwag on the trained model, else items of the held-out text; or record why there are none."""
@@ -294,7 +295,8 @@ class TrainingRun:
         with self.clocks.on("evaluate"):
             if settings.hellaswag:
                 name, source = "hellaswag", self.plan.hellaswag
-                items = source if isinstance(source, str) else load_items(source, settings.hellaswag_limit)
+                limit = settings.hellaswag_limit
+                items = load_items(source, limit) if source else self.plan.hellaswag_absent
             else:
                 name, items = "choice", choice_items(evaluator.windows, evaluator.tokenizer)
             if isinstance(items, str):
@@ -305,7 +307,7 @@ class TrainingRun:
         self.log.record[name] = hellaswag_entry(score)
         row = self.row.replace(data=f"{name}@{score.items_sha256[:12]}", tokens=self.tokens)
         if ranks.first():
-            self.scores += hellaswag_rows(self.plan.directory, row, score)
+            self.scores += hellaswag_rows(self.directory, row, score)
 
     def evaluate_texts(self) -> None:
         """Evaluate the held-out texts of CONFIG_EVAL_SETS on the trained model. One that cannot be read is a note."""
@@ -313,7 +315,7 @@ class TrainingRun:
         with self.clocks.on("evaluate"):
             for text, nats in evaluate_sets(self.config, self.evaluator, self.log.phase, self.note):
                 if ranks.first():
-                    self.scores += text_rows(self.plan.directory, row, text, nats)
+                    self.scores += text_rows(self.directory, row, text, nats)
 
     def examine_model(self) -> None:
         """Examine the trained model on the first validation windows, on the first rank."""
@@ -346,7 +348,7 @@ class TrainingRun:
 
     def failed(self, error: Exception) -> None:
         """Record the error that ended the run."""
-        failure = describe_failure(error, self.plan.directory, self.plan.batch.micro)
+        failure = describe_failure(error, self.directory, self.plan.batch.micro)
         if failure.note:
             self.log.notes.append(f"stopped at iteration {self.iteration}: {failure.note}")
         with contextlib.suppress(OSError):  # the caller reports the error itself

@@ -46,7 +46,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Steps:
+class LoggedSteps:
     """The steps in a metrics.jsonl, and the number of its damaged lines."""
 
     steps: tuple[Step, ...] = ()
@@ -61,6 +61,7 @@ class MetricsLog:
 
     def __init__(self, directory: Path, opening: run_record.RunRecord, iterations: int) -> None:
         self.directory, self.iterations = directory, iterations
+        self.owner = run_record.owner(opening)
         self.record = opening.to_json()
         self.notes: list[str] = []
         self._metrics: TextIO | None = None
@@ -134,7 +135,7 @@ def _names(kind: Any) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(kind))
 
 
-def read_steps(path: Path, most: int | None = None) -> Steps:
+def read_steps(path: Path, most: int | None = None) -> LoggedSteps:
     """Read the training steps in a metrics.jsonl. A missing file and one that cannot be read have none.
 
     most: lines to parse, evenly spread over the file; by default all.
@@ -142,7 +143,7 @@ def read_steps(path: Path, most: int | None = None) -> Steps:
     try:
         texts = read_bytes(path, SIZE_LIMIT).splitlines()
     except (FileNotFoundError, DamagedFileError):
-        return Steps()
+        return LoggedSteps()
     steps, damaged = [], 0
     for text in texts[:: max(1, len(texts) // most) if most else 1]:
         try:
@@ -151,7 +152,7 @@ def read_steps(path: Path, most: int | None = None) -> Steps:
                 steps.append(_select(Step, content))
         except (DamagedFileError, InvalidJsonError):
             damaged += 1
-    return Steps(tuple(steps), damaged)
+    return LoggedSteps(tuple(steps), damaged)
 
 
 class MetricsSum(Record, frozen=True):

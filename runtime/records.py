@@ -58,20 +58,20 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def to_plain(value: Any) -> Any:
     """Return plain JSON data: lists for tuples, None for NaN and infinities."""
-    return msgspec.json.decode(msgspec.json.encode(value, enc_hook=_plain_text))
+    return msgspec.json.decode(msgspec.json.encode(value, enc_hook=_plain))
 
 
-def _plain_text(value: Any) -> str:
-    """Return a subclass of str, such as torch's version, as str."""
-    if isinstance(value, str):
-        return str.__str__(value)
+def _plain(value: Any) -> str:
+    """Return a path, or a subclass of str such as torch's version, as str."""
+    if isinstance(value, str | Path):
+        return str(value)
     raise TypeError(f"{type(value).__name__} is no JSON")
 
 
 def parse(kind: type[T], value: Any, where: str) -> T:
     """Return plain JSON data as `kind`. InvalidJsonError names the first part of another type. where: its path."""
     try:
-        return msgspec.convert(value, kind)
+        return msgspec.convert(value, kind, dec_hook=lambda custom, text: custom(text))  # a path
     except msgspec.ValidationError as error:
         reason, _, path = str(error).partition(" - at `")
         raise InvalidJsonError(f"{where}{path.strip('`$')}: {reason}") from error

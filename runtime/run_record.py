@@ -329,7 +329,7 @@ def write(run_dir: Path, record: RunRecord) -> None:
 
 def side_files(folder: Path) -> list[str]:
     """Return the files of a run or of an evaluation that SHA256SUMS lists."""
-    names = ["config", "metrics.jsonl", ABOUT, *records.row_files(folder)]
+    names = ["config", "plan.json", "metrics.jsonl", ABOUT, *records.row_files(folder)]
     return [name for name in names if (folder / name).exists()]
 
 

@@ -1,8 +1,7 @@
 """One run in its own process; started by the study, which reads its events from standard output.
 
-python -m scripts.train STUDY_DIR VARIANT SEED                     train, or continue from the last checkpoint
-python -m scripts.train STUDY_DIR VARIANT SEED --time S --micro M  only time steps for S seconds, for the plan
-    [--beside VARIANT ...]  time these for S seconds each as well, a step of each in turn
+python -m scripts.train PLAN               train the run of runs/NAME/plan.json, or continue it from its checkpoint
+python -m scripts.train --answer QUESTION  answer a question of the study (study.planner), such as the times of steps
 """
 
 from __future__ import annotations

@@ -14,10 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime import files, run_record
+from runtime import files, run_plan, run_record
 from runtime.errors import UserError, explain_full_disk
 from runtime.files import DamagedFileError, read_text
 from runtime.ranks import EXIT_RANK_LOST
+from runtime.run_plan import RunPlan
 from runtime.settings import Config
 from study import plan_file, planner
 from study.executors.child_process import (
@@ -58,7 +59,7 @@ class _Active:
 
 
 class Dispatcher:
-    """Executes runs on an executor. report: writes the study's report."""
+    """Executes runs on an executor. plan_run: returns the plan of a run. report: writes the study's report."""
 
     def __init__(
         self,
@@ -67,10 +68,11 @@ class Dispatcher:
         config_text: str,
         executor: Executor,
         session: Session,
+        plan_run: Callable[[Plan, str, int], RunPlan],
         report: Callable[[], object],
     ) -> None:
         self.runs, self.config, self.config_text = runs, config, config_text
-        self.executor, self.session, self.report = executor, session, report
+        self.executor, self.session, self.plan_run, self.report = executor, session, plan_run, report
         self.directory = runs.directory
         self._active: dict[str, _Active] = {}
         self._waiting: deque[Run] = deque()
@@ -122,8 +124,8 @@ class Dispatcher:
         folder.mkdir(parents=True, exist_ok=True)
         files.write_text(folder / "config", self.config_text)
         self._active[name] = _Active(run, self._numbers[run], record_text(folder), self.plan.batch.micro)
-        arguments = (str(self.directory), run[0], str(run[1]))
-        self.executor.submit(Task(name, arguments, folder, folder / "log.txt"))
+        run_plan.write(folder, self.plan_run(self.plan, *run))
+        self.executor.submit(Task(name, (str(folder / run_plan.FILE),), folder, folder / "log.txt"))
 
     def _take(self, message: Message) -> None:
         active = self._active[message.name]

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from referee.verdict.rows import Row, chosen
-from runtime.records import Record, Text
 from runtime.run_record import HellaSwagEntry, RunRecord
 from study.runs import Run
 
@@ -33,14 +32,6 @@ ABOUT_CHOICE = (
 HELLASWAG = EndingsTask("hellaswag", "HellaSwag", "HellaSwag (norm)", ("acc", "acc_norm"))
 CHOICE = EndingsTask("choice", "continuation choice", "continuation choice", about=ABOUT_CHOICE)
 TASKS = (HELLASWAG, CHOICE)
-
-
-class ItemsFile(Record, frozen=True):
-    """hellaswag.json of a study: the file of the items, or the reason why there is none."""
-
-    path: Text | None = None
-    items_sha256: Text | None = None
-    absent: Text | None = None
 
 
 @dataclass

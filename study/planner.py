@@ -14,12 +14,14 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpt2.optimizer import warmup_iterations
 from ra.arms import parse_arm
 from runtime.batch_plan import WARM_UP_STEPS, BatchPlan, next_smaller
 from runtime.errors import UserError
+from runtime.records import Record
 from runtime.resolved_target import ResolvedTarget, target_record
 from runtime.run_record import RecordedTarget
 from runtime.settings import BudgetConfig, Config, OptimizerConfig
@@ -126,13 +128,41 @@ class CountedArms:
     fit_together: bool
 
 
-@dataclass(frozen=True)
-class CountRequest:
-    """The question to a process that counts: see `count_arms`."""
+class CountArms(Record, tag=True, frozen=True):
+    """Asks for `count_arms`."""
 
+    study: StudySettings
     resolved: ResolvedTarget
     existing: BatchPlan | None
     copies: int
+
+
+class Steps(Record, tag=True, frozen=True):
+    """Asks for the seconds of steps of arms, one of each in turn. seconds: for each of them."""
+
+    arms: tuple[str, ...]
+    micro: int
+    seconds: float
+
+
+class Maps(Record, tag=True, frozen=True):
+    """Asks to create the attention maps of a study's runs."""
+
+    study_dir: Path
+
+
+class Device(Record, tag=True, frozen=True):
+    """Asks for the device of a machine."""
+
+
+Asked = CountArms | Steps | Maps | Device
+
+
+class Question(Record, frozen=True):
+    """What the study asks a process that may import variants: see study.worker."""
+
+    settings: Config
+    asked: Asked
 
 
 Count = Callable[

@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import functools
-import json
 import shutil
 import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from gpt2 import dataset, hellaswag
@@ -22,7 +22,8 @@ from runtime.detected_hardware import cpu_threads, detected_target_name
 from runtime.dotconfig import Symbols
 from runtime.errors import UserError, disk_full
 from runtime.output import LiveLine, duration
-from runtime.records import parse, to_plain
+from runtime.records import parse
+from runtime.run_plan import RunPlan, Start
 from study import admit, amend_plan, plan_file, planner
 from study.amend_plan import check_starts, continued
 from study.dispatch import Dispatcher, full_disk_error
@@ -31,7 +32,6 @@ from study.executors.child_process import (
     EXIT_FAILED,
     EXIT_FINISHED,
     EXIT_OUT_OF_MEMORY,
-    Event,
     Session,
     Slot,
     StopAsked,
@@ -42,9 +42,8 @@ from study.executors.child_process import (
 from study.executors.executor import Executor, LocalExecutor, Task, run_tasks
 from study.executors.ray_executor import RayExecutor
 from study.executors.slurm_executor import SlurmExecutor
-from study.hellaswag_scores import ItemsFile
 from study.plan_file import Plan
-from study.planner import CountedArms, CountRequest
+from study.planner import Asked, CountArms, CountedArms, Device, Maps, Question, Steps
 from study.preconditions import (
     checkpoint_bytes,
     locked,
@@ -68,7 +67,6 @@ from study.terminal import (
     final_share,
     summary,
 )
-from study.trackers import ExperimentLoggers
 from study.tuned_rates import (
     FOLDER,
     choose,
@@ -114,6 +112,7 @@ class Study:
         self.directory = self.settings.directory
         self.config = plan_file.read_config(symbols, self.directory)
         self.session = Session()
+        self.hellaswag: dict[str, Any] = {}  # entries of the plan of each run
         self._counted: dict[BatchPlan | None, CountedArms] = {}
         wanted = self.settings
         self.runs = RunList(self.directory, wanted.variants, wanted.seed_range)
@@ -123,9 +122,8 @@ class Study:
         """Resolve the device. Call after export_environment, which selects the visible devices."""
         if self.settings.executor == "local":
             return resolved_target.resolve(self.config.target)
-        files.write_text(self.directory / "config", self.config_text)
         print(f"asking {self.settings.executor} for a node, to know its device", flush=True)
-        return parse(resolved_target.ResolvedTarget, self.ask(self.executor(), "--resolve"), "resolved")
+        return parse(resolved_target.ResolvedTarget, self.ask(self.executor(), Device()), "resolved")
 
     @functools.cached_property
     def slots(self) -> list[Slot]:
@@ -198,7 +196,7 @@ class Study:
         self.admit()
         directory = dataset.prepare(self.config.data, report=print)
         dataset.check_corpus(directory, self.config.model.block_size, report=print)
-        self.find_hellaswag()
+        self.hellaswag = self.find_hellaswag()
         check_texts(self.config, report=print)
         self.execute_pending(self.plan())
         self.inspect_attention()
@@ -225,8 +223,9 @@ class Study:
         estimate = Estimate(len(left), each, slots, final_share(plan, evaluation), closing)
         terminal = Terminal(estimate, count)
         terminal.say(summary(plan, self.settings.variants, len(left), count, each, slots))
-        runs, config = self.runs, self.config
-        driver = Dispatcher(runs, config, self.config_text, executor, self.session, self.report)
+        driver = Dispatcher(
+            self.runs, self.config, self.config_text, executor, self.session, self.plan_run, self.report
+        )
         driver.execute(left, plan, terminal)
 
     def require_space(self, plan: Plan | None = None) -> None:
@@ -244,7 +243,27 @@ class Study:
         note = beside_note(min(slots, len(self.runs.pending())))
         notes = dict.fromkeys((*plan.notes, note) if note else plan.notes)
         plan = plan.replace(notes=tuple(notes), slots=slots, threads=threads or plan.threads)
-        return plan_file.write(self.directory, plan)
+        plan_file.write(self.directory, plan)
+        self.config = plan_file.read_config(self.symbols, self.directory)
+        return plan
+
+    def plan_run(self, plan: Plan, arm: str, seed: int) -> RunPlan:
+        """Return all that the worker of a run reads."""
+        row, shorter = plan.variants[arm], plan.continues
+        folder = Path(shorter.study) / "runs" / run_record.run_name(arm, seed) if shorter else None
+        return RunPlan(
+            study=self.directory.name,
+            arm=arm,
+            seed=seed,
+            settings=self.config,
+            batch=plan.batch,
+            iterations=row.iterations,
+            warmup_iterations=row.warmup_iterations,
+            predicted_bytes=row.predicted_bytes,
+            target=plan.target,
+            start=Start(folder, shorter.iterations[arm], shorter.schedule) if shorter and folder else None,
+            **self.hellaswag,
+        )
 
     def executor(self) -> Executor:
         """Return the executor of .config."""
@@ -255,9 +274,7 @@ class Study:
             gpus = 0 if self.config.target.scale_cpu or self.config.target.name == "cpu" else 1
             ranks = self.config.target.ranks
             return RayExecutor(settings.ray_address, settings.slots, max(threads, 1) * ranks, gpus * ranks)
-        return LocalExecutor(
-            self.session, self.slots, lambda folder: ExperimentLoggers(folder, self.config.tracking)
-        )
+        return LocalExecutor(self.session, self.slots)
 
     def nothing_to_do(self) -> int:
         print(f"nothing to run: all {len(self.runs.all())} runs of {self.settings.name} are finished")
@@ -269,20 +286,18 @@ class Study:
 
     # -- before the runs ----------------------------------------------------------------------------------------
 
-    def find_hellaswag(self) -> None:
-        """Find the HellaSwag items once and save their path, or the reason why they are absent, for all runs."""
-        found = ItemsFile(absent="CONFIG_HELLASWAG is off")
-        if self.config.evaluation.hellaswag:
-            source = hellaswag.obtain(self.config.evaluation, self.config.data.directory, report=print)
-            if isinstance(source, str):
-                found = ItemsFile(absent=source)
-                print(f"HellaSwag will not be scored: {source}")
-            else:
-                items = hellaswag.load_items(source, self.config.evaluation.hellaswag_limit)
-                digest = hellaswag.digest(items)
-                refuse_other_items(self.directory, source, len(items), digest)
-                found = ItemsFile(path=str(source), items_sha256=digest)
-        records.write(self.directory / "hellaswag.json", found, self.directory.name)
+    def find_hellaswag(self) -> dict[str, Any]:
+        """Find the HellaSwag items once for all runs: the entries of their plans."""
+        evaluation = self.config.evaluation
+        if not evaluation.hellaswag:
+            return {"hellaswag_absent": "CONFIG_HELLASWAG is off"}
+        source = hellaswag.obtain(evaluation, self.config.data.directory, report=print)
+        if isinstance(source, str):
+            print(f"HellaSwag will not be scored: {source}")
+            return {"hellaswag_absent": source}
+        items = hellaswag.load_items(source, evaluation.hellaswag_limit)
+        refuse_other_items(self.directory, source, len(items), hellaswag.digest(items))
+        return {"hellaswag": source}
 
     def admit(self) -> None:
         """Examine the variants of the pending runs. UserError for one that fails a check."""
@@ -293,10 +308,8 @@ class Study:
     def count(self, existing: BatchPlan | None = None) -> CountedArms:
         """Count the arms in a process of their own: this one never imports a variant."""
         if existing not in self._counted:
-            files.write_text(self.directory / "config", self.config_text)
-            request = json.dumps(to_plain(CountRequest(self.resolved, existing, self.copies())))
-            answer = self.ask(self.here(), "--count", request)
-            self._counted[existing] = parse(CountedArms, answer, "counted arms")
+            asked = CountArms(self.settings, self.resolved, existing, self.copies())
+            self._counted[existing] = parse(CountedArms, self.ask(self.here(), asked), "counted arms")
         return self._counted[existing]
 
     def plan(self) -> Plan:
@@ -350,19 +363,17 @@ class Study:
         text = f"planning: timing steps of {', '.join(names)}, at most {duration(seconds * len(names))}"
         print(text, flush=True)
         began, line = time.monotonic(), LiveLine()
-        first, *others = names
-        arguments = [first, "0", "--time", str(seconds), "--micro", str(batch.micro)]
-        arguments += ["--beside", *others] if others else []
         with line:
             timings = self.run_tasks(
                 self.executor(),
-                [arguments] * self.copies(),
+                Steps(tuple(names), batch.micro, seconds),
+                self.copies(),
                 lambda: line.update(f"{text}; {duration(time.monotonic() - began)} passed"),
-                f"timing {first} failed",
+                f"timing {names[0]} failed",
             )
-        peak = None if others else timings[0].peak_bytes
+        peak = timings[0]["peak_bytes"] if len(names) == 1 else None
         return {
-            name: Timing((tuple(step for timing in timings for step in timing.seconds[name]),), peak)
+            name: Timing((tuple(step for timing in timings for step in timing["seconds"][name]),), peak)
             for name in names
         }
 
@@ -372,47 +383,53 @@ class Study:
             return self.executor()
         return LocalExecutor(self.session, [Slot("")])
 
-    def ask(self, executor: Executor, *question: str) -> Mapping[str, Any]:
+    def ask(self, executor: Executor, asked: Asked) -> Mapping[str, Any]:
         """Return the answer of a process that may import variants. UserError is that of the process."""
-        return self.run_tasks(executor, [[self.settings.variants[0], "0", *question]])[0].answer
+        return self.run_tasks(executor, asked)[0]
 
     def run_tasks(
         self,
         executor: Executor,
-        calls: Sequence[Sequence[str]],
+        asked: Asked,
+        copies: int = 1,
         waiting_for: Callable[[], None] = lambda: None,
         what: str = "",
-    ) -> list[Event]:
-        """Return the results of calls of `scripts.train`, at once. StopAsked; UserError if one fails.
+    ) -> list[Mapping[str, Any]]:
+        """Return the answers of `copies` processes at once. StopAsked; UserError if one fails.
 
         what: the beginning of its message; "": it is the message of the process.
         """
         token, log = uuid.uuid4().hex[:8], self.directory / "plan.log"
-        tasks = [
-            Task(f"task {token} {n}", (str(self.directory), *call), self.directory / f"task-{token}-{n}", log)
-            for n, call in enumerate(calls)
-        ]
-        ended = run_tasks(executor, tasks, waiting_for)
-        for task in tasks:
-            shutil.rmtree(task.folder, ignore_errors=True)  # of executors on other machines
+        tasks = []
+        for n in range(copies):
+            folder = self.directory / f"task-{token}-{n}"
+            folder.mkdir(parents=True)
+            path = folder / f"{type(asked).__name__}.json"
+            records.write(path, Question(self.config, asked), self.directory.name)
+            tasks.append(Task(f"task {token} {n}", ("--answer", str(path)), folder, log))
+        try:
+            ended = run_tasks(executor, tasks, waiting_for)
+        finally:
+            for task in tasks:
+                shutil.rmtree(task.folder, ignore_errors=True)
         if self.session.asked:
             raise StopAsked
         for one in ended:
             if one.status == EXIT_OUT_OF_MEMORY:
                 raise DoesNotFitError(one.message)
-            if one.status != EXIT_FINISHED or one.result is None:
+            if one.status != EXIT_FINISHED or one.answer is None:
                 if one.status == EXIT_FAILED and not what:
                     raise UserError(one.message.removeprefix("error: "))
                 how = "lost with its machine" if one.status is None else exit_text(one.status)
                 raise UserError(f"{what or 'planning failed'}, {how}: {one.message} (see {log})")
-        return [one.result for one in ended if one.result]
+        return [one.answer for one in ended if one.answer is not None]
 
     def inspect_attention(self) -> None:
         """Create the attention maps of the report. No number depends on them, so a failure does not end the study."""
         if not uninspected_runs(self.directory):
             return
         try:
-            reasons = self.ask(self.here(), "--inspect")["reasons"]
+            reasons = self.ask(self.here(), Maps(self.directory))["reasons"]
         except Exception as error:
             text = " ".join(f"{type(error).__name__}: {error}".split())
             reasons = [f"{text}; fix: make attention RUN={self.directory / 'runs' / 'NAME'}"]

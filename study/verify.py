@@ -14,7 +14,7 @@ from study.executors.executor import EXIT_FILE
 from study.runs import run_folders
 from study.tuned_rates import FILE, FOLDER
 
-STUDY_FILES = ("attention.json", "expected.json", "hellaswag.json", f"{FOLDER}/{FILE}")
+STUDY_FILES = ("attention.json", "expected.json", f"{FOLDER}/{FILE}")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import nn
 from gpt2.trainer import TrainingRun
 from gpt2.transformer import ModelParts
 from ra.variants import variant
-from runtime import checkpoint, run_record
+from runtime import checkpoint, run_plan, run_record
 from runtime.batch_plan import plan_batch
 from runtime.resolved_target import resolve
 from runtime.run_plan import RunPlan
@@ -68,6 +68,20 @@ def configuration(
     )
 
 
+def planned(directory: Path, config: Config, name: str, seed: int = 0, **entries: Any) -> RunPlan:
+    """Return the plan of a run of the configured iterations, and write it into the run's folder."""
+    plan = RunPlan(
+        study=directory.resolve().parents[1].name,
+        arm=name,
+        seed=seed,
+        settings=config,
+        **{"iterations": config.budget.max_iterations, "batch": plan_batch(4, 2, 1, 16)} | entries,
+    )
+    directory.mkdir(parents=True, exist_ok=True)
+    run_plan.write(directory, plan)
+    return plan
+
+
 def start(
     directory: Path,
     config: Config,
@@ -77,14 +91,14 @@ def start(
     seed: int = 0,
     alternation: AlternationSettings = ALTERNATION,
     attention: Callable[[int], nn.Module] | None = None,
+    **entries: Any,
 ) -> TrainingRun:
-    """Start or resume a run of the configured iterations. attention: that of a custom variant."""
-    run, iterations = run_record.run_name(name, seed), config.budget.max_iterations
-    plan = RunPlan(directory, run, name, seed, iterations, plan_batch(4, 2, 1, 16))
+    """Start or resume a run. attention: that of a custom variant. entries: of its plan."""
+    plan = planned(directory, config, name, seed, **entries)
     chosen = variant(name, config.model, alternation) if attention is None else None
     parts = chosen.parts if chosen else ModelParts(attention=attention)
     own = chosen.configure(config) if chosen else config
-    return TrainingRun(plan, own, resolve(config.target), parts, stop or Stop(), shared=config)
+    return TrainingRun(directory, plan, own, resolve(config.target), parts, stop or Stop())
 
 
 def outcome(directory: Path) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:

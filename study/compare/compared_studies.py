@@ -15,7 +15,7 @@ from ra.arms import control_arms, control_groups, controls_of, parse_arm
 from referee.numerics.setup.checklist_rows import EQUAL, ChecklistRow
 from referee.verdict.looks import adjusted_for_looks
 from referee.verdict.statistics import Interval, holm, mean, mean_interval, paired_t
-from runtime.metrics_log import Steps, read_steps
+from runtime.metrics_log import LoggedSteps, read_steps
 from study.analysis.verdict import BETTER, INTERIM, NO_ANSWER, VERDICT_SEEDS, WORSE, Verdict
 from study.compare.compare_sizes import SizeComparison, compare_sizes
 from study.compare.loaded_studies import LoadedStudy, read_studies
@@ -86,7 +86,7 @@ class Alignment:
         return None if self.control_errors is None else self.errors.within(self.control_errors)
 
 
-def losses(steps: Steps) -> Curve:
+def losses(steps: LoggedSteps) -> Curve:
     """Return the training loss in nats at each iteration; the last one of an iteration counts."""
     return {step.iteration: step.loss for step in steps.steps}
 
@@ -150,7 +150,7 @@ def align(one: LoadedStudy, other: LoadedStudy) -> list[Alignment]:
     return found
 
 
-def _control_errors(curves: Sequence[Mapping[tuple[str, int], Steps]], seed: int) -> Errors | None:
+def _control_errors(curves: Sequence[Mapping[tuple[str, int], LoggedSteps]], seed: int) -> Errors | None:
     """Return the largest errors between two control arms of one study at this seed."""
     found = []
     for table in curves:

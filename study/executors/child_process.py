@@ -58,9 +58,9 @@ def process_settings(environment: Mapping[str, str], heap: str | None = KEEP_HEA
 
 @dataclass(frozen=True)
 class Event:
-    """One line of a training process: "started", "train", "validation", "phase", "note", "spike", "timing", "answer".
+    """One line of a training process: "started", "train", "validation", "phase", "note", "spike", "answer".
 
-    seconds: of timed steps, by variant. train_seconds: on the training clock. answer: of a task that is no timing.
+    train_seconds: on the training clock. answer: to a question of the study.
     """
 
     event: str
@@ -73,8 +73,6 @@ class Event:
     memory_bytes: int | None = None
     phase: str = ""
     message: str = ""
-    seconds: Mapping[str, list[float]] = field(default_factory=dict)
-    peak_bytes: int | None = None
     answer: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod

@@ -1,8 +1,7 @@
 """The interface of executors: they place training processes on a machine or on a cluster.
 
-A task is one call of `scripts.train`: a run, step times for the plan, or a question about the machine or the arms. The
-driver (study.dispatch) submits tasks and polls for messages. An executor never decides whether a run is
-finished: the driver reads its record.
+A task is one call of `scripts.train`: a run, or a question (study.planner). The driver (study.dispatch) submits tasks
+and polls for messages. An executor never decides whether a run is finished: the driver reads its record.
 """
 
 from __future__ import annotations
@@ -16,17 +15,13 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
-from runtime import files
-from runtime.dotconfig import read_symbols
-from runtime.records import to_plain
-from runtime.resolved_target import export_environment
-from runtime.settings import Config
+from runtime import files, run_plan
 from runtime.signals import end_with_parent
 from study.executors.child_process import (
     EXIT_INTERRUPTED,
@@ -39,8 +34,6 @@ from study.executors.child_process import (
     StopAsked,
 )
 from study.trackers import ExperimentLoggers
-
-RESULTS = ("timing", "answer")  # events that are the result of a task
 
 
 @dataclass(frozen=True)
@@ -73,14 +66,14 @@ class TaskProgress:
 class Ended:
     """The task is over. status: its exit status; None where it was lost with its machine.
 
-    message: the last line of its log. note: for the user. result: its "timing" or "answer" event.
+    message: the last line of its log. note: for the user. answer: to a question.
     """
 
     name: str
     status: int | None
     message: str = ""
     note: str = ""
-    result: Event | None = None
+    answer: Mapping[str, Any] | None = None
 
 
 Message = Started | TaskProgress | Ended
@@ -156,7 +149,7 @@ def last_step(run_dir: Path) -> Event | None:
 
 def write_exit(folder: Path, ended: Ended) -> None:
     """Write exit.json: the end without the name of the task."""
-    content = asdict(ended) | {"result": to_plain(asdict(ended.result)) if ended.result else {}}
+    content = asdict(ended)
     del content["name"]
     files.write_json(folder / EXIT_FILE, content)
 
@@ -165,9 +158,8 @@ def read_exit(folder: Path, name: str) -> Ended | None:
     """Return the end of a task that its process wrote; None where it has not ended, or was lost."""
     try:
         content = json.loads((folder / EXIT_FILE).read_text())
-        result = content.pop("result")
-        return Ended(name, **content, result=Event.from_json(result) if result else None)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return Ended(name, **content)
+    except (OSError, ValueError, TypeError):
         return None
 
 
@@ -203,19 +195,14 @@ class _Running:
     slot: Slot
     reader: threading.Thread
     loggers: ExperimentLoggers | None = None
-    result: Event | None = None
+    answer: Mapping[str, Any] | None = None
 
 
 class LocalExecutor:
-    """Training processes of this machine. loggers: starts the experiment loggers of a run folder, or None."""
+    """Training processes of this machine."""
 
-    def __init__(
-        self,
-        session: Session,
-        slots: Sequence[Slot],
-        loggers: Callable[[Path], ExperimentLoggers] | None = None,
-    ) -> None:
-        self.session, self._loggers = session, loggers
+    def __init__(self, session: Session, slots: Sequence[Slot]) -> None:
+        self.session = session
         self._free, self._count = list(slots), len(slots)
         self._running: dict[str, _Running] = {}
         # events of all processes; an exception is one of a reader, None the end of a process
@@ -261,10 +248,11 @@ class LocalExecutor:
         if event is None:
             self._messages.append(self._end(running))
             return
-        if event.event == "started" and self._loggers:
-            running.loggers = self._loggers(running.task.folder)
-        if event.event in RESULTS:
-            running.result = event
+        if event.event == "started":
+            plan = run_plan.load(running.task.folder / run_plan.FILE)
+            running.loggers = ExperimentLoggers(running.task.folder, plan.settings.tracking)
+        if event.event == "answer":
+            running.answer = event.answer
         self._messages.append(TaskProgress(name, event))
 
     def _end(self, running: _Running) -> Ended:
@@ -274,7 +262,7 @@ class LocalExecutor:
         self._free.insert(0, running.slot)
         del self._running[name]
         note = running.loggers.finish() if running.loggers else None
-        return Ended(name, status, child.last_words(), note or "", running.result)
+        return Ended(name, status, child.last_words(), note or "", running.answer)
 
     def stop(self, name: str) -> None:
         if name in self._running:
@@ -341,11 +329,9 @@ def execute(task: Task) -> int:
     """Execute the task; return its exit status."""
     task.folder.mkdir(parents=True, exist_ok=True)
     (task.folder / EXIT_FILE).unlink(missing_ok=True)
-    config = Config.from_symbols(read_symbols(Path(task.arguments[0]) / "config"))
-    export_environment(config.target.name, deterministic=config.target.deterministic)
     session = Session()
     requeue = Requeue(session)
-    executor = LocalExecutor(session, [Slot("")], lambda folder: ExperimentLoggers(folder, config.tracking))
+    executor = LocalExecutor(session, [Slot("")])
     with session.signals():
         signal.signal(signal.SIGUSR1, requeue.note)
         try:

@@ -50,7 +50,7 @@ def one_of_two(bench: Bench) -> str:
     place = bench.workplace(SLOTS="2", SEEDS="2")
     process = place.start(**injected(None, slower=0.3))
     wait_for(lambda: min(place.steps("B0"), place.steps("B1")) > 3)
-    place.send(signal.SIGKILL, "scripts.train results/gpt2-ra-ablation-smoke B 1")
+    place.send(signal.SIGKILL, "results/gpt2-ra-ablation-smoke/runs/B1/plan.json")
     output, _ = process.communicate(timeout=PATIENCE_SECONDS)
     states = (place.status("B0"), place.status("B1"), process.returncode)
     done = place.make()
@@ -166,7 +166,7 @@ def array(bench: Bench) -> str:
         process = place.start(**cluster.environment, **injected(None, slower=0.5))
         wait_for(lambda: min(map(place.steps, FOUR)) > 8)
         at_once = cluster.run("squeue", "--noheader", "--array", "--states=RUNNING", "-o", "%i").split()
-        task, run = "tasks.json 2", "scripts.train results/gpt2-ra-ablation-smoke B 2"
+        task, run = "tasks.json 2", "results/gpt2-ra-ablation-smoke/runs/B2/plan.json"
         for number, named in ((signal.SIGSTOP, task), (signal.SIGKILL, run), (signal.SIGKILL, task)):
             place.send(number, named)
         output, _ = process.communicate(timeout=PATIENCE_SECONDS)

@@ -18,7 +18,6 @@ from gpt2 import training_step as step
 from runtime import checkpoint
 from runtime.signals import Stop
 from study import worker
-from study.executors.child_process import Event
 from study.executors.executor import Ended, Message, Started, Task
 from study.study import Study
 from tests.faults.inject.sitecustomize import Fault, install
@@ -54,8 +53,8 @@ class InProcessExecutor:
             patch.setattr(Stop, "install", lambda stop, parent=0: stop)  # the signals are those of the tests
             status = worker.main()
         lines = task.log.read_text()[start:].splitlines() or [""]
-        answers = [Event.from_json(json.loads(line)) for line in lines if '"event": "answer"' in line]
-        end = Ended(task.name, status, lines[-1], result=answers[-1] if answers else None)
+        answers = [json.loads(line)["answer"] for line in lines if '"event": "answer"' in line]
+        end = Ended(task.name, status, lines[-1], answer=answers[-1] if answers else None)
         self._messages += [Started(task.name), end]
 
     def poll(self, seconds: float) -> Sequence[Message]:

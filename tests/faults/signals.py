@@ -155,7 +155,7 @@ def two_terms(bench: Bench) -> str:
 def term_in_planning(bench: Bench) -> str:
     place = bench.workplace(GPT2_MAX_TIME="4", GPT2_MAX_ITERS="0")
     process = place.start()
-    wait_for(lambda: any("--time" in words for words in place.orphans()))
+    wait_for(lambda: any("Steps.json" in words for words in place.orphans()))
     time.sleep(2.0)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=PATIENCE_SECONDS)

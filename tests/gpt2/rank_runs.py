@@ -57,14 +57,14 @@ def start(spec: dict[str, Any], simulated: int = 1) -> TrainingRun:
     config = configuration(Path(spec["texts"]), spec.get("dropout", 0.0))
     run = small_runs.start(Path(spec["directory"]), config, spec.get("name", "B"), Stop())
     batch = plan_batch(EFFECTIVE, MICRO, max(ranks.world(), simulated), 16)
-    plan = dataclasses.replace(run.plan, batch=batch, hellaswag=HELLASWAG)
+    plan = run.plan.replace(batch=batch, hellaswag=HELLASWAG)
     chosen = variant(spec.get("name", "B"), config.model, small_runs.ALTERNATION)
     own = run.config
     if spec.get("monitor"):
         own = dataclasses.replace(
             own, monitor=MonitorSettings(True, 1, ("all",), ("nan", "spike", "grad_norm"))
         )
-    started = TrainingRun(plan, own, run.resolved, chosen.parts, run.stop, shared=config)
+    started = TrainingRun(run.directory, plan, own, run.resolved, chosen.parts, run.stop)
     started.examine = examine_trained
     started.stepper.simulated_ranks = simulated
     return started

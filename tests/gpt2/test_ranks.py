@@ -148,8 +148,8 @@ def close(one: Path, other: Path) -> None:
 def test_one_rank_writes_one_record_and_all_have_its_weights(two: Path) -> None:
     assert of_rank(two, "plain", 0) == of_rank(two, "plain", 1)
     assert sorted(path.name for path in (two / "plain").iterdir()) == sorted(
-        ["SHA256SUMS", "checkpoint", "items", "memory.json", "metrics.jsonl", "rank0.json", "rank1.json", "rows.jsonl",
-         "run.json"]
+        ["SHA256SUMS", "checkpoint", "items", "memory.json", "metrics.jsonl", "plan.json", "rank0.json",
+         "rank1.json", "rows.jsonl", "run.json"]
     )  # fmt: skip
     lines = (two / "plain" / "metrics.jsonl").read_text().splitlines()
     assert sum('"train"' in line for line in lines) == rank_runs.ITERATIONS

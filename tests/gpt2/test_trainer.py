@@ -212,7 +212,7 @@ def test_a_run_is_not_resumed_to_another_count(tmp_path: Path, texts: Path) -> N
     config = configuration(texts)
     interrupted(tmp_path, config)
     run = start(tmp_path, config)
-    run.plan = dataclasses.replace(run.plan, iterations=2 * ITERATIONS)
+    run.plan = run.plan.replace(iterations=2 * ITERATIONS)
     with pytest.raises(RunError, match=rf"iterations \({ITERATIONS} -> {2 * ITERATIONS}\)"):
         run.train()
 

@@ -16,7 +16,6 @@ from ra.variants import variant
 from runtime import attention_kernels, ranks, run_record
 from runtime.batch_plan import plan_batch
 from runtime.dotconfig import read_symbols
-from runtime.run_plan import RunPlan
 from runtime.settings import Config
 from runtime.signals import Stop
 from tests import small_runs
@@ -130,13 +129,12 @@ def train_configured(arm: str, run_dir: Path, stop: Stop | None = None) -> Path:
     effective = config.batch.effective
     micro = min(2, effective // ranks.world())
     batch = plan_batch(effective, micro, ranks.world(), config.model.block_size)
-    plan = RunPlan(run_dir, run_dir.name, arm, 0, config.budget.max_iterations, batch)
+    plan = small_runs.planned(run_dir, config, arm, batch=batch)
     chosen = variant(arm, config.model, config.alternation)
     with (
         contextlib.suppress(NotFiniteError),
         attention_kernels.attention_context(resolved, config.model.dropout),
     ):
-        TrainingRun(
-            plan, chosen.configure(config), resolved, chosen.parts, stop or Stop(), shared=config
-        ).train()
+        own = chosen.configure(config)
+        TrainingRun(run_dir, plan, own, resolved, chosen.parts, stop or Stop()).train()
     return run_dir

@@ -206,21 +206,19 @@ def test_a_custom_variant_is_replayed_and_its_changed_or_missing_source_is_named
         record(monkeypatch, run=run_dir, step=2)
 
 
-@pytest.mark.parametrize("fault", ["config", "data"])
-def test_another_configuration_and_other_data_are_refused(
+@pytest.mark.parametrize("fault", ["plan", "data"])
+def test_another_plan_and_other_data_are_refused(
     fault: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir = copy_of(finished, tmp_path)
-    if fault == "config":
-        text = (run_dir / "config").read_text()
-        (run_dir / "config").write_text(text.replace('LEARNING_RATE="1e-3"', 'LEARNING_RATE="2e-3"'))
+    if fault == "plan":
+        text = (run_dir / "plan.json").read_text()
+        (run_dir / "plan.json").write_text(text.replace('"learning_rate": 0.001', '"learning_rate": 0.002'))
     else:
         content = json.loads((run_dir / "run.json").read_text())
         content["fingerprint"]["data"] = "other"
         write_checked(run_dir / "run.json", content)
-    with pytest.raises(
-        UserError, match="is not the configuration of B0" if fault == "config" else "another data"
-    ):
+    with pytest.raises(UserError, match="plan.json was altered" if fault == "plan" else "another data"):
         record(monkeypatch, run=run_dir, step=1)
 
 

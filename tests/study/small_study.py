@@ -3,13 +3,8 @@
 import dataclasses
 from pathlib import Path
 
-from gpt2.trainer import TrainingRun
-from ra.variants import variant
 from runtime.batch_plan import plan_batch
-from runtime.resolved_target import resolve
-from runtime.run_plan import RunPlan
-from runtime.settings import AlternationSettings, Config
-from runtime.signals import Stop
+from runtime.settings import Config
 from study import plan_file
 from study.plan_file import Plan, PlanBudget, PlanRow
 from study.study_settings import StudySettings
@@ -55,9 +50,9 @@ class Place:
     def run(self, name: str = "B") -> str:
         plan = self.plan()
         row = plan.variants[name]
-        run_plan = RunPlan(
-            directory=self.folder(name), run=f"{name}0", variant=name, seed=0, iterations=row.iterations,
-            batch=plan.batch, warmup_iterations=row.warmup_iterations,
-        )  # fmt: skip
-        attention = variant(name, self.config.model, AlternationSettings("output", 0.5, 100.0)).parts
-        return TrainingRun(run_plan, self.config, resolve(self.config.target), attention, Stop()).train()
+        planned = {
+            "iterations": row.iterations,
+            "warmup_iterations": row.warmup_iterations,
+            "batch": plan.batch,
+        }
+        return small_runs.start(self.folder(name), self.config, name, **planned).train()

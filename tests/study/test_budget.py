@@ -17,13 +17,11 @@ import pytest
 
 from gpt2 import trainer, validation
 from gpt2.clocks import Clocks, ClockTimer
-from gpt2.trainer import TrainingRun
 from gpt2.training_step import Stepper, StepResult
 from ra.variants import variant
 from runtime import checkpoint, metrics_log, run_record
 from runtime.batch_plan import WARM_UP_STEPS, BatchPlan
 from runtime.resolved_target import resolve
-from runtime.run_plan import RunPlan
 from runtime.settings import AlternationSettings, Config
 from runtime.signals import Stop
 from study import planner
@@ -142,13 +140,12 @@ class Study:
     def run(self, plan: Plan, name: str, machine: Machine, slower: float = 1.0) -> dict[str, Any]:
         """The finished record of a new run; its steps take `slower` times as long as when they were timed."""
         folder = self.folder / f"{name}-{len(list(self.folder.glob('*')))}"
-        run_plan = RunPlan(folder, f"{name}0", name, 0, plan.variants[name].iterations, plan.batch)
         machine.process(slower * STEP[name])
         with pytest.MonkeyPatch.context() as patch:
             machine.patch(patch)
             patch.setattr(metrics_log, "print_event", lambda line: None)
-            attention = variant(name, self.config.model, ALTERNATION).parts
-            run = TrainingRun(run_plan, self.config, self.resolved, attention, Stop())
+            planned = {"iterations": plan.variants[name].iterations, "batch": plan.batch}
+            run = small_runs.start(folder, self.config, name, **planned)
             run.clocks = Clocks(now=machine.now)
             patch.setattr(run.stepper, "step", machine.step)
             assert run.train() == "finished"

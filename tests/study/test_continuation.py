@@ -8,20 +8,16 @@ from typing import Any
 
 import pytest
 
-from gpt2.trainer import TrainingRun
-from ra.variants import variant
 from runtime import checkpoint, run_record
-from runtime.batch_plan import plan_batch
 from runtime.errors import UserError
-from runtime.resolved_target import resolve
-from runtime.run_plan import RunPlan, Start
+from runtime.run_plan import Start
 from runtime.signals import Stop
 from study import plan_file
 from study.amend_plan import check_starts
 from tests import small_runs
 from tests.faults.in_process import train
 from tests.faults.workplace import STUDY, Workplace, write_stories
-from tests.small_runs import ALTERNATION, StopAfter, outcome, same
+from tests.small_runs import StopAfter, outcome, same
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -44,11 +40,7 @@ class Trial:
             record = run_record.load(shorter)
             assert record.schedule
             start = Start(shorter, record.schedule.iterations, record.fingerprint.schedule)
-        plan = RunPlan(
-            folder, f"{self.name}0", self.name, 0, count, plan_batch(4, 2, 1, 16), warmup_iterations=2, continues=start
-        )  # fmt: skip
-        parts = variant(self.name, config.model, ALTERNATION).parts
-        return TrainingRun(plan, config, resolve(config.target), parts, stop or Stop()).train()
+        return small_runs.start(folder, config, self.name, stop, warmup_iterations=2, start=start).train()
 
 
 def numbers(folder: Path) -> Any:

@@ -13,7 +13,7 @@ import torch
 from gpt2 import hellaswag
 from gpt2.shards import Manifest, Shard, Split, read_manifest
 from referee.pages.document import render_markdown, render_terminal
-from runtime import checkpoint, run_record
+from runtime import checkpoint, run_plan, run_record
 from runtime.dotconfig import read_symbols
 from runtime.errors import UserError
 from runtime.metrics_log import read_steps
@@ -21,13 +21,13 @@ from runtime.records import read, read_rows, to_plain
 from runtime.settings import Config
 from study import plan_file
 from study.evaluation import attention_page as data
-from study.hellaswag_scores import ItemsFile
 from study.preconditions import quarantine_damaged
 from study.report.report_data import as_json, build_report
 from study.report.report_page import report_document, terminal_document
 from study.runs import Expected
 from study.study_settings import StudySettings
 from study.terminal import outcome
+from tests import small_runs
 from tests.checked_files import write_checked
 from tests.study.sample_records import a_plan, a_study
 
@@ -61,8 +61,8 @@ def study(tmp_path_factory: pytest.TempPathFactory, smoke_config: str) -> Path:
         folder / "plan.json", a_plan(classes={"standard": {"seconds_per_iteration": 0.5, "samples": [0.5]}})
     )
     write_checked(folder / "expected.json", Expected(("B", "RAALL", "RALEARN"), 3).to_json())
-    write_checked(folder / "hellaswag.json", ItemsFile(path="items.jsonl", items_sha256="0" * 64).to_json())
     for run_dir in folder.glob("runs/*"):
+        small_runs.planned(run_dir, small_runs.configuration(folder, 300), run_dir.name[:-1])
         (run_dir / "config").write_text(smoke_config)
     (folder / "config").write_text(smoke_config)
     values = {data.statistic_key(*key): (0.25, 0.5) for key in data.statistics_by_path()}
@@ -98,9 +98,9 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "runs/RALEARN0/run.json": lambda path: run_record.load(path.parent).to_json(),
     "runs/RALEARN0/metrics.jsonl": lambda path: dataclasses.asdict(read_steps(path)),
     "runs/RALEARN0/rows.jsonl": lambda path: to_plain(read_rows(path.parent, ("s", "RALEARN", 0))),
+    "runs/RALEARN0/plan.json": lambda path: to_plain(run_plan.load(path)),
     "plan.json": lambda path: to_plain(plan_file.read(path.parent)),
     "expected.json": lambda path: read(Expected, path).to_json(),
-    "hellaswag.json": lambda path: read(ItemsFile, path).to_json(),
     "attention.json": lambda path: data.read_study(path.parent),
     "manifest.json": lambda path: to_plain(read_manifest(path.parent)),
     "checkpoint/00000003/manifest.json": lambda path: checkpoint.load(path.parent).meta,

@@ -17,6 +17,7 @@ from study.evaluation.loaded_runs import load_run
 from study.report import report_data as build
 from study.report import report_page as write
 from study.verify import verify_study
+from tests import small_runs
 from tests.checked_files import write_checked, write_right
 from tests.study import compared
 from tests.study.report import rendered
@@ -38,6 +39,7 @@ def with_all_side_files(folder: Path) -> Path:
     write_right(folder, "hellaswag", RIGHT)
     score = {"acc": 0.3, "acc_stderr": 0.15, "acc_norm": 0.3, "acc_norm_stderr": 0.15, "items": 10}
     (folder / "config").write_text("CONFIG_SEEDS=1\n")
+    small_runs.planned(folder, small_runs.configuration(folder, 300), record["variant"], record["seed"])
     write_checked(folder / "run.json", record | {"hellaswag": score})
     return folder
 
@@ -191,7 +193,7 @@ def test_verify_has_a_line_for_every_run_and_fails_where_one_does_not_agree(
         "plan.json: agrees",
         "expected.json: agrees",
         *(
-            f"{name}: agrees (run.json (finished), metrics.jsonl, rows.jsonl, items/acc-choice.npy, "
+            f"{name}: agrees (run.json (finished), plan.json, metrics.jsonl, rows.jsonl, items/acc-choice.npy, "
             "items/acc_norm-choice.npy, items/loss-validation.npy, memory.json, checkpoint/00000010, stable/00000007)"
             for name in ("B0", "RALEARN0")
         ),

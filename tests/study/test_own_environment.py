@@ -11,6 +11,7 @@ import torch
 from gpt2.training_step import StepResult
 from runtime import run_record
 from runtime.ranks import free_port
+from runtime.settings import load_config
 from runtime.signals import Interrupted, Stop
 from study.study import Study
 from tests import small_runs
@@ -43,9 +44,8 @@ def test_a_study_trains_alone_in_a_shell_of_another_launcher(
 def test_a_process_that_waits_for_other_ranks_obeys_a_request_to_stop(tmp_path: Path, texts: Path) -> None:
     place = Workplace(tmp_path, texts, GPT2_MAX_ITERS="4", RANKS="2")
     port = free_port()
-    place.study.mkdir(parents=True)
-    (place.study / "config").write_text((place.folder / ".config").read_text())
-    process = place.start("scripts.train", str(place.study), "B", "0", **torchrun(port))
+    small_runs.planned(place.run_dir(), load_config(place.folder / ".config"), "B")
+    process = place.start("scripts.train", str(place.run_dir() / "plan.json"), **torchrun(port))
 
     def listens() -> bool:
         with socket.socket() as probe:

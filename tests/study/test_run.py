@@ -78,9 +78,14 @@ def ended(study: Study, status: int, written: str | None, before: str | None = N
     return run_record.load(folder).to_json()
 
 
+def dispatcher(study: Study, executor: FakeExecutor) -> Dispatcher:
+    return Dispatcher(
+        study.runs, study.config, study.config_text, executor, study.session, study.plan_run, lambda: None
+    )
+
+
 def drive(study: Study, executor: FakeExecutor) -> Plan:
-    driver = Dispatcher(study.runs, study.config, study.config_text, executor, study.session, lambda: None)
-    return driver.execute([("B", 0)], PLAN, Terminal(Estimate(1, None), 1))
+    return dispatcher(study, executor).execute([("B", 0)], PLAN, Terminal(Estimate(1, None), 1))
 
 
 @pytest.fixture
@@ -131,7 +136,7 @@ def test_runs_that_ran_out_of_memory_at_once_reduce_the_micro_batch_once(study: 
 
     study.directory.mkdir(parents=True)
     executor = AtOnce(study, [EXIT_OUT_OF_MEMORY, EXIT_OUT_OF_MEMORY, 0, 0], "finished")
-    driver = Dispatcher(study.runs, study.config, study.config_text, executor, study.session, lambda: None)
+    driver = dispatcher(study, executor)
     plan = driver.execute([("B", 0), ("B", 1)], PLAN, Terminal(Estimate(2, None, 2), 2))
     assert executor.micros == [4, 4, 2, 2]
     assert plan.batch.micro == 2
@@ -207,7 +212,7 @@ def test_a_run_of_another_driver_is_not_started_until_its_process_ended(
     study.runs.folder("B", 0).mkdir(parents=True)
     other.enter_context(claims.claimed(study.runs.folder("B", 0)))
     executor = Beside(study, [EXIT_CLAIMED, 0, 0], "finished")
-    driver = Dispatcher(study.runs, study.config, study.config_text, executor, study.session, lambda: None)
+    driver = dispatcher(study, executor)
     write_checked(study.runs.folder("B", 0) / "run.json", a_record("B", 0, 4.0) | {"status": "running"})
     executor.written = None
     driver.execute([("B", 0), ("B", 1)], PLAN, Terminal(Estimate(2, None), 2))
@@ -224,6 +229,6 @@ def test_a_run_that_another_driver_has_finished_is_not_started(study: Study) -> 
 
     terminal = Terminal(Estimate(2, None), 2)
     executor = Beside(study, [0], "finished")
-    driver = Dispatcher(study.runs, study.config, study.config_text, executor, study.session, lambda: None)
+    driver = dispatcher(study, executor)
     driver.execute([("B", 0), ("B", 1)], PLAN, terminal)
     assert terminal.estimate.left == 0

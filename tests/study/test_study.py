@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime import records, run_record
-from study.hellaswag_scores import ItemsFile
+from runtime import run_plan, run_record
 from tests.faults.in_process import train
 from tests.faults.workplace import Workplace, write_stories
 
@@ -73,14 +72,14 @@ def test_a_study_runs_writes_its_report_and_a_second_make_runs_nothing(place: Wo
     assert "CPU study" in first.stdout.splitlines()[0]
     study = place.study
     assert place.status("B0") == "finished"
-    for name in ("config", "run.json", "metrics.jsonl", "memory.json", "log.txt", "checkpoint"):
+    for name in ("config", "plan.json", "run.json", "metrics.jsonl", "memory.json", "log.txt", "checkpoint"):
         assert (study / "runs" / "B0" / name).exists(), name
     before = (study / "runs/B0/run.json").read_bytes()
     second = run(place, "scripts.study", expect=0)
     assert "nothing to run: all 1 runs" in second
     assert (study / "runs/B0/run.json").read_bytes() == before
     # a job that waited in a cluster's queue while the run was finished elsewhere
-    assert run(place, "scripts.train", str(study), "B", "0", expect=0) == ""
+    assert run(place, "scripts.train", str(study / "runs/B0/plan.json"), expect=0) == ""
     assert (study / "runs/B0/run.json").read_bytes() == before
     # a further session with another seed and another variant: the finished run is unchanged
     configure(place, SEEDS="2")
@@ -107,10 +106,9 @@ def test_all_sessions_of_a_study_use_one_set_of_hellaswag_items(place: Workplace
     }
     configure(place, **few)
     run(place, "scripts.study", expect=0)
-    found = records.read(ItemsFile, place.study / "hellaswag.json")
     scored = run_record.load(place.study / "runs/B0").hellaswag
     assert scored.items == 3
-    assert found == ItemsFile(path=str(items), items_sha256=scored.items_sha256)
+    assert run_plan.load(place.study / "runs/B0/plan.json").hellaswag == items
     configure(place, SEEDS="2", **few)
     edited = json.loads(lines[0])
     edited["label"] = (int(edited["label"]) + 1) % 4

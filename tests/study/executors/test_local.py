@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Sequence
@@ -10,25 +11,19 @@ from typing import Any
 
 import pytest
 
-from gpt2.trainer import TrainingRun
-from ra.variants import variant
 from runtime.batch_plan import plan_batch
 from runtime.dotconfig import read_symbols
-from runtime.resolved_target import resolve
-from runtime.settings import Config, load_config
 from runtime.signals import Stop
 from study import plan_file, worker
-from study.executors.child_process import EXIT_FINISHED, cores
+from study.executors.child_process import EXIT_FAILED, EXIT_FINISHED, cores
 from study.executors.executor import LocalExecutor, Message
-from study.plan_file import Plan, PlanBudget
+from study.plan_file import Plan, PlanBudget, PlanRow
 from study.status_table import status_text
 from study.study import Study
 from study.terminal import beside_note
-from study.worker import run_plan
 from tests.busy_machine import other_work
 from tests.faults.in_process import InProcessExecutor
 from tests.faults.workplace import Workplace, injected, write_stories
-from tests.small_runs import ALTERNATION
 
 pytestmark = pytest.mark.slow
 RUNS = ("B0", "B1")
@@ -62,14 +57,13 @@ def make(monkeypatch: pytest.MonkeyPatch, during: Any = None) -> int:
         return Study(read_symbols(Path(".config")), Path(".config").read_text()).run()
 
 
-def train_alone(study_dir: Path, name: str, config: Config) -> None:
-    """Make a run of the study's plan in this process."""
-    chosen = variant("B", config.model, ALTERNATION)
-    plan = run_plan(study_dir, "B", int(name[1:]))
-    run = TrainingRun(
-        plan, chosen.configure(config), resolve(config.target), chosen.parts, Stop(), shared=config
-    )
-    assert run.train() == "finished"
+def train_by_hand(plan: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Train the run of a plan in a folder that has nothing else. Returns the exit status."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(plan, run_dir / "plan.json")
+    monkeypatch.setattr(sys, "argv", ["scripts.train", str(run_dir / "plan.json")])
+    monkeypatch.setattr(Stop, "install", lambda stop, parent=0: stop)
+    return worker.main()
 
 
 def test_counts_and_losses_are_equal_idle_and_beside_other_work_on_one_core(
@@ -97,21 +91,16 @@ def test_a_study_keeps_its_threads_on_a_machine_with_more_cores(
     two: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its numbers depend on them, in the driver's checks and in each training process. A set number counts."""
-    plan = Plan(batch=plan_batch(4, 2, 1, 16), budget=PlanBudget(0, 0, 20), variants={}, threads=7)
+    rows = {"B": PlanRow("standard", 20, 1280)}
+    plan = Plan(batch=plan_batch(4, 2, 1, 16), budget=PlanBudget(0, 0, 20), variants=rows, threads=7)
     two.study.mkdir(parents=True)
     plan_file.write(two.study, plan)
     given = Path(".config").read_text()
-    text = given.replace("CPU_THREADS=1", "CPU_THREADS=0")
-    for content, threads in ((given, 1), (text, 7)):
+    for content, threads in ((given, 1), (given.replace("CPU_THREADS=1", "CPU_THREADS=0"), 7)):
         Path(".config").write_text(content)
-        assert Study(read_symbols(Path(".config")), content).config.target.cpu_threads == threads
-    (two.study / "config").write_text(text)
-    asked: list[int] = []
-    monkeypatch.setattr(worker, "resolve", lambda target: asked.append(target.cpu_threads))
-    monkeypatch.setattr(sys, "argv", ["scripts.train", str(two.study), "B", "0", "--resolve"])
-    monkeypatch.setattr(Stop, "install", lambda stop, parent=0: stop)
-    assert worker.main() == EXIT_FINISHED
-    assert asked == [7]
+        study = Study(read_symbols(Path(".config")), content)
+        assert study.config.target.cpu_threads == threads
+        assert study.plan_run(plan, "B", 0).settings == study.config
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
@@ -144,7 +133,15 @@ def test_two_slots_have_the_numbers_of_one_to_the_bit(
     assert "all runs are finished" in status_text(two.study)
     assert beside_note(2) in json.loads((two.study / "report.json").read_text())["notes"]
     together = [two.numbers(name) for name in RUNS]
+    study = two.study.rename(tmp_path / "study")
+    Path(".config").unlink()
     for name in RUNS:
-        two.run_dir(name).rename(tmp_path / name)
-        train_alone(two.study, name, load_config(".config"))
+        assert (
+            train_by_hand(study / f"runs/{name}/plan.json", two.run_dir(name), monkeypatch) == EXIT_FINISHED
+        )
     assert together == [two.numbers(name) for name in RUNS]
+    capfd.readouterr()
+    plan = study / "runs/B0/plan.json"
+    plan.write_text(plan.read_text().replace('"seed": 0', '"seed": 7'))
+    assert train_by_hand(plan, tmp_path / "altered", monkeypatch) == EXIT_FAILED
+    assert f"error: {tmp_path / 'altered/plan.json'} was altered" in capfd.readouterr().err

@@ -12,7 +12,7 @@ import pytest
 
 from runtime.errors import UserError
 from study.executors import ray_executor as ray_tasks
-from study.executors.child_process import EXIT_INTERRUPTED, Event
+from study.executors.child_process import EXIT_INTERRUPTED
 from study.executors.claims import claimed
 from study.executors.executor import Ended, Message, Started, Task, TaskProgress, write_exit
 from study.executors.ray_executor import RayExecutor, start_process
@@ -104,9 +104,9 @@ def test_a_run_starts_with_its_claim_and_ends_with_its_exit_file(ray: FakeRay, t
         found = poll(built)
     assert found[0] == Started("B0", claim.holder.host)
     assert set(map(type, found[1:])) == {TaskProgress}
-    write_exit(tmp_path / "B0", Ended("B0", 4, "words", "note", Event("timing", peak_bytes=5)))
+    write_exit(tmp_path / "B0", Ended("B0", 4, "words", "note", {"peak_bytes": 5}))
     ray.gone.add(0)
-    assert poll(built) == [Ended("B0", 4, "words", "note", Event("timing", peak_bytes=5))]
+    assert poll(built) == [Ended("B0", 4, "words", "note", {"peak_bytes": 5})]
 
 
 def test_a_task_without_an_exit_file_was_lost(ray: FakeRay, tmp_path: Path) -> None:

@@ -97,10 +97,10 @@ def test_what_is_missing_is_one_array_and_each_task_is_followed(
     first, second = poll(built, 16.0)[:2]
     assert first == Started("B1", "1_1 on node1")
     assert second == TaskProgress("B1", Event("train", iteration=7, loss=4.5))
-    write_exit(tmp_path / "B1", Ended("B1", 5, "words", "a note", Event("timing", peak_bytes=3)))
+    write_exit(tmp_path / "B1", Ended("B1", 5, "words", "a note", {"peak_bytes": 3}))
     assert not [message for message in poll(built) if isinstance(message, Ended)]  # still in the queue
     set_state(cluster, None, 1)
-    assert poll(built) == [Ended("B1", 5, "words", "a note", Event("timing", peak_bytes=3))]
+    assert poll(built) == [Ended("B1", 5, "words", "a note", {"peak_bytes": 3})]
     assert "2 jobs continue in Slurm" in built.close()
 
 
@@ -218,12 +218,8 @@ def test_before_the_time_limit_a_run_saves_and_its_job_is_requeued(
 ) -> None:
     """SIGTERM, from scancel, ends it for good."""
     place = with_worker(tmp_path, WORKER)
-    place.study.mkdir(parents=True)
-    (place.study / "config").write_text((place.folder / ".config").read_text())
     run = place.run_dir()
-    tasks = [
-        {"name": "B0", "arguments": [str(place.study), "B", "0"], "folder": str(run), "log": str(run / "log")}
-    ]
+    tasks = [{"name": "B0", "arguments": ["plan.json"], "folder": str(run), "log": str(run / "log")}]
     process = subprocess.Popen(
         [sys.executable, "-m", "study.executors.executor", json.dumps(tasks), "0"],
         cwd=place.folder,
@@ -255,11 +251,10 @@ def _ready(place: Workplace) -> bool:
 ON_NODE = """
 import json, shutil, sys, time
 from pathlib import Path
-study, variant, seed, *options = sys.argv[1:]
-if "--resolve" in options:
+if sys.argv[1] == "--answer":
     print(json.dumps({"event": "answer", "answer": json.loads(Path("target.json").read_text())}), flush=True)
 else:
-    folder = Path(study, "runs", variant + seed)
+    folder = Path(sys.argv[1]).parent
     with (folder / "processes").open("a") as processes:
         processes.write("x")
     while not Path("go").exists():
@@ -286,7 +281,7 @@ def test_a_study_whose_driver_is_killed_ends_with_one_submission(
     for name in ("B0", "B1"):
         folder = place.run_dir(name)
         folder.mkdir(parents=True)
-        first.submit(Task(name, (str(study.directory), "B", name[1:]), folder, folder / "log.txt"))
+        first.submit(Task(name, (str(folder / "plan.json"),), folder, folder / "log.txt"))
     first.poll(1.0)
     del first  # its driver is killed
     (place.folder / "go").touch()
@@ -305,16 +300,10 @@ def test_a_study_whose_driver_is_killed_ends_with_one_submission(
 
 def test_a_node_with_another_card_refuses_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     resolved = resolve(configuration(tmp_path, 1).target)
-    plan = Plan(
-        target=RecordedTarget(**target_record(resolved) | {"device": "NVIDIA A100"}),
-        batch=BatchPlan(4, 4, 1, 1, 16),
-        budget=PlanBudget(0, 0, 1),
-        variants={"B": PlanRow("standard", 1, 64)},
-    )
-    plan_file.write(tmp_path, plan)
-    refuse_another_card(tmp_path, resolved)  # on the user's own machine
+    planned = RecordedTarget(**target_record(resolved) | {"device": "NVIDIA A100"})
+    refuse_another_card(planned, resolved)  # on the user's own machine
     monkeypatch.setenv("RA_PLACE", "slurm 1_0")
     with pytest.raises(
         UserError, match="was planned on NVIDIA A100, float32: a study has one kind of card; fix"
     ):
-        refuse_another_card(tmp_path, resolved)
+        refuse_another_card(planned, resolved)
