@@ -232,8 +232,6 @@ def test_a_run_that_diverges_ends_and_is_counted_as_that(
     ("changes", "files", "says"),
     [
         ({"GRPO_MODEL": "./none"}, {}, "CONFIG_GRPO_MODEL=./none does not exist"),
-        ({"GRPO_MODEL": "results"}, {"results/a": ""}, "results has no config.json"),
-        ({"GRPO_TRAIN_FILE": "none.jsonl"}, {}, "none.jsonl does not exist; fix: CONFIG_GRPO_TRAIN_FILE="),
         ({"GRPO_TEST_FILE": "bad.jsonl"}, {"bad.jsonl": '{"text": "a"}'}, "bad.jsonl:1 has no question and answer"),
         ({"GRPO_PROMPTS": "20"}, {}, "18 training problems are fewer than CONFIG_GRPO_PROMPTS=20"),
         ({}, {"results/grpo-gsm8k/runs/strong0/run.json": "{"}, "fix: move"),

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -54,29 +53,6 @@ def run(*arguments: str) -> str:
     return shown.getvalue()
 
 
-@pytest.fixture(scope="module")
-def planned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """`make memory TARGET=a100-40g VARIANTS="B RAALL RALEARN"` with a .config that was written for this CPU."""
-    folder = tmp_path_factory.mktemp("planned")
-    with checkout(folder):
-        before = configure(*SMALL)
-        shown = run("--target", "a100-40g", "--from", ".config", "--variants", "B RAALL RALEARN")
-        yield {
-            "shown": shown,
-            "before": before,
-            "after": Path(".config").read_bytes(),
-            "files": sorted(str(path.relative_to(folder)) for path in folder.glob("results/**/*.*")),
-            "json": json.loads(Path("results/memory/a100-40g.json").read_text()),
-            "page": Path("results/memory/a100-40g.html").read_text(),
-        }
-
-
-def row(shown: str, name: str) -> list[str]:
-    """The cells of a line of the first table."""
-    (line,) = re.findall(rf"^{re.escape(name)} +(\d.*(?:yes|NO))$", shown, re.MULTILINE)
-    return re.findall(r"[\d.]+ [KMG]iB|\S+", line)
-
-
 # ---- configuration
 
 
@@ -119,17 +95,6 @@ def test_an_impossible_request_is_refused_in_one_line(
 # ---- output
 
 
-def test_every_variant_has_a_row_and_fixed_patterns_need_equal_memory(planned: dict[str, Any]) -> None:
-    shown = planned["shown"]
-    assert "a100-40g" in shown
-    assert "micro-batch 4 x 2 = 8 sequences" in shown
-    assert row(shown, "B") == row(shown, "RAALL") != row(shown, "RALEARN")
-    assert row(shown, "B")[0] == "4"
-    assert row(shown, "B")[-2:] == ["8", "yes"]  # the largest micro-batch is the whole step
-    *_, last, charts = filter(None, shown.splitlines())
-    assert (last.split()[0], charts.split()[0]) == ("RALEARN", "charts:")
-
-
 def test_on_this_machine_every_phase_has_a_predicted_and_a_measured_peak(empty: Path) -> None:
     before = configure(*SMALL, "CPU_THREADS=1")
     shown = run("--variants", "B")
@@ -142,6 +107,3 @@ def test_on_this_machine_every_phase_has_a_predicted_and_a_measured_peak(empty: 
         assert re.search(rf"^B +{phase} .*\+0\.0%", shown, re.MULTILINE)
     assert shown.index("Predicted and measured") < shown.index("largest micro")
     assert "Predicted and measured" in Path("results/memory/cpu.html").read_text()
-
-
-# ---- tables and page of synthetic timelines

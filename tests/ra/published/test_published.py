@@ -131,7 +131,7 @@ def test_every_published_attention_has_a_formula_here() -> None:
 
 
 @pytest.mark.parametrize("name", FORMULAS)
-@pytest.mark.parametrize("T", [1, 5, W, W + 1, 2 * W, 23, 24])
+@pytest.mark.parametrize("T", [1, W, W + 1, 23])
 def test_output_and_gradients_equal_the_formula(name: str, T: int) -> None:
     model = model_of(name)
     for layer, block in enumerate(model.blocks):
