@@ -195,7 +195,7 @@ def check_sums(run_dir: Path, of: str, names: Iterable[str]) -> list[str]:
     names: the files that SHA256SUMS must list where they exist.
     """
     try:
-        owner, *lines = read_text(run_dir / SUMS).splitlines()
+        owner, *lines = read_text(run_dir / SUMS).removesuffix("\n").split("\n")
         sums = {name: value for value, name in (line.split("  ", 1) for line in lines)}
     except FileNotFoundError:
         return [f"{SUMS} is missing"]
