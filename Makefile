@@ -54,7 +54,7 @@ endif
 .PHONY: all help setup-base setup-core setup-main setup-exchange setup-lm-eval setup-dev menuconfig savedefconfig \
         olddefconfig demo data run plan report status verify compare diagnose monitor trend record \
         bisect stress repeat compare-records check-config pack-run logp-diff oracle attention sample export \
-        lm-eval evaluate transfer grpo admit control memory bench card check faults clean mrproper
+        lm-eval evaluate transfer admit control memory bench card check faults clean mrproper
 .DEFAULT_GOAL := all
 
 all: setup-main  ## Install missing packages, run or resume the study's runs, write the report
@@ -147,9 +147,6 @@ evaluate: setup-core  ## RUN=results/x/runs/B0 PLATFORM="bf16 int4" [MACHINE=w79
 
 transfer: setup-core  ## [STUDIES=results/a] [PLATFORMS="int4 bf16"] [MACHINE=w7900] [OUT=]: does noise help elsewhere
 	@$(INTERPRETER) -m scripts.transfer
-
-grpo: setup-main  ## Train a language model by GRPO with noise in the rollout (make defconfig-grpo-gsm8k)
-	@$(INTERPRETER) -m scripts.grpo
 
 attention: setup-core  ## RUN=results/x/runs/B0 [TEXT=file] [LAYERS="0 3"] [HEADS="0"]: attention maps of runs
 	@$(INTERPRETER) -m scripts.attention

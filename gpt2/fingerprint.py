@@ -12,7 +12,6 @@ import numpy as np
 from gpt2 import tokenizer
 from gpt2.initial_weights import standard_shapes, weights_digest
 from runtime import provenance, resolved_target, run_record
-from runtime.provenance import revision
 
 if TYPE_CHECKING:
     from gpt2.training_step import Stepper
@@ -33,33 +32,24 @@ def initial_record(
     windows: np.ndarray,
 ) -> run_record.RunRecord:
     """Return the record of a run before its first step, with the fingerprint that comparable runs share."""
-    code, config, model = revision(), plan.settings, plan.settings.model
-    record = run_record.blank(plan.run, plan.arm, plan.seed)
-    return record.replace(
-        study=plan.study,
-        commit=code.commit,
-        dirty=code.dirty,
-        config_sha256=config.sha256,
-        fingerprint=run_record.Fingerprint(
-            model=digest(dataclasses.asdict(config.model)),
-            data=data_fingerprint,
-            tokenizer=tokenizer.load(config.data.tokenizer).fingerprint,
-            batch=digest([plan.batch.effective, plan.batch.block_size]),
-            schedule=schedule_digest(config, plan.start.schedule if plan.start else None),
-            initial_weights=weights_digest(
-                stepper.model,
-                stepper.seed,
-                standard_shapes(model.layers, model.width, model.block_size, model.padded_vocabulary),
-            ),
-            validation=hashlib.sha256(np.ascontiguousarray(windows).data).hexdigest(),
-            numbers=NUMBERS,
-            numerics_fix=config.numerics_fix or None,
+    config, model = plan.settings, plan.settings.model
+    fingerprint = run_record.Fingerprint(
+        model=digest(dataclasses.asdict(config.model)),
+        data=data_fingerprint,
+        tokenizer=tokenizer.load(config.data.tokenizer).fingerprint,
+        batch=digest([plan.batch.effective, plan.batch.block_size]),
+        schedule=schedule_digest(config, plan.start.schedule if plan.start else None),
+        initial_weights=weights_digest(
+            stepper.model,
+            stepper.seed,
+            standard_shapes(model.layers, model.width, model.block_size, model.padded_vocabulary),
         ),
-        target=run_record.RecordedTarget(**resolved_target.target_record(resolved)),
-        environment=provenance.environment_record(),
-        batch=run_record.Batch(**dataclasses.asdict(plan.batch)),
-        parameters=sum(p.numel() for p in stepper.model.parameters()),
+        validation=hashlib.sha256(np.ascontiguousarray(windows).data).hexdigest(),
+        numbers=NUMBERS,
+        numerics_fix=config.numerics_fix or None,
     )
+    parameters = sum(p.numel() for p in stepper.model.parameters())
+    return provenance.opening_record(plan, resolved, fingerprint, parameters)
 
 
 def schedule_digest(config: Config, continues: str | None = None) -> str:

@@ -144,7 +144,7 @@ def initialise(model: GPT2, seed: int) -> list[str]:
     return names
 
 
-def state_digest(model: GPT2) -> str:
+def state_digest(model: nn.Module) -> str:
     """Return the SHA-256 of all weights by name."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):

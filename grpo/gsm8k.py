@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.util
 import json
 import math
 import re
@@ -20,6 +21,7 @@ from pathlib import Path
 
 from referee.numerics.text_files import json_lines
 from runtime.errors import UserError, one_line
+from runtime.settings import GrpoConfig
 
 GLUE = "\x01"  # before a fraction: becomes a space after a digit (1½ is 1 1/2), else nothing
 SIGNS = {
@@ -196,7 +198,43 @@ def _problem(content: object, where: str) -> Problem:
     return Problem(question, match[1].replace(",", ""))
 
 
-def digest(train: Sequence[Problem], test: Sequence[Problem]) -> str:
-    """Return the SHA-256 over all problems."""
-    text = json.dumps([[(one.question, one.answer) for one in part] for part in (train, test)])
+def digest(problems: Sequence[Problem]) -> str:
+    """Return the SHA-256 over the problems."""
+    text = json.dumps([(one.question, one.answer) for one in problems])
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+PACKAGES = ("torch", "transformers", "trl", "accelerate", "datasets")
+
+
+def require_inputs(settings: GrpoConfig, responses: int) -> None:
+    """Raise UserError where a run would fail: packages, problems, model. responses: of a step."""
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(
+            f"this Python lacks {', '.join(missing)}; fix: make (without PYTHON= it installs them)"
+        )
+    train, _ = (read_problems(file, split) for file, split in settings.files)
+    needed = responses // settings.group
+    if len(train) < needed:
+        raise UserError(
+            f"{len(train)} training problems are fewer than the {needed} of a step; fix: a lower CONFIG_EFFECTIVE_BATCH"
+        )
+    folder = Path(settings.model).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise UserError(f"{folder} has no config.json; fix: CONFIG_GRPO_MODEL= a folder with a model")
+        return
+    if settings.model.startswith(("/", ".", "~")) or settings.model.count("/") > 1:
+        raise UserError(
+            f"CONFIG_GRPO_MODEL={settings.model} does not exist; fix: a folder with a model, or a name on the hub"
+        )
+    from huggingface_hub import hf_hub_download
+
+    try:
+        hf_hub_download(settings.model, "config.json")
+    except Exception as error:  # whatever a network and a cache raise
+        raise UserError(
+            f"{settings.model} is not a folder and cannot be loaded from the hub ({type(error).__name__}: "
+            f"{one_line(error)[:120]}); fix: connect to the hub, or CONFIG_GRPO_MODEL= a folder with the model"
+        ) from None

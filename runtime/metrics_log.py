@@ -35,7 +35,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Step:
-    """A line of metrics.jsonl after an optimizer step. loss: in nats."""
+    """A line of metrics.jsonl after an optimizer step. loss: in nats. logp_diff: of GRPO, rollout minus training."""
 
     iteration: Positive
     tokens: Positive
@@ -43,6 +43,8 @@ class Step:
     loss: float
     tokens_per_second: float | None = None
     grad_norm: float | None = None
+    logp_diff: float | None = None
+    logp_diff_absolute: float | None = None
 
 
 @dataclass(frozen=True)

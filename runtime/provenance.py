@@ -11,11 +11,14 @@ import platform
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 
-from runtime.run_record import Environment
+from runtime import run_record
+from runtime.resolved_target import ResolvedTarget, target_record
+from runtime.run_plan import RunPlan
+from runtime.run_record import Environment, Fingerprint, RunRecord
 
 ROOT = Path(__file__).resolve().parents[1]
 CUSTOM = "ra.custom."  # modules of a user's variants, whose code no commit and no NUMBERS identifies
@@ -77,6 +80,25 @@ def environment_record(variables: Mapping[str, str] = os.environ) -> Environment
         variables={name: variables[name] for name in VARIABLES if name in variables},
         code=source_digests((CUSTOM,)),
         deterministic=torch.are_deterministic_algorithms_enabled(),
+    )
+
+
+def opening_record(
+    plan: RunPlan, resolved: ResolvedTarget, fingerprint: Fingerprint, parameters: int
+) -> RunRecord:
+    """Return the record of a run before its first step."""
+    code = revision()
+    return run_record.blank(plan.run, plan.arm, plan.seed).replace(
+        task=plan.task,
+        study=plan.study,
+        commit=code.commit,
+        dirty=code.dirty,
+        config_sha256=plan.settings.sha256,
+        fingerprint=fingerprint,
+        target=run_record.RecordedTarget(**target_record(resolved)),
+        environment=environment_record(),
+        batch=run_record.Batch(**asdict(plan.batch)),
+        parameters=parameters,
     )
 
 

@@ -15,7 +15,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 import msgspec
 
@@ -33,6 +33,7 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 Amount = Annotated[float, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
+Task = Literal["gpt2", "grpo"]  # what a run trains
 
 MARK, DIGITS = b'"sha256": "', 64
 SUMS = "SHA256SUMS"

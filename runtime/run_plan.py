@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 from runtime import records
 from runtime.batch_plan import BatchPlan
 from runtime.errors import UserError
 from runtime.files import DamagedFileError
-from runtime.records import Count, Positive, Record, Text
+from runtime.records import Count, Positive, Record, Task, Text
 from runtime.run_record import RecordedTarget, run_name
 from runtime.settings import Config
 
@@ -27,7 +26,7 @@ class Start(Record, frozen=True):
 class RunPlan(Record, kw_only=True, frozen=True):
     """The content of plan.json of a run, written by the study before the run starts."""
 
-    task: Literal["gpt2", "grpo"] = "gpt2"
+    task: Task = "gpt2"
     study: Text
     arm: Text  # its name, which ra.arms parses
     seed: Count

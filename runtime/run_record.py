@@ -25,6 +25,7 @@ from runtime.records import (
     Positive,
     Record,
     Share,
+    Task,
     Text,
     parse,
 )
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 EVALUATIONS, ABOUT = "evaluations", "about.json"
+RESPONSES = "responses"  # folder of a GRPO run
 ANOMALY = "anomaly"
 # folders of a run: the newest states, the state before the decay, and those before a trigger of the monitor
 CHECKPOINTS = ("checkpoint", "stable", ANOMALY)
@@ -284,6 +286,7 @@ class RunRecord(Record, frozen=True):
     scalars: tuple[ScalarPoint, ...] | None = None
     fixes: tuple[Text, ...] | None = None
     choice: HellaSwagEntry | None = None
+    task: Task = "gpt2"
     study: str = ""
 
     @property
@@ -330,6 +333,7 @@ def write(run_dir: Path, record: RunRecord) -> None:
 def side_files(folder: Path) -> list[str]:
     """Return the files of a run or of an evaluation that SHA256SUMS lists."""
     names = ["config", "plan.json", "metrics.jsonl", ABOUT, *records.row_files(folder)]
+    names += sorted(f"{RESPONSES}/{path.name}" for path in (folder / RESPONSES).glob("*"))
     return [name for name in names if (folder / name).exists()]
 
 
@@ -417,19 +421,25 @@ def load(run_dir: Path) -> RunRecord:
         raise RecordError(f"{path} does not follow the schema: {error}") from error
 
 
-def load_given(run_dir: Path) -> RunRecord:
-    """Read the record of a run that the user named. RecordError with a fix where there is none or it is damaged."""
+def load_given(run_dir: Path, tasks: tuple[Task, ...] = ("gpt2",)) -> RunRecord:
+    """Read the record of a run that the user named. RecordError with a fix: none, a damaged one, another task."""
     fix = "fix: RUN=results/STUDY/runs/NAME of a run that exists"
     if not run_dir.is_dir():
         raise RecordError(f"{run_dir} is not a folder; {fix}")
     if not (run_dir / "run.json").exists():
         raise RecordError(f"{run_dir / 'run.json'} does not exist, so {run_dir} is not a run; {fix}")
     try:
-        return load(run_dir)
+        record = load(run_dir)
     except RecordError as error:
         raise RecordError(
             f"{error}; fix: restore the run's folder from a copy, or delete it and run `make`"
         ) from error
+    if record.task not in tasks:
+        raise RecordError(
+            f"{run_dir} was trained by {record.task.upper()}, and this command reads runs of "
+            f"{' and '.join(tasks).upper()}; fix: RUN= one of those"
+        )
+    return record
 
 
 def from_json(value: Any) -> RunRecord:

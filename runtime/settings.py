@@ -431,6 +431,59 @@ class TargetConfig:
 ANY_TARGET = TargetConfig("auto", "auto", compile=False, cpu_threads=0, detected="auto", scale_cpu=False)
 
 
+GRPO_NUMBERS = ("response_tokens", "evaluate_steps", "evaluate_limit", "evaluate_batch")
+GRPO_NEEDS = {
+    "GPT2_MAX_TIME": "0",
+    "GPT2_MAX_TOKENS": "0",
+    "RANKS": "1",
+    "LEARNING_RATES": "",
+    "CONTINUES": "",
+}
+
+
+@dataclass(frozen=True)
+class GrpoConfig:
+    """GRPO on problems with numbers as answers."""
+
+    model: str  # a folder, or a name on the hub
+    train_file: str  # "": GSM8K of the hub
+    test_file: str
+    group: int  # responses per problem
+    response_tokens: int  # at most
+    evaluate_steps: int  # between two evaluations
+    evaluate_limit: int  # test problems; 0: all
+    evaluate_batch: int  # test problems at once
+
+    @property
+    def files(self) -> tuple[tuple[str, str], tuple[str, str]]:
+        """Each file of problems with its split."""
+        return (self.train_file, "train"), (self.test_file, "test")
+
+    @classmethod
+    def from_symbols(cls, symbols: Symbols) -> GrpoConfig | None:
+        """Read the settings; None where the study trains GPT-2. ConfigError for values that exclude each other."""
+        if not symbols.flag("GRPO"):
+            return None
+        group, responses = symbols.integer("GRPO_GROUP"), symbols.integer("EFFECTIVE_BATCH")
+        if responses % group:
+            raise symbols.error(
+                "GRPO_GROUP",
+                f"does not divide the CONFIG_EFFECTIVE_BATCH={responses} responses of a step; fix: use "
+                f"{nearest(micro_batches(responses, 1), group)}",
+            )
+        for name, needed in GRPO_NEEDS.items():
+            if symbols.entries[name].value != needed:
+                fix = f"fix: CONFIG_{name}={needed}"
+                raise symbols.error(name, f"and CONFIG_GRPO=y exclude each other; {fix}")
+        return cls(
+            model=symbols.text("GRPO_MODEL"),
+            train_file=symbols.text("GRPO_TRAIN_FILE"),
+            test_file=symbols.text("GRPO_TEST_FILE"),
+            group=group,
+            **{name: symbols.integer(f"GRPO_{name.upper()}") for name in GRPO_NUMBERS},
+        )
+
+
 @dataclass(frozen=True)
 class TrackingConfig:
     """Experiment loggers in processes beside the run. Without wandb its mode is "off" and its project ""."""
@@ -502,10 +555,13 @@ class Config:
     sha256: str
     numerics_fix: str = ""
     monitor: MonitorSettings = NOT_MONITORED
+    grpo: GrpoConfig | None = None  # None: the runs train GPT-2
 
     @property
     def small_step(self) -> bool:
         """Return whether a run has one thread on a CPU, on every machine alike: numbers depend on threads."""
+        if self.grpo:
+            return False
         micro = self.batch.micro * self.model.block_size
         tokens = micro or min(self.batch.effective * self.model.block_size, MICRO_TOKENS["cpu"])
         return self.model.parameters * tokens < CORE_WORK
@@ -526,6 +582,7 @@ class Config:
             sha256=symbols.sha256,
             numerics_fix=numerics_fix(symbols),
             monitor=MonitorSettings.from_symbols(symbols),
+            grpo=GrpoConfig.from_symbols(symbols),
         )
         if built.target.cpu_threads or built.target.ranks > 1 or not built.small_step:
             return built

@@ -5,12 +5,14 @@ from __future__ import annotations
 from gpt2 import dataset, hellaswag, tokenizer
 from gpt2.validation import check_texts
 from referee.pages.markup import counted
-from runtime.errors import run_command
+from runtime.errors import UserError, run_command
 from scripts.study import load
 
 
 def main() -> int:
     _, config, _ = load()
+    if config.grpo:
+        raise UserError(".config trains by GRPO, whose problems need no preparation; fix: make")
     directory = dataset.prepare(config.data, report=print, rebuild=True)
     manifest = dataset.verify(directory)
     dataset.check_length(manifest, config.model.block_size)

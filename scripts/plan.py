@@ -31,6 +31,13 @@ def main() -> None:
     given = spread(parser.parse_args(command_arguments(("SPREAD",))).spread)
     symbols, config, settings = load()
     print(first_line(config, settings) + "\n", flush=True)
+    if config.grpo:
+        runs, steps = len(settings.variants) * settings.seeds, config.budget.max_iterations
+        print(
+            f"{runs} runs x {steps} steps x {config.batch.effective:,} responses of at most "
+            f"{config.grpo.response_tokens} tokens; hours, memory and power are predicted for GPT-2 alone"
+        )
+        return
     from study.planning.plan_page import forecasts, plan_document
     from study.planning.planned_power import find_past_studies, study_sight
 

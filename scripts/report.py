@@ -50,10 +50,6 @@ def study_directory(target: str) -> Path:
         raise UserError(
             f"{directory} is not a study folder: it has no folder runs; fix: make {target} STUDY=results/NAME"
         )
-    if next((directory / "runs").glob("*/responses"), None):
-        raise UserError(
-            f"{directory} is a GRPO study; fix: make grpo (it verifies the runs and writes the page)"
-        )
     return directory
 
 

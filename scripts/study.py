@@ -27,9 +27,12 @@ def first_line(config: Config, settings: StudySettings) -> str:
         scale = f"CPU study ({why_cpu(config.target)}): {config.model.size} model"
     rates, tuning = len(settings.rates), settings.tuning_seeds
     tuned = f"{rates} learning rates x {tuning} tuning seeds, " if rates else ""
+    data = f"{config.data.dataset} data"
+    if config.grpo:
+        scale, data = f"GRPO of {config.grpo.model}", config.grpo.train_file or "GSM8K"
     return (
         f"{settings.name}: {scale}, {len(settings.variants)} variants x {seeds_text(settings.seeds)}, {tuned}"
-        f"at most {config.budget.text} a run, {config.data.dataset} data"
+        f"at most {config.budget.text} a run, {data}"
     )
 
 
@@ -48,8 +51,6 @@ def load() -> tuple[Symbols, Config, StudySettings]:
         raise UserError("there is no .config; fix: make defconfig-gpt2-ra-ablation (make help lists others)")
     load_strictly(read_text(CONFIG), str(CONFIG))  # an edited one follows Kconfig's rules, too
     symbols = read_symbols(CONFIG)
-    if symbols.flag("GRPO"):
-        raise UserError(".config is of a GRPO study (CONFIG_GRPO=y); fix: make grpo, or another defconfig")
     return symbols, Config.from_symbols(symbols), StudySettings.from_symbols(symbols)
 
 

@@ -123,6 +123,7 @@ def with_design(study_dir: Path, plan: Plan, settings: StudySettings) -> Plan:
             margin=settings.equivalence_margin,
             earlier_looks=earlier,
             choice="" if tuned is None else f"{FOLDER}/{FILE}",
+            **({"metric": "final accuracy on the test problems"} if plan.task == "grpo" else {}),
         ).hashed
 
     def grown(plan: Plan, variants: Sequence[str], seeds: int) -> Plan:

@@ -87,11 +87,13 @@ def read_experiment(study_dir: Path, plan: Plan | None, used: Sequence[Run]) -> 
             "data": " ".join(data.files) or TEXTS.get(data.dataset, data.dataset),
             "learning_rate": " or ".join(rates) or default,
         }
+        if config.grpo:
+            known |= {"model": config.grpo.model, "layers": None, "data": config.grpo.train_file or "GSM8K"}
     return Experiment(
         **known,
         parameters=first.parameters if first else None,
         unit=tokenizer.find(first.fingerprint.tokenizer).unit if first else "token",
-        validation_tokens=first.validation.tokens if first else None,
+        validation_tokens=first.validation.tokens if first and first.task == "gpt2" else None,
         updates=tuple(sorted({row.iterations for row in plan.variants.values()} if plan else made)),
         batch=batch.effective if batch else None,
         length=batch.block_size if batch else None,

@@ -1,424 +1,254 @@
-"""The page of `make grpo`: answers, trajectory, final accuracies, divergence, logp_diff. Needs no torch."""
+"""The report of a GRPO study: verdicts on accuracy, its course, divergence, logp_diff. Needs no torch."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from grpo import records
-from grpo.grpo_settings import BASELINE, GrpoSettings, run_name
 from grpo.gsm8k import standard_error
-from ra.noise_schedule import PRESETS
 from referee.numerics.runs.logp_diff import THRESHOLD
 from referee.pages.document import (
     COPY,
     HTML,
-    MARKDOWN,
     SORT,
-    Block,
     BulletList,
     Document,
     Figure,
-    Legend,
+    Finding,
+    Findings,
     Note,
     Only,
+    Paragraph,
     Section,
     Table,
 )
 from referee.pages.figures import Plain, axis, figure, line
 from referee.pages.markup import Strong, Text, escape_html
-from referee.verdict.statistics import mean
-from runtime.files import DamagedFileError
-from study.analysis.verdict import Verdict, judge
-from study.arm_colors import color, legend
+from referee.verdict.design import MARGIN
+from referee.verdict.statistics import mean, with_interval
+from runtime.metrics_log import read_steps
+from study import plan_file
+from study.analysis.verdict import NO_ANSWER, Verdict, judge
+from study.arm_colors import color, color_label, legend
+from study.experiment import Experiment, finished_seeds, read_experiment
+from study.plan_file import Plan
 from study.report.method import capped, p_text, seeds_text
+from study.runs import BASELINE, DIVERGED, PENDING, Run, final_losses, provenance, read_runs
 
-# Collect the runs of a GRPO study and judge its arms. Needs neither torch nor TRL.
-#
-# A run that diverged is counted as that and is in no mean. An arm with a diverged run has no verdict: its other runs
-# are those that noise happened to spare. Accuracies of the others are judged by the rules of every study: a paired t
-# test over seeds against the baseline, Holm's method over the arms, two one-sided tests for equivalence.
-
-
-CONTROL = "B"  # the name under which judge() knows the baseline
-DIVERGED = "diverged"
-
-
-@dataclass(frozen=True)
-class Logp:
-    """logp_diff over the steps of an arm's runs: mean, mean absolute, largest size, steps over the threshold."""
-
-    mean: float
-    mean_absolute: float
-    largest: float
-    over: int
-    steps: int
-
-
-@dataclass(frozen=True)
-class Point:
-    """Mean accuracy of an arm's finished runs after a step. stderr: over test problems. by_seed: of each run."""
-
-    step: int
-    accuracy: float
-    stderr: float
-    by_seed: dict[int, float]
-
-    @property
-    def seeds(self) -> int:
-        return len(self.by_seed)
-
-    def minus(self, other: Point) -> float | None:
-        """Return the mean difference over the seeds that both have; None without one."""
-        shared = self.by_seed.keys() & other.by_seed.keys()
-        return mean([self.by_seed[seed] - other.by_seed[seed] for seed in sorted(shared)]) if shared else None
+METHOD = (
+    "Accuracy: share of test problems whose response, by greedy decoding without noise, ends with the published number "
+    "(docs/grpo.md). ± is the standard error over test problems.",
+    "An arm is compared with B at the same seed, which has the same order of problems: a paired t test over seeds. "
+    "The tests of the exploratory arms share 5 % by Holm's method. Equivalent: two one-sided 5 % tests place the "
+    "difference within the margin.",
+    "A diverged run is in no mean, and its arm is not judged: its other runs are those that happened not to diverge.",
+    "Noise is in the rollout alone: the loss is of the weights without noise. logp_diff is the log-probability of the "
+    "sampled tokens in the rollout minus that in training, the mean over responses. Without noise a step over the "
+    "threshold points to different arithmetic of sampling and training; with noise it is expected.",
+)
 
 
 @dataclass(frozen=True)
 class ArmResult:
-    """An arm. final: seed -> accuracy of the finished runs. diverged: seed -> why. word: of its verdict."""
+    """An arm. accuracies: step -> seed -> accuracy, of runs that count. diverged: run -> why."""
 
     arm: str
-    final: dict[int, float]
-    diverged: dict[int, str]
-    missing: list[int]
-    trajectory: list[Point]
-    logp: Logp | None
-    word: str = ""
-    verdict: Verdict | None = None
+    runs: int
+    accuracies: dict[int, dict[int, float]]
+    diverged: dict[str, str]
+    logp: list[tuple[float, float]]  # logp_diff and its mean absolute value, of every step of its runs
+    verdict: Verdict | None  # None for B, without a seed in common, and where a run of either diverged
 
-    @property
-    def accuracy(self) -> float | None:
-        return mean(list(self.final.values())) if self.final else None
+    def shown(self, step: int, problems: int) -> str:
+        """The mean accuracy after a step in percent, with its standard error over problems."""
+        if step not in self.accuracies:
+            return "-"
+        accuracy = mean(list(self.accuracies[step].values()))
+        return f"{100 * accuracy:.2f} ± {100 * standard_error(accuracy, problems):.2f}"
 
 
 @dataclass(frozen=True)
 class GrpoReport:
-    """problems: runs that do not agree with their records, which are left out. margin: in percentage points.
-
-    mixed: runs on another device or other versions than the first run, which `environment` is of.
-    """
+    """The content of the report. problems: number of test problems."""
 
     study: str
-    model: str
-    environment: dict[str, str]
-    steps: int
-    seeds: int
-    test_problems: int
-    margin: float
+    experiment: Experiment
+    runs: list[Run]
     arms: list[ArmResult]
-    responses: int
-    problems: list[str] = field(default_factory=list)
-    mixed: list[str] = field(default_factory=list)
+    problems: int
+    notes: list[str]
 
-    def arm(self, name: str) -> ArmResult:
-        return next(one for one in self.arms if one.arm == name)
+    @property
+    def pending(self) -> int:
+        """The number of runs that the study still has to finish."""
+        return sum(run.status in PENDING for run in self.runs)
+
+    @property
+    def used(self) -> list[Run]:
+        """The runs that count."""
+        return [run for run in self.runs if run.used]
+
+    @property
+    def uncounted(self) -> list[Run]:
+        """The runs that do not count; pending ones are not among them."""
+        return [run for run in self.runs if not run.used and run.status not in PENDING]
+
+    @property
+    def damaged(self) -> list[str]:
+        """Why runs do not count."""
+        return [f"{run.name} does not count: {run.why_not}" for run in self.uncounted]
+
+    @property
+    def variants(self) -> list[str]:
+        """The arms."""
+        return [one.arm for one in self.arms]
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """The verdicts on the arms that are judged."""
+        return [one.verdict for one in self.arms if one.verdict]
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps with an accuracy."""
+        return sorted({step for one in self.arms for step in one.accuracies})
 
 
-def build_report(settings: GrpoSettings, identity: str) -> GrpoReport:
-    """Read, verify and judge the runs that ended."""
-    plan = records.plan(settings.folder, settings.seeds, settings.margin)
-    found, problems = _ended_runs(settings, identity)
-    arms = [_result(arm, settings, [one for one in found if one.arm == arm]) for arm in settings.arms]
-    final = [one.final for one in found if one.final]
+def build_report(study_dir: Path) -> GrpoReport:
+    """Compute everything that the report says."""
+    runs, plan = read_runs(study_dir), plan_file.read_valid(study_dir)
+    used = [run for run in runs if run.used]
+    rows = [row for run in used for row in run.rows]
+    verdicts = judge_accuracies(plan, runs)
     return GrpoReport(
-        study=settings.name,
-        model=settings.model,
-        environment=dict(found[0].environment) if found else {},
-        steps=found[0].steps if found else 0,
-        seeds=settings.seeds,
-        test_problems=final[0].problems if final else 0,
-        margin=plan.margin,
-        arms=_judged(arms, plan),
-        responses=sum(one.responses for one in found),
-        problems=problems,
-        mixed=_mixed(found),
+        study=study_dir.resolve().name,
+        experiment=read_experiment(study_dir, plan, used),
+        runs=runs,
+        arms=[
+            _result(study_dir, name, runs, verdicts) for name in dict.fromkeys(run.variant for run in runs)
+        ],
+        problems=rows[0].items if rows else 0,
+        notes=[*provenance(used), *(plan.notes if plan else ())],
     )
 
 
-def _mixed(runs: Sequence[records.GrpoRecord]) -> list[str]:
-    """Name the runs whose device or versions are not those of the first run."""
-    found = []
-    for one in runs:
-        first = runs[0].environment
-        differing = [
-            name for name in {**first, **one.environment} if one.environment.get(name) != first.get(name)
-        ]
-        if differing:
-            given = ", ".join(f"{name} {one.environment.get(name)} ({first.get(name)})" for name in differing)
-            found.append(f"{one.run}: {given}")
-    return found
+def judge_accuracies(plan: Plan | None, runs: Sequence[Run]) -> dict[str, Verdict]:
+    """Return arm -> verdict. An arm with a diverged run has none."""
+    lost = {run.variant for run in runs if run.cause == DIVERGED}
+    table = final_losses([run for run in runs if run.used and run.variant not in lost])
+    settings = (plan.margin, plan.primary, plan.looks) if plan else (MARGIN, "", {})
+    first_seed = plan.first_seed if plan else 0
+    found = judge(table, *settings, finished_seeds(plan, runs), first_seed, higher=True)
+    return {one.variant: one for one in found}
 
 
-def _ended_runs(settings: GrpoSettings, identity: str) -> tuple[list[records.GrpoRecord], list[str]]:
-    """Return the records of runs that ended and agree with their files, and what is wrong with the others."""
-    found: list[records.GrpoRecord] = []
-    problems = []
-    for arm, seed in settings.runs:
-        run_dir, name = settings.run_dir(arm, seed), run_name(arm, seed)
-        try:
-            record = records.read(run_dir)
-            if record is None or record.status not in records.ENDED:
-                continue
-            wrong = records.problems_of(run_dir)
-        except DamagedFileError as error:
-            record, wrong = None, [str(error)]
-        if record and record.identity != identity:
-            wrong.append("it has other settings or problems")
-        if record and found and record.initial_weights != found[0].initial_weights:
-            wrong.append(f"it began with other weights than {found[0].run}")
-        if record and not wrong:
-            found.append(record)
-        problems += [f"{name}: {text}" for text in wrong]
-    return found, problems
+def _result(study_dir: Path, name: str, runs: Sequence[Run], verdicts: dict[str, Verdict]) -> ArmResult:
+    own = [run for run in runs if run.variant == name]
+    accuracies: dict[int, dict[int, float]] = {}
+    for run in (run for run in own if run.used):
+        tokens_per_step = run.record.batch.effective * run.record.batch.block_size
+        for tokens, value in run.losses.items():
+            accuracies.setdefault(tokens // tokens_per_step, {})[run.record.seed] = value
+    diverged = {run.name: run.record.error or "" for run in own if run.cause == DIVERGED}
+    steps = [step for run in own for step in read_steps(run.file(study_dir, "metrics.jsonl")).steps]
+    logp = [(one.logp_diff, one.logp_diff_absolute or 0.0) for one in steps if one.logp_diff is not None]
+    return ArmResult(name, len(own), accuracies, diverged, logp, verdicts.get(name))
 
 
-def _result(arm: str, settings: GrpoSettings, runs: Sequence[records.GrpoRecord]) -> ArmResult:
-    finished = [(one, one.final) for one in runs if one.final]
-    steps = sorted({each.step for one, _ in finished for each in one.evaluations})
-    points = []
-    for step in steps:
-        each = {one.seed: e for one, _ in finished for e in one.evaluations if e.step == step}
-        by_seed = {seed: e.accuracy for seed, e in each.items()}
-        accuracy, problems = mean(list(by_seed.values())), next(iter(each.values())).problems
-        points.append(Point(step, accuracy, standard_error(accuracy, problems), by_seed))
-    lines = [line for one in runs for line in records.train_steps(settings.run_dir(arm, one.seed))]
-    sizes = [(line, line.logp_diff) for line in lines if line.logp_diff is not None]
-    logp = None
-    if sizes:
-        logp = Logp(
-            mean=mean([size for _, size in sizes]),
-            mean_absolute=mean([line.logp_diff_absolute for line, _ in sizes]),
-            largest=max(abs(size) for _, size in sizes),
-            over=sum(line.logp_diff_over for line, _ in sizes),
-            steps=len(sizes),
-        )
-    ended = {one.seed for one in runs}
-    return ArmResult(
-        arm=arm,
-        final={one.seed: last.accuracy for one, last in finished if last},
-        diverged={one.seed: one.error or "" for one in runs if one.status == records.DIVERGED},
-        missing=[seed for seed in range(settings.seeds) if seed not in ended],
-        trajectory=points,
-        logp=logp,
-    )
-
-
-def _judged(arms: Sequence[ArmResult], plan: records.GrpoPlan) -> list[ArmResult]:
-    """Judge error rates in percentage points: less is better. An arm with a diverged run is not judged."""
-    judged = [one for one in arms if one.final and not one.diverged]
-    table = {
-        CONTROL if one.arm == BASELINE else one.arm: {seed: 100 * (1 - a) for seed, a in one.final.items()}
-        for one in judged
-    }
-    baseline = table.get(CONTROL, {})
-    verdicts = judge(
-        table,
-        plan.margin,
-        looks=dict.fromkeys(table, plan.looks),
-        finished={name: len(by_seed.keys() & baseline.keys()) for name, by_seed in table.items()},
-    )
-    by_arm = {one.variant: one for one in verdicts}
-    return [
-        dataclasses.replace(
-            one,
-            verdict=by_arm.get(one.arm),
-            word=DIVERGED if one.diverged else by_arm[one.arm].word if one.arm in by_arm else "",
-        )
-        for one in arms
-    ]
+def all_forms(study_dir: Path) -> tuple[GrpoReport, Document, dict[str, Any]]:
+    """Return the report, its page and its plain data."""
+    report = build_report(study_dir)
+    return report, report_document(report), as_json(report)
 
 
 def as_json(report: GrpoReport) -> dict[str, Any]:
     """Return the report as plain data."""
-    return {"schema": 1} | dataclasses.asdict(report)
+    keys = ("name", "variant", "seed", "status", "used", "why_not")
+    plain = {"schema": 1} | dataclasses.asdict(dataclasses.replace(report, runs=[]))
+    return plain | {"runs": [{key: getattr(run, key) for key in keys} for run in report.runs]}
 
 
-CAPTION = "Accuracy during training: mean over seeds, with its standard error over test problems."
-METHOD = (
-    "Accuracy: share of test problems whose response, by greedy decoding without noise, ends with the published number "
-    "(docs/grpo.md). ± is the standard error over test problems.",
-    "An arm is compared with the baseline at the same seed, which has the same order of problems: a paired t test over "
-    "seeds. The tests share 5 % by Holm's method. Under three seeds there is no answer.",
-    "Equivalent: two one-sided 5 % tests place the difference within the margin.",
-    "A diverged run is in no mean, and its arm is not judged.",
-    "Noise is in the rollout alone: the loss is of the weights without noise. logp_diff is the log-probability of the "
-    "sampled tokens in the rollout minus that in training, the mean over responses; noise makes it large, and GRPO "
-    "has no correction for it here.",
-)
-
-
-def grpo_document(report: GrpoReport) -> Document:
-    """grpo.html, grpo.md and the terminal."""
-    names = [one.arm for one in report.arms]
-    blocks: list[Block] = [
-        BulletList([_sentence(one, report) for one in report.arms if one.arm != BASELINE or one.diverged]),
-        BulletList([f"Left out: {text}" for text in report.problems]),
-        BulletList(
-            [f"Another device or version than that of the first run: {text}" for text in report.mixed]
+def report_document(report: GrpoReport) -> Document:
+    """report.html, report.md and the terminal."""
+    arms, names, steps = report.arms, report.variants, report.steps
+    final = {
+        "arm": lambda one: one.arm,
+        "accuracy %": lambda one: one.shown(steps[-1] if steps else 0, report.problems),
+        "difference to B": lambda one: _difference(one.verdict),
+        "verdict": lambda one: "" if one.arm == BASELINE else _word(one),
+        "counted": lambda one: (
+            f"{sum(run.used and run.variant == one.arm for run in report.runs)} of {one.runs}"
         ),
-        Only((HTML,), [legend(names) if len(names) > 1 else Legend([])]),
-        Only(
-            (HTML,),
-            [Figure("accuracy", accuracy_figure(report), CAPTION)],
+    }
+    logp = {
+        "arm": lambda one: one.arm,
+        "logp_diff": lambda one: f"{mean([value for value, _ in one.logp]):+.2g}",
+        "mean absolute": lambda one: f"{mean([absolute for _, absolute in one.logp]):.2g}",
+        "largest of a step": lambda one: f"{max(abs(value) for value, _ in one.logp):.2g}",
+        f"steps over {THRESHOLD:g}": lambda one: (
+            f"{sum(abs(value) > THRESHOLD for value, _ in one.logp)} of {len(one.logp)}"
         ),
-        Section("Accuracy after training", [_final(report)]),
-        Note(capped(one.verdict.adjusted_p for one in report.arms if one.verdict)),
-        Section("Accuracy during training", [_trajectory(report), Note(_trajectory_note(report))]),
-        Section("Diverged runs", [BulletList(_diverged(report))]),
-        Section("Rollout and training", [_logp(report), Note(_logp_note())]),
-        Section("Checks", [BulletList(_checks(report))]),
-        Only((HTML, MARKDOWN), [Section("Method", [BulletList(METHOD)])]),
+    }
+    course: list[list[Text]] = [
+        [str(step), *(one.shown(step, report.problems) for one in arms)] for step in steps
     ]
-    environment = ", ".join(
-        f"{name} {version}" for name, version in report.environment.items() if name != "device"
-    )
-    device = report.environment.get("device", "")
-    study = f"{report.study} · {report.model} · {seeds_text(report.seeds)} · {report.steps} steps"
-    subtitle = f"{study} · {device} · {environment}"
-    return Document("GRPO with noise in the rollout", blocks, subtitle=subtitle)
-
-
-def _points(value: float) -> str:
-    return f"{100 * value:.2f}"
-
-
-def _difference(one: ArmResult) -> str:
-    """The difference of accuracy from the baseline in percentage points with its interval."""
-    if not one.verdict:
-        return "-"
-    found = one.verdict.test.difference  # of error rates
-    interval = (
-        ""
-        if found.low is None or found.high is None
-        else f" [{0.0 - found.high:+.2f}, {0.0 - found.low:+.2f}]"
-    )
-    return f"{0.0 - found.mean:+.2f}{interval}"
-
-
-def _sentence(one: ArmResult, report: GrpoReport) -> Text:
-    if one.word == DIVERGED:
-        return (
-            Strong(one.arm, bad=True),
-            f": {len(one.diverged)} of {report.seeds} runs diverged; not judged.",
-        )
-    if report.arm(BASELINE).diverged:
-        return (Strong(one.arm), ": not judged, because the baseline diverged.")
-    verdict = one.verdict
-    if not verdict:
-        return (Strong(one.arm), ": no finished run with a baseline at its seed.")
-    p = f", {p_text(verdict.adjusted_p)}" if verdict.adjusted_p is not None else ""
-    return (
-        Strong(one.arm),
-        f": {verdict.word} ({_difference(one)} percentage points, {seeds_text(verdict.seeds)}{p}).",
-    )
-
-
-def _final(report: GrpoReport) -> Table:
-    rows: list[list[Text]] = []
-    for one in report.arms:
-        preset = PRESETS.get(one.arm)
-        noise = (
-            f"{preset.start:g} to {preset.end:g}" if preset else "none" if one.arm == BASELINE else one.arm
-        )
-        last = one.trajectory[-1] if one.trajectory else None
-        rows.append(
-            [
-                one.arm,
-                noise,
-                f"{_points(last.accuracy)} ± {_points(last.stderr)}" if last else "-",
-                "reference" if one.arm == BASELINE else _difference(one),
-                one.word or ("-" if one.arm != BASELINE else ""),
-                f"{len(one.final)} of {report.seeds}",
-                f"{len(one.diverged)}",
-            ]
-        )
-    headings = ["arm", "sigma", "accuracy %", "against baseline", "verdict", "finished", "diverged"]
-    return Table(headings, rows, text_columns=(1, 4), tools=(SORT, COPY))
-
-
-def _trajectory(report: GrpoReport) -> Table:
-    """A row per step, a column per arm; the difference from the baseline at the same seeds in brackets."""
-    arms = [one for one in report.arms if one.trajectory]
-    points = {(one.arm, point.step): point for one in arms for point in one.trajectory}
-    rows: list[list[Text]] = []
-    for step in sorted({step for _, step in points}):
-        base = points.get((BASELINE, step))
-        cells: list[Text] = [str(step)]
-        for one in arms:
-            point = points.get((one.arm, step))
-            text = f"{_points(point.accuracy)}" if point else "-"
-            difference = point.minus(base) if point and base and one.arm != BASELINE else None
-            text += "" if difference is None else f" ({100 * difference:+.2f})"
-            cells.append(text)
-        rows.append(cells)
-    return Table(["step", *(one.arm for one in arms)], rows)
-
-
-def _trajectory_note(report: GrpoReport) -> str:
-    errors = [point.stderr for one in report.arms for point in one.trajectory]
-    if not errors:
-        return ""
-    return (
-        "Percent, mean over finished runs; in brackets the difference from the baseline at the same seeds. Standard "
-        f"error over {report.test_problems:,} problems: at most {_points(max(errors))}."
-    )
-
-
-def _diverged(report: GrpoReport) -> list[Text]:
-    return [f"{one.arm}, seed {seed}: {why}" for one in report.arms for seed, why in one.diverged.items()]
-
-
-def _logp(report: GrpoReport) -> Table:
-    rows: list[list[Text]] = [
+    return Document(
+        report.study,
         [
-            one.arm,
-            f"{one.logp.mean:+.2g}",
-            f"{one.logp.mean_absolute:.2g}",
-            f"{one.logp.largest:.2g}",
-            f"{one.logp.over} of {one.logp.steps}",
-        ]
-        for one in report.arms
-        if one.logp
-    ]
-    return Table(
-        ["arm", "logp_diff", "mean absolute", "largest of a step", f"steps over {THRESHOLD:g}"], rows
+            Paragraph(report.experiment.text),
+            Findings([_finding(one, names) for one in arms if one.arm != BASELINE]),
+            Only((HTML,), [legend(names), Figure("accuracy", accuracy_figure(report), METHOD[0])]),
+            Section("Accuracy after training", [Table.of(arms, final, (3,), tools=(SORT, COPY))]),
+            Note(capped(one.adjusted_p for one in report.verdicts)),
+            Section("Accuracy during training", [Table(["step", *names], course)]),
+            Section("Rollout and training", [Table.of([one for one in arms if one.logp], logp)]),
+            Section("Notes", [BulletList([*report.damaged, *report.notes])]),
+            Section("Method", [BulletList(METHOD)]),
+        ],
+        subtitle=f"GRPO · {len(report.used)} of {len(report.runs)} runs counted",
     )
 
 
-def _logp_note() -> str:
+def _difference(verdict: Verdict | None) -> str:
+    """The difference of accuracy from B in percentage points with its interval."""
+    difference = verdict.test.difference if verdict else None
+    return with_interval(difference, lambda end: f"{100 * end:+.2f}")
+
+
+def _word(one: ArmResult) -> str:
+    if one.diverged:
+        return f"not judged: {len(one.diverged)} of {one.runs} runs diverged"
     return (
-        "Without noise a step over the threshold points to different arithmetic of sampling and training. With noise "
-        "it is expected: the tokens are samples of other weights than those that are trained."
+        one.verdict.word if one.verdict else "not judged: no counted run of B at its seeds, or one diverged"
     )
 
 
-def _checks(report: GrpoReport) -> list[str]:
-    if not report.responses:
-        return []
-    return [
-        f"{report.responses:,} responses are recorded with their rewards; SHA256SUMS of each run covers them.",
-        "After each rollout every weight was compared with its bits before.",
-    ]
+def _finding(one: ArmResult, names: Sequence[str]) -> Finding:
+    label, word, verdict = color_label(one.arm, names), _word(one), one.verdict
+    if not verdict:
+        return Finding(label, "unsure", word, "-", (Strong(one.arm), f": {word}."))
+    p = f", {p_text(verdict.adjusted_p)}" if verdict.adjusted_p is not None else ""
+    numbers = f"{_difference(verdict)} percentage points, {seeds_text(verdict.seeds)}{p}"
+    kind = "unsure" if word in NO_ANSWER else word
+    sentence: Text = (Strong(one.arm), f" ({verdict.role}): {word} ({numbers}).")
+    return Finding(label, kind, f"{verdict.role}: {word}", numbers, sentence)
 
 
 def accuracy_figure(report: GrpoReport) -> Plain | None:
-    """Accuracy against the step, a line per arm with the standard error over problems."""
-    names = [one.arm for one in report.arms]
-    data = [
-        line(
-            one.arm, color(one.arm, names), one.arm, label=one.arm, marker={"size": 7},
-            x=[point.step for point in one.trajectory],
-            y=[100 * point.accuracy for point in one.trajectory],
-            error_y={"type": "data", "array": [100 * point.stderr for point in one.trajectory], "thickness": 1},
-            hovertemplate=f"%{{y:.2f}} % at step %{{x}}<extra>{escape_html(one.arm)}</extra>",
-        )
-        for one in report.arms
-        if one.trajectory
-    ]  # fmt: skip
-    if not data:
-        return None
+    """Accuracy against the step, a line per arm."""
+    names, data = report.variants, []
+    for one in (one for one in report.arms if one.accuracies):
+        means = {step: 100 * mean(list(by_seed.values())) for step, by_seed in sorted(one.accuracies.items())}
+        data.append(
+            line(
+                one.arm, color(one.arm, names), one.arm, label=one.arm, marker={"size": 7},
+                x=list(means), y=list(means.values()),
+                hovertemplate=f"%{{y:.2f}} % at step %{{x}}<extra>{escape_html(one.arm)}</extra>",
+            )
+        )  # fmt: skip
     narrow = {"margin": {"l": 50, "r": 60}, "font": {"size": 11}}
-    return figure(data, 340, (60, 90, 16, 52), narrow, xaxis=axis("step"), yaxis=axis("accuracy in %"))
+    edges = (60, 90, 16, 52)
+    return figure(data, 340, edges, narrow, xaxis=axis("step"), yaxis=axis("accuracy in %")) if data else None

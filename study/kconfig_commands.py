@@ -143,7 +143,7 @@ def replace_config(tree: kconfig_rules.Kconfig, config: Config, origin: str) -> 
     previous = back_up(CONFIG, text)
     replace_file(CONFIG, text)
     study = tree.syms["STUDY_NAME"].str_value
-    if tree.syms["GRPO"].str_value != "y":
+    if not config.grpo:
         print(scale_line(config))
     print(f"wrote .config for the study {study}{origin}{previous}")
 

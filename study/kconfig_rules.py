@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo.grpo_settings import GrpoSettings
 from runtime.dotconfig import INTEGER, ConfigError, Entry, Symbols, parse_lines
 from runtime.errors import disk_full
 from runtime.files import DamagedFileError, read_bytes, write_bytes
@@ -222,8 +221,6 @@ def check_settings(symbols: Symbols) -> Config:
     """Check what Kconfig cannot: floats, names, and values that contradict each other."""
     config = Config.from_symbols(symbols)
     StudySettings.from_symbols(symbols)
-    if symbols.flag("GRPO"):
-        GrpoSettings.from_symbols(symbols)
     return config
 
 

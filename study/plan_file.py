@@ -21,6 +21,7 @@ from runtime.records import (
     InvalidJsonError,
     Positive,
     Record,
+    Task,
     Text,
     parse,
 )
@@ -97,6 +98,7 @@ class Plan(Record, kw_only=True, frozen=True):
     """
 
     schema: Literal[1] = 1
+    task: Task = "gpt2"
     study: str = ""
     created: str = ""
     config_sha256: str = ""

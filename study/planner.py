@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from gpt2.optimizer import warmup_iterations
 from ra.arms import parse_arm
-from runtime.batch_plan import WARM_UP_STEPS, BatchPlan, next_smaller
+from runtime.batch_plan import WARM_UP_STEPS, BatchPlan, next_smaller, plan_batch
 from runtime.errors import UserError
 from runtime.records import Record
 from runtime.resolved_target import ResolvedTarget, target_record
@@ -191,6 +191,14 @@ def count_arms(
     return CountedArms(batch, arms, predictions.fit_together([*classes.values()], batch.micro))
 
 
+def grpo_arms(config: Config, settings: StudySettings, existing: BatchPlan | None) -> CountedArms:
+    """Return the arms of a GRPO study, whose steps cost the same. No memory is predicted."""
+    assert config.grpo
+    batch = existing or plan_batch(config.batch.effective, config.batch.micro, 1, config.grpo.response_tokens)
+    arms = {name: CountedArm("grpo", config.optimizer, (), None) for name in settings.variants}
+    return CountedArms(batch, arms, fit_together=False)
+
+
 def make_plan(
     config: Config,
     settings: StudySettings,
@@ -218,6 +226,7 @@ def make_plan(
     counts = iteration_counts(config.budget, batch.tokens, seconds, list(examples), settings.equal_time)
     baseline = arms.get(BASELINE, next(iter(arms.values()))).cost_class
     return Plan(
+        task="grpo" if config.grpo else "gpt2",
         study=settings.name,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         config_sha256=config.sha256,
@@ -247,6 +256,8 @@ def timing_seconds(config: Config, settings: StudySettings, resolved: ResolvedTa
     budget = config.budget
     if budget.max_time_seconds:
         return min(max(TIMING_SHARE * budget.max_time_seconds, TIMING_LEAST), TIMING_MOST)
+    if config.grpo:
+        return 0.0
     counts = (budget.max_tokens, budget.max_iterations * config.batch.effective * config.model.block_size)
     tokens = min(filter(None, counts)) * len(settings.variants) * settings.seeds
     here = resolved.device_type == "cpu" and settings.executor == "local"

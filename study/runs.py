@@ -5,19 +5,20 @@ Needs no torch. Runs that are missing, unfinished, unreadable, damaged or not co
 
 from __future__ import annotations
 
+import importlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Any, Literal, cast
 
 from msgspec import Meta
 
 from ra.arms import PATTERNS, parse_arm
-from referee.verdict.rows import LOSS, VALIDATION, Row, chosen
+from referee.verdict.rows import ACCURACY, LOSS, TEST, VALIDATION, Row, chosen
 from runtime import records, run_record
 from runtime.files import DamagedFileError
-from runtime.records import Count, Record, Text
+from runtime.records import Count, Record, Task, Text
 from runtime.run_record import (
     Batch,
     Environment,
@@ -44,6 +45,19 @@ def read_records(study_dir: Path) -> dict[Path, RunRecord]:
     return {folder: record for folder, record in found.items() if record}
 
 
+def task_of(study_dir: Path) -> Task:
+    """Return the task of a study: that of its first readable record, "gpt2" without one."""
+    found = map(read_record, sorted((study_dir / "runs").glob("*/")))
+    return next((record.task for record in found if record), "gpt2")
+
+
+def module(
+    name: Literal["grpo.train", "grpo.gsm8k", "study.grpo_page", "study.evaluation.grpo_platforms"],
+) -> Any:
+    """Import a module of the task "grpo": a study of GPT-2 loads none of them."""
+    return importlib.import_module(name)
+
+
 REMEDY = "fix: restore the files from a copy, or delete the run's folder and run `make`"
 
 
@@ -64,9 +78,12 @@ EXPECTED = "expected.json"
 CONTINUE = "fix: restore the file from a copy, or run `make`, which continues the run from its checkpoint"
 DAMAGED = "damaged"  # cause of a run whose files do not agree
 DIVERGED = "diverged"  # cause of a run that ended because its loss or gradient is not finite
-NOT_FINITE = "NotFiniteError"  # start of the error of such a run
+DIVERGENCES = ("NotFiniteError", "DivergedError")  # start of the error of such a run
 PENDING = ("missing", "interrupted", "running")  # statuses of runs that a study still has to finish
 UNREADABLE = "unreadable"  # status of a run whose run.json is missing, damaged or altered
+# of a finished record; that of GRPO lacks the first
+PARTS = ("validation", "progress", "fingerprint", "batch", "target", "environment", "schedule")
+METRICS = {"gpt2": (VALIDATION, LOSS), "grpo": (TEST, ACCURACY)}  # task -> data and metric of a verdict
 # of every run; initial weights: at each seed
 SHARED = ("model", "data", "tokenizer", "batch", "schedule", "validation", "numbers", "numerics_fix")
 # the record of a run whose run.json is missing or unreadable
@@ -107,12 +124,12 @@ class Run:
 
     @property
     def losses(self) -> dict[int, float]:
-        """Tokens -> validation loss in nats, of every evaluation with a finite loss."""
-        return {tokens: row.value for tokens, row in chosen(self.rows, VALIDATION, LOSS).items()}
+        """Tokens -> validation loss in nats, of GRPO accuracy, of every evaluation with a finite one."""
+        return {tokens: row.value for tokens, row in chosen(self.rows, *METRICS[self.record.task]).items()}
 
     @property
     def loss(self) -> float:
-        """The validation loss in nats at the end of a run that is used."""
+        """The validation loss in nats, of GRPO accuracy, at the end of a run that is used."""
         return self.losses[self.record.progress.tokens]
 
     def file(self, study_dir: Path, name: str) -> Path:
@@ -154,7 +171,8 @@ def _read(folder: Path) -> Run:
         if found:
             run.used, run.cause, run.why_not = False, DAMAGED, f"{'; '.join(found)}; {REMEDY}"
         elif complete.progress.tokens not in run.losses:
-            run.used, run.cause, run.why_not = False, "no finite loss", "it has no finite validation loss"
+            metric = " ".join(METRICS[complete.task])
+            run.used, run.cause, run.why_not = False, "no finite result", f"it has no finite {metric}"
     return run
 
 
@@ -167,8 +185,7 @@ def _why_not(record: RunRecord, name: str) -> tuple[str, str]:
         return DIVERGED, f"it diverged: {record.error}"
     if record.status != "finished":
         return "", record.error or f"it is {record.status}"
-    parts = ("validation", "progress", "fingerprint", "batch", "target", "environment", "schedule")
-    unknown = [name for name in parts if getattr(record, name) is None]
+    unknown = [name for name in PARTS[record.task == "grpo" :] if getattr(record, name) is None]
     if unknown:
         return "incomplete record", f"its record says finished but has no {', '.join(unknown)}"
     faults = record.admission.faults if record.admission else ()
@@ -184,7 +201,7 @@ def _why_not(record: RunRecord, name: str) -> tuple[str, str]:
 
 def diverged(status: str, error: str | None) -> bool:
     """Return whether a run failed because its loss or gradient is not finite, so that a repetition fails again."""
-    return status == "failed" and (error or "").startswith(NOT_FINITE)
+    return status == "failed" and (error or "").startswith(DIVERGENCES)
 
 
 def diverged_seeds(runs: list[Run]) -> dict[str, list[int]]:

@@ -55,7 +55,7 @@ from study.preconditions import (
 )
 from study.report import report_page as write
 from study.report.report_page import render_terminal
-from study.runs import RunList, read_records
+from study.runs import RunList, module, read_records
 from study.step_timing import DoesNotFitError, Timing
 from study.study_settings import StudySettings
 from study.terminal import (
@@ -193,11 +193,7 @@ class Study:
             notice = threads_notice(resolved, self.config.target.cpu_threads, cpu_threads(0))
             if notice:
                 print(notice)
-        self.admit()
-        directory = dataset.prepare(self.config.data, report=print)
-        dataset.check_corpus(directory, self.config.model.block_size, report=print)
-        self.hellaswag = self.find_hellaswag()
-        check_texts(self.config, report=print)
+        self.prepare()
         self.execute_pending(self.plan())
         self.inspect_attention()
         print(render_terminal(self.report()))
@@ -230,6 +226,8 @@ class Study:
 
     def require_space(self, plan: Plan | None = None) -> None:
         """UserError where the disk is too full for the pending runs; without a plan, for their checkpoints alone."""
+        if self.config.grpo:  # its model has an unknown number of parameters
+            return
         left = self.runs.pending()
         counts = [plan.variants[name].iterations if plan else 0 for name, _ in left]
         written = sum(checkpoint_bytes(self.runs.folder(*run)) for run in left)
@@ -252,6 +250,7 @@ class Study:
         row, shorter = plan.variants[arm], plan.continues
         folder = Path(shorter.study) / "runs" / run_record.run_name(arm, seed) if shorter else None
         return RunPlan(
+            task="grpo" if self.config.grpo else "gpt2",
             study=self.directory.name,
             arm=arm,
             seed=seed,
@@ -286,6 +285,17 @@ class Study:
 
     # -- before the runs ----------------------------------------------------------------------------------------
 
+    def prepare(self) -> None:
+        """Check or prepare what the runs read. UserError for what they could not use."""
+        if self.config.grpo:
+            module("grpo.gsm8k").require_inputs(self.config.grpo, self.config.batch.effective)
+            return
+        self.admit()
+        directory = dataset.prepare(self.config.data, report=print)
+        dataset.check_corpus(directory, self.config.model.block_size, report=print)
+        self.hellaswag = self.find_hellaswag()
+        check_texts(self.config, report=print)
+
     def find_hellaswag(self) -> dict[str, Any]:
         """Find the HellaSwag items once for all runs: the entries of their plans."""
         evaluation = self.config.evaluation
@@ -307,6 +317,8 @@ class Study:
 
     def count(self, existing: BatchPlan | None = None) -> CountedArms:
         """Count the arms in a process of their own: this one never imports a variant."""
+        if self.config.grpo:
+            return planner.grpo_arms(self.config, self.settings, existing)
         if existing not in self._counted:
             asked = CountArms(self.settings, self.resolved, existing, self.copies())
             self._counted[existing] = parse(CountedArms, self.ask(self.here(), asked), "counted arms")
@@ -426,7 +438,7 @@ class Study:
 
     def inspect_attention(self) -> None:
         """Create the attention maps of the report. No number depends on them, so a failure does not end the study."""
-        if not uninspected_runs(self.directory):
+        if self.config.grpo or not uninspected_runs(self.directory):
             return
         try:
             reasons = self.ask(self.here(), Maps(self.directory))["reasons"]

@@ -21,6 +21,7 @@ from runtime.dotconfig import Symbols, number_in
 from runtime.settings import OPTIMIZER_NUMBERS, BudgetConfig, ModelConfig
 
 SYMBOL = "LEARNING_RATES"
+GRPO_KEYS = {"AQN", "LR"}  # modifiers of the arms of a GRPO study
 
 
 def read_rates(symbols: Symbols, variants: Sequence[str]) -> tuple[str, ...]:
@@ -68,7 +69,8 @@ SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 class StudySettings:
     """name: folder in results_dir. variants: in the order of running. seeds: their number, from first_seed on.
 
-    equal_time: iterations in proportion to speed; else the same number for all. equivalence_margin: in nats.
+    equal_time: iterations in proportion to speed; else the same number for all.
+    equivalence_margin: in nats, of GRPO in accuracy.
     primary: the variant of the primary comparison; empty in a study of control arms alone.
     rates: to tune, on tuning_seeds; (): CONFIG_LEARNING_RATE for all.
     continues: folder of the shorter study to continue.
@@ -115,13 +117,14 @@ class StudySettings:
         if seeds < 1:
             raise symbols.error("SEEDS", "leaves nothing to run; fix: CONFIG_SEEDS=1 or more")
         variants, executor = _variants(symbols), EXECUTORS[symbols.choice(EXECUTORS)]
+        percent = symbols.number("EQUIVALENCE_MARGIN_PERCENT", "(0, 100)")
         return cls(
             name=name,
             variants=variants,
             seeds=seeds,
             results_dir=symbols.folder("RESULTS_DIR"),
             equal_time=symbols.flag("BUDGET_EQUAL_TIME"),
-            equivalence_margin=math.log(1 + symbols.number("EQUIVALENCE_MARGIN_PERCENT", "(0, 100)") / 100),
+            equivalence_margin=percent / 100 if symbols.flag("GRPO") else math.log(1 + percent / 100),
             primary=_primary(symbols, variants),
             rates=(rates := read_rates(symbols, variants)),
             tuning_seeds=symbols.integer("TUNING_SEEDS") if rates else 0,
@@ -148,6 +151,12 @@ def _variants(symbols: Symbols) -> tuple[str, ...]:
         refuse_equal_arms(names, layers)
     except VariantError as error:
         raise symbols.error("VARIANTS", f"cannot be run: {error}") from None
+    for arm in map(parse_arm, names) if symbols.flag("GRPO") else ():
+        if arm.attention != BASELINE or {key for key, _ in arm.modifiers} - GRPO_KEYS:
+            raise symbols.error(
+                "VARIANTS",
+                f"has {arm.name}, and GRPO trains its model alone: {BASELINE}, with +AQN= and +LR=; fix: remove it",
+            )
     return tuple(names)
 
 

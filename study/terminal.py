@@ -152,6 +152,8 @@ class Terminal:
         line = self._lines[name]
         if event.event == "validation":
             line.validation = f"val ppl {digits(event.perplexity)}" if event.perplexity else ""
+            if event.accuracy is not None:
+                line.validation = f"accuracy {100 * event.accuracy:.1f} %"
         if event.event == "note":
             self.say(f"{line.title}: {event.message}")
         if event.event == "train":
@@ -164,7 +166,9 @@ class Terminal:
         step = line.step
         done = step.iteration / step.iterations if step and step.iterations else 0.0
         left = self.estimate.seconds_left(done, name)
-        parts = [line.title, f"{done:4.0%}{GAP}loss {step.loss:.3f}" if step else "", phase]
+        reward = step.reward if step else None
+        number = f"loss {step.loss:.3f}" if step and reward is None else f"reward {reward or 0.0:.3f}"
+        parts = [line.title, f"{done:4.0%}{GAP}{number}" if step else "", phase]
         parts += [f"study {duration(left)} left"] if left is not None and left >= 1 else []
         parts += [line.validation]
         if step and step.train_seconds > 0 and done > 0:

@@ -250,8 +250,10 @@ def metric_names(line: dict[str, Any]) -> dict[str, float]:
             "tokens_per_second",
             "memory_bytes",
             "train_seconds",
+            "reward",
+            "logp_diff",
         ),
-        "validation": ("loss", "perplexity"),
+        "validation": ("loss", "perplexity", "accuracy"),
     }[kind]
     found = {f"{kind}/{key}": line[key] for key in keys if line.get(key) is not None}
     return found | {"train/tokens": line["tokens"]}

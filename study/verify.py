@@ -67,7 +67,7 @@ def _verify_run(folder: Path) -> Verified:
         of = run_record.owner(record)
         checked.append(f"run.json ({record.status})")
         if record.status == "finished":
-            checked += run_record.side_files(folder)
+            checked += dict.fromkeys(name.partition("/")[0] for name in run_record.side_files(folder))
             problems += run_record.altered(record, folder)
         for path in sorted((folder / run_record.EVALUATIONS).glob("*/")):
             checked.append(f"{run_record.EVALUATIONS}/{path.name}")

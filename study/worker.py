@@ -35,7 +35,7 @@ from study.executors.child_process import (
 )
 from study.executors.claims import ClaimedError
 from study.planner import CountArms, Maps, Question, Steps, count_arms
-from study.runs import read_record
+from study.runs import module, read_record
 
 # modules that import torch are imported where they are used: the process handles signals before
 
@@ -106,25 +106,16 @@ def _join(settings: Config) -> ResolvedTarget:
 
 def _train(run_dir: Path, plan: RunPlan, stop: Stop) -> int:
     """Train the run in its folder, or continue it from its last checkpoint."""
-    import torch
-
-    from gpt2.trainer import TrainingRun
-    from ra.admission.batches import examine_trained
-    from ra.global_state import GlobalState
-    from ra.variants import variant
     from study.planning.micro_batch import free_bytes, require_free
 
-    settings = plan.settings
-    resolved = _join(settings)
+    if plan.task == "grpo":
+        os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # of several cards, TRL would use all
+    resolved = _join(plan.settings)
     refuse_another_card(plan.target, resolved)
     plan = plan.replace(batch=plan_for(plan.batch, ranks.world()))
     here = ranks.local("LOCAL_WORLD_SIZE", 1) if resolved.device_type == "cpu" else 1
     require_free(resolved, plan.predicted_bytes and plan.predicted_bytes * here, free_bytes(resolved.device))
-    chosen = variant(plan.arm, settings.model, settings.alternation)
-    with (
-        attention_kernels.attention_context(resolved, settings.model.dropout),
-        contextlib.ExitStack() as stack,
-    ):
+    with contextlib.ExitStack() as stack:
         holder = {}
         if ranks.first():  # it writes
             place = os.environ.get(PLACE, "")
@@ -134,14 +125,32 @@ def _train(run_dir: Path, plan: RunPlan, stop: Stop) -> int:
         (finished,) = ranks.agree(record is not None and record.status == "finished")
         status = "finished"
         if not finished:  # of a job that waited while another process finished the run
-            own = chosen.configure(settings)
-            training = TrainingRun(run_dir, plan, own, resolved, chosen.parts, stop, **holder)
-            with training.stepper.autocast(), torch.no_grad():  # as in the examination at the end
-                before = GlobalState(generators=False)
-            training.examine = functools.partial(examine_trained, before=before)
-            status = training.train()
+            if plan.task == "grpo":
+                status = module("grpo.train").GrpoRun(run_dir, plan, resolved, stop, **holder).run()
+            else:
+                status = _gpt2(run_dir, plan, resolved, stop, **holder)
     ranks.leave()
     return EXIT_FINISHED if status == "finished" else EXIT_INTERRUPTED
+
+
+def _gpt2(run_dir: Path, plan: RunPlan, resolved: ResolvedTarget, stop: Stop, **fence: Any) -> str:
+    """Train GPT-2; return the status of the record."""
+    import torch
+
+    from gpt2.trainer import TrainingRun
+    from ra.admission.batches import examine_trained
+    from ra.global_state import GlobalState
+    from ra.variants import variant
+
+    settings = plan.settings
+    chosen = variant(plan.arm, settings.model, settings.alternation)
+    with attention_kernels.attention_context(resolved, settings.model.dropout):
+        own = chosen.configure(settings)
+        training = TrainingRun(run_dir, plan, own, resolved, chosen.parts, stop, **fence)
+        with training.stepper.autocast(), torch.no_grad():  # as in the examination at the end
+            before = GlobalState(generators=False)
+        training.examine = functools.partial(examine_trained, before=before)
+        return training.train()
 
 
 def refuse_another_card(planned: RecordedTarget | None, resolved: ResolvedTarget) -> None:

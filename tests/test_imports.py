@@ -50,7 +50,6 @@ NO_TORCH = (
     "study.report.report_page",
     "study.compare.compared_studies",
     "study.grpo_page",
-    "study.grpo_study",
     "referee.numerics.setup.checklist_rows",
 )
 

@@ -12,6 +12,7 @@ from typing import Any, Self
 import msgspec
 
 LOSS, VALIDATION = "loss", "validation"  # the metric and the data that a verdict is on
+ACCURACY, TEST = "accuracy", "test"  # those of GRPO
 
 
 class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -24,7 +25,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     platform: str  # arithmetic that evaluated, such as fp32 or int4; with @machine on another machine
     data: str  # text or items: a name, and @ with the first digits of their SHA-256: validation@0f3a5c7e9b1d
     metric: str  # loss: mean nats per token; acc, accuracy: share of right items; others by their names
-    tokens: int  # trained on before; of GRPO: optimizer steps
+    tokens: int  # trained on before; of GRPO at most, as responses differ in length
     value: float
     items: int = 0  # single items behind the value; those of the last evaluation are in items/METRIC-DATA.npy
 

@@ -197,12 +197,13 @@ def judge(
     finished: Mapping[str, int] | None = None,
     first_seed: int = 0,
     controls: Sequence[str] = (),
+    higher: bool = False,
 ) -> list[Verdict]:
     """Judge every real change that has a seed with a control arm.
 
     table: variant -> seed -> final loss in nats. primary: the planned comparison. looks: variant -> planned seeds.
     finished: variant -> planned seeds with every run; by default those in the table. first_seed: of the planned seeds.
-    controls: the control arms of every arm; (): those at the learning rate of the arm.
+    controls: the control arms of every arm; (): those at the learning rate of the arm. higher: is better.
     """
     looks = looks or {}
     found = []
@@ -216,7 +217,7 @@ def judge(
             done = (finished or {}).get(name, len(used))
             counts = [len(arms) for arms in used.values()]
             found.append(_test(name, differences, counts, margin, planned, done, name == primary))
-    return _adjusted(found)
+    return _adjusted(found, higher)
 
 
 def earlier_verdicts(
@@ -330,7 +331,7 @@ def _test(
     )
 
 
-def _adjusted(verdicts: list[Verdict]) -> list[Verdict]:
+def _adjusted(verdicts: list[Verdict], higher: bool) -> list[Verdict]:
     """Adjust the exploratory variants by Holm's method and choose the words. An interim variant counts as a test."""
     family = [
         one
@@ -348,12 +349,12 @@ def _adjusted(verdicts: list[Verdict]) -> list[Verdict]:
             one = replace(one, judged_together=len(family))
         if one.adjusted_p is not None:
             p, q = adjusted.get(one.variant, (one.adjusted_p, one.equivalence_p))
-            one = _decided(replace(one, adjusted_p=p, equivalence_p=q))
+            one = _decided(replace(one, adjusted_p=p, equivalence_p=q), higher)
         found.append(one)
     return found
 
 
-def _decided(verdict: Verdict) -> Verdict:
+def _decided(verdict: Verdict, higher: bool) -> Verdict:
     """Choose the word: better or worse at 5 %; else equivalent if two one-sided 5 % tests find it within the margin."""
     p, q = verdict.adjusted_p, verdict.equivalence_p
     if p is None or p >= LEVEL:
@@ -362,7 +363,7 @@ def _decided(verdict: Verdict) -> Verdict:
     error = (verdict.test.spread or 0.0) / math.sqrt(verdict.seeds)
     return replace(
         verdict,
-        word=BETTER if mean_difference < 0 else WORSE,
+        word=BETTER if (mean_difference > 0) == higher else WORSE,
         callable_from=t_quantile(1 - verdict.level, dof) * error,
         exaggeration=exaggeration(abs(mean_difference) / error / 2, dof, verdict.level) if error else 1.0,
     )

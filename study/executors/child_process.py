@@ -69,6 +69,8 @@ class Event:
     train_seconds: float = 0.0
     loss: float | None = None
     perplexity: float | None = None
+    accuracy: float | None = None
+    reward: float | None = None
     tokens_per_second: float | None = None
     memory_bytes: int | None = None
     phase: str = ""

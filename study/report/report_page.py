@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from gpt2.clocks import UNEVEN_TIMES
 from ra.arms import parse_arm
@@ -59,7 +60,7 @@ from study.report.report_summary import (
     no_verdict,
     sensitivity_sentences,
 )
-from study.runs import Run
+from study.runs import Run, module, task_of
 
 LONG = 40  # runs, above which their list is folded
 MANY = 8  # notes, above which they are folded
@@ -194,25 +195,32 @@ INPUTS = (
 )
 
 
-def write_report(study_dir: Path) -> Report:
-    """Rebuild report.html, report.md and report.json from the records, each replaced at once."""
+def write_report(study_dir: Path) -> Any:
+    """Rebuild report.html, report.md and report.json, each replaced at once; return the Report, or GrpoReport."""
     inputs = _inputs(study_dir)
-    report = build_report(study_dir)
-    document = report_document(report, study_dir)
+    if task_of(study_dir) == "grpo":
+        report, document, content = module("study.grpo_page").all_forms(study_dir)
+    else:
+        report = build_report(study_dir)
+        document = report_document(report, study_dir)
+        content = as_json(report) | downstream_json(study_dir, report.used)
     write_text(study_dir / "report.html", render_html(document, REFRESH_SECONDS if report.pending else 0))
     write_text(study_dir / "report.md", render_markdown(document))
-    content = as_json(report) | downstream_json(study_dir, report.used)
     write_json(study_dir / "report.json", content | {"inputs": inputs})  # last: it marks the end
     return report
 
 
-def render_terminal(report: Report) -> str:
+def render_terminal(report: Any) -> str:
     """The report in lines of at most 100 columns."""
+    if not isinstance(report, Report):
+        return render_document(module("study.grpo_page").report_document(report))
     return render_document(terminal_document(report))
 
 
-def write_latex(report: Report, study_dir: Path) -> Path:
+def write_latex(report: Any, study_dir: Path) -> Path:
     """Write table.tex and return its path. UserError if no run counts."""
+    if not isinstance(report, Report):
+        raise UserError(f"{study_dir} trains by GRPO, and its report has no LaTeX form; fix: make report")
     if not report.rows:
         raise UserError(f"{study_dir} has no finished run, so no table; fix: run `make`")
     label = re.sub(r"[^a-z0-9]+", "-", report.study.lower()).strip("-") or "study"
@@ -236,13 +244,14 @@ def latex_caption(report: Report) -> Text:
 
 def is_current(study_dir: Path) -> bool:
     """Whether the report is complete and was built from the present files."""
-    if not all((study_dir / name).exists() for name in ("report.html", "report.md", data.FILE)):
+    written = ["report.html", "report.md"] + [data.FILE] * (task_of(study_dir) == "gpt2")
+    if not all((study_dir / name).exists() for name in written):
         return False
     try:
-        written = read_json(study_dir / "report.json")
+        content = read_json(study_dir / "report.json")
     except (FileNotFoundError, DamagedFileError):
         return False
-    return isinstance(written, dict) and written.get("inputs") == _inputs(study_dir)
+    return isinstance(content, dict) and content.get("inputs") == _inputs(study_dir)
 
 
 def _inputs(study_dir: Path) -> str:

@@ -37,7 +37,6 @@ RUN_BY = {
     "diagnose": "tests/scripts/test_diagnose_command.py",
     "export": "tests/scripts/test_export_command.py",
     "faults": "tests/faults/test_faults.py",
-    "grpo": "tests/scripts/test_grpo_command.py",
     "help": "tests/scripts/dev/test_help.py",
     "lm-eval": "tests/scripts/test_lm_eval_command.py",
     "logp-diff": "tests/scripts/test_logp_diff_command.py",

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from grpo.grpo_trainer import DivergedError, DivergenceMonitor
+from grpo.rollout import DivergedError, DivergenceMonitor
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from gpt2.initial_weights import keyed_normal
-from grpo.grpo_trainer import bit_sums, noisy_norms, rollout_noise
+from grpo.rollout import bit_sums, noisy_norms, rollout_noise
 from ra.noise_schedule import PRESETS, NoiseError, NoiseSchedule
 
 IDS = torch.arange(12).view(2, 6)

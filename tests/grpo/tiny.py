@@ -5,10 +5,12 @@ python -m tests.grpo.tiny FOLDER    writes the example of docs/grpo.md: FOLDER/t
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -53,6 +55,12 @@ def write_model(folder: Path, texts: Sequence[str], vocabulary: int = 160) -> Pa
     Qwen2ForCausalLM(config).save_pretrained(folder)
     fast.save_pretrained(folder)
     return folder
+
+
+def responses_of(run_dir: Path, name: str) -> list[dict[str, Any]]:
+    """Return the recorded responses of a step, such as test-00020."""
+    content = gzip.decompress((run_dir / f"responses/{name}.jsonl.gz").read_bytes())
+    return [json.loads(line) for line in content.splitlines()]
 
 
 def main(folder: Path) -> None:

@@ -51,6 +51,7 @@ VALUES = {
     "TENSORBOARD": "n",
     "TOKENIZER_GPT2": "y",
     "DETERMINISTIC": "n",
+    "GRPO": "n",
     "RANKS": "1",
     "RANKS_TIMEOUT": "600",
     "MONITOR": "n",

@@ -55,6 +55,7 @@ SINGLE = (
     "DATASET_FILES",
     "MONITOR",
     "WANDB",
+    "GRPO",
 )  # need another one
 
 
@@ -95,14 +96,14 @@ def test_exactly_the_settings_of_effect_numbers_change_an_entry_of_the_record() 
     assert entries(WSD)["schedule"] != entries({})["schedule"]
 
 
-# Other values of all free symbols. The rest need a cluster, ranks or GRPO.
+# Other values of all free symbols. The rest need a cluster or ranks.
 FREE = {
     "DATA_DIR": "prepared", "RESULTS_DIR": "elsewhere", "CHECKPOINT_SECONDS": "7", "DATA_WORKERS": "1",
     "GPT2_HARD_LIMIT": "86400", "EXECUTOR_RAY": "y", "RAY_ADDRESS": "other", "WANDB": "y", "WANDB_MODE": "online",
     "WANDB_PROJECT": "other", "TENSORBOARD": "y", "MONITOR": "y", "MONITOR_TARGETS": "all", "MONITOR_INTERVAL": "2",
     "MONITOR_TRIGGERS": "spike:3", "MONITOR_FULL_STEPS": "3",
 }  # fmt: skip
-HIDDEN = {"EXECUTOR_LOCAL", "EXECUTOR_SLURM", "SLURM_OPTIONS", "RANKS_TIMEOUT", "GRPO_CHECKPOINT_STEPS"}
+HIDDEN = {"EXECUTOR_LOCAL", "EXECUTOR_SLURM", "SLURM_OPTIONS", "RANKS_TIMEOUT"}
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -193,8 +193,8 @@ def test_verify_has_a_line_for_every_run_and_fails_where_one_does_not_agree(
         "plan.json: agrees",
         "expected.json: agrees",
         *(
-            f"{name}: agrees (run.json (finished), plan.json, metrics.jsonl, rows.jsonl, items/acc-choice.npy, "
-            "items/acc_norm-choice.npy, items/loss-validation.npy, memory.json, checkpoint/00000010, stable/00000007)"
+            f"{name}: agrees (run.json (finished), plan.json, metrics.jsonl, rows.jsonl, items, memory.json, "
+            "checkpoint/00000010, stable/00000007)"
             for name in ("B0", "RALEARN0")
         ),
         "all 4 agree",

@@ -18,10 +18,10 @@ from transformers import LogitsProcessor, LogitsProcessorList
 from trl import GRPOTrainer
 
 from gpt2.initial_weights import keyed_normal
+from grpo.accuracy import write_responses
 from grpo.gsm8k import reward
-from grpo.records import Response, write_responses
 from ra.noise_schedule import NoiseError, NoiseSchedule
-from referee.numerics.runs.logp_diff import THRESHOLD, logp_diff
+from referee.numerics.runs.logp_diff import logp_diff
 
 # Noise on the norms of a Hugging Face model during the rollout: y = (gamma + Z) x_hat, Z ~ N(0, sigma^2).
 #
@@ -53,7 +53,7 @@ def noisy_norms(model: nn.Module, schedule: NoiseSchedule) -> dict[str, Any]:
     if not found or (schedule.final and not any(name.rpartition(".")[2] == FINAL for name in found)):
         raise NoiseError(
             f"{type(model).__name__} has no norms named {', '.join(names)}, which noise needs; fix: another model, or "
-            'CONFIG_GRPO_ARMS="baseline"'
+            'CONFIG_VARIANTS="B"'
         )
     return found
 
@@ -83,7 +83,6 @@ def rollout_noise(
     sigma = schedule.sigma(step, steps) if schedule else 0.0
     norms = noisy_norms(model, schedule) if schedule and sigma else {}
     before = bit_sums(model)
-    copies = {name: norm.weight.detach().clone() for name, norm in norms.items()}
     trained = {name: norm.weight for name, norm in norms.items()}
     try:
         for name, norm in norms.items():
@@ -95,7 +94,6 @@ def rollout_noise(
         for name, norm in norms.items():
             norm.weight = trained[name]
     changed = [name for name, total in bit_sums(model).items() if before.get(name) != total]
-    changed += [name for name, copy in copies.items() if not torch.equal(copy, norms[name].weight)]
     if changed:
         raise RuntimeError(
             f"the rollout of step {step} changed {changed[0]} and {len(changed) - 1} more weights"
@@ -113,10 +111,10 @@ class DivergedError(RuntimeError):
 
 
 class DivergenceMonitor:
-    """Observes the steps of a run."""
+    """Observes the steps of a run. rewards: of the steps before."""
 
-    def __init__(self) -> None:
-        self.rewards: list[float] = []
+    def __init__(self, rewards: Sequence[float] = ()) -> None:
+        self.rewards = list(rewards)
 
     def observe(self, loss: float | None, gradient_norm: float | None, reward: float | None) -> None:
         """Add a step. DivergedError if the run diverged.
@@ -187,11 +185,8 @@ class RolloutRewards:
     ) -> list[float]:
         texts = [one[0]["content"] for one in completions]
         rewards = [reward(text, expected) for text, expected in zip(texts, answer, strict=True)]
-        rows = [
-            Response(number, expected, text, value)
-            for number, expected, text, value in zip(problem, answer, texts, rewards, strict=True)
-        ]
-        write_responses(self.run_dir, f"train-{trainer_state.global_step + 1:05}", rows)
+        name = f"train-{trainer_state.global_step + 1:05}"
+        write_responses(self.run_dir, name, problem, answer, texts, rewards)
         return rewards
 
 
@@ -241,9 +236,6 @@ class RolloutNoiseTrainer(GRPOTrainer):  # type: ignore[misc]
             difference, absolute = means or (math.nan, math.nan)
             self.on_step(
                 {
-                    "event": "train",
-                    "iteration": self.state.global_step,
-                    "tokens": int(logs.get("num_tokens") or 0),
                     "loss": logs["loss"],
                     "grad_norm": logs.get("grad_norm"),
                     "reward": logs.get("reward"),
@@ -254,7 +246,6 @@ class RolloutNoiseTrainer(GRPOTrainer):  # type: ignore[misc]
                     "sigma": self.sigma,
                     "logp_diff": difference,
                     "logp_diff_absolute": absolute,
-                    "logp_diff_over": not abs(difference) <= THRESHOLD,
                 }
             )
 
