@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from referee.numerics.setup.checklist_rows import EQUAL, counts, worst_first
@@ -28,7 +29,7 @@ from referee.pages.document import (
 from referee.pages.figures import Plain, axis, figure, line, points
 from referee.pages.html_page import render_html
 from referee.pages.markup import Strong, Text, escape_html, number_with_detail
-from referee.verdict.statistics import percent
+from referee.verdict.statistics import percent, with_interval
 from runtime import files
 from runtime.errors import UserError, disk_full
 from study.analysis.verdict import Verdict
@@ -142,7 +143,9 @@ def comparison_document(comparison: StudyComparison) -> Document:
         BulletList(comparison.reasons),
         _studies(comparison),
     ]
-    if comparison.checks:
+    if comparison.task == "grpo":
+        blocks += [_verdict_section(comparison), _main_section(comparison), _checklist_section(comparison)]
+    elif comparison.checks:
         held_out = {study.label: study.report.eval_sets for study in studies}
         blocks += [
             _verdict_section(comparison),
@@ -156,6 +159,16 @@ def comparison_document(comparison: StudyComparison) -> Document:
         ]
     blocks.append(_left_out_section(comparison))
     return Document(" | ".join(study.label for study in studies), blocks, subtitle="Comparison of studies")
+
+
+def accuracy(value: float) -> str:
+    """An accuracy in percent."""
+    return f"{100 * value:.2f} %"
+
+
+def accuracy_change(value: float) -> str:
+    """A change of accuracy in percentage points."""
+    return f"{100 * value:+.2f}"
 
 
 def _answer(comparison: StudyComparison) -> Text:
@@ -192,7 +205,8 @@ def _verdict_section(comparison: StudyComparison) -> Section:
     names = sorted({name for table in tables for name in table}, key=variant_order)
 
     def cell(verdict: Verdict | None) -> str:
-        return f"{verdict.word}, {percent(verdict.test.difference.mean)}" if verdict else "-"
+        text = percent if comparison.task == "gpt2" else accuracy_change
+        return f"{verdict.word}, {text(verdict.test.difference.mean)}" if verdict else "-"
 
     rows = [
         [
@@ -208,6 +222,8 @@ def _verdict_section(comparison: StudyComparison) -> Section:
 
 def _main_section(comparison: StudyComparison) -> Section:
     title = "At equal tokens" if comparison.absolute else "Each study against its control arms"
+    if comparison.task == "grpo":
+        return Section("Accuracy", [_main_table(comparison)] if comparison.absolute else [])
     return Section(title, [Figure("changes", changes(comparison), CHANGES), _main_table(comparison)])
 
 
@@ -223,12 +239,15 @@ def _main_table(comparison: StudyComparison) -> Table:
         return Table(
             ["variant", *(f"{label} against control arms" for label in labels)], rows, tools=(SORT, COPY)
         )
+    value, changed = shown, partial(change, control=False)
+    if comparison.task == "grpo":
+        value, changed = (partial(with_interval, text=text) for text in (accuracy, accuracy_change))
     rows = [
         [
             row.variant,
             str(len(row.seeds)),
-            *(number_with_detail(shown(loss)) for loss in row.losses),
-            *(number_with_detail(change(difference, False)) for difference in row.differences),
+            *(number_with_detail(value(loss)) for loss in row.losses),
+            *(number_with_detail(changed(difference)) for difference in row.differences),
         ]
         for row in comparison.absolute
     ]

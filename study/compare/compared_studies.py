@@ -16,6 +16,7 @@ from referee.numerics.setup.checklist_rows import EQUAL, ChecklistRow
 from referee.verdict.looks import adjusted_for_looks
 from referee.verdict.statistics import Interval, holm, mean, mean_interval, paired_t
 from runtime.metrics_log import LoggedSteps, read_steps
+from runtime.records import Task
 from study.analysis.verdict import BETTER, INTERIM, NO_ANSWER, VERDICT_SEEDS, WORSE, Verdict
 from study.compare.compare_sizes import SizeComparison, compare_sizes
 from study.compare.loaded_studies import LoadedStudy, read_studies
@@ -347,6 +348,11 @@ class StudyComparison:
     across: list[Across] = field(default_factory=list)
     sizes: SizeComparison | None = None  # where the studies differ in model size
 
+    @property
+    def task(self) -> Task:
+        """What the studies train."""
+        return self.studies[0].task
+
     def changes(self) -> list[tuple[str, Sequence[Interval | None]]]:
         """Variant and changes of the main table: to the first study, or to each study's control arms."""
         if self.absolute:
@@ -366,6 +372,8 @@ def build_comparison(paths: Sequence[Path]) -> StudyComparison:
     absolute = [] if reasons else _absolute(studies, excluded)
     if not absolute and not reasons:
         reasons = ["the studies share no run"]
+    if studies[0].task == "grpo":
+        return StudyComparison(studies, reasons, checks, absolute)
     orders, shared = across(studies)
     return StudyComparison(
         studies=studies,

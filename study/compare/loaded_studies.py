@@ -19,11 +19,12 @@ from referee.verdict.loss_files import LossCurve, read_curve, same_file
 from runtime import run_record
 from runtime.dotconfig import ConfigError, parse_lines, read_text
 from runtime.errors import UserError
+from runtime.records import Task
 from runtime.run_record import RunRecord
 from runtime.symbol_effects import WORDS, declared
 from study.report import report_data as build
 from study.report.report_data import Report
-from study.runs import Run
+from study.runs import Run, module, task_of
 
 CHOICES = tuple(word for word in WORDS if word.endswith("_"))  # the member that is y is the value
 
@@ -37,7 +38,8 @@ class LoadedStudy:
 
     label: str
     path: Path
-    report: Report
+    report: Report  # or that of study.grpo_page, which has the entries that both need
+    task: Task = "gpt2"
     configs: dict[str, dict[str, str] | None] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -73,7 +75,10 @@ def read_studies(paths: Sequence[Path]) -> list[LoadedStudy]:
     twice = [str(path) for path, count in Counter(path.resolve() for path in paths).items() if count > 1]
     if twice:
         raise UserError(f"{twice[0]} is named twice; fix: name two different studies")
-    return [_read(path, label) for path, label in zip(paths, labels(paths), strict=True)]
+    studies = [_read(path, label) for path, label in zip(paths, labels(paths), strict=True)]
+    if len({study.task for study in studies}) > 1:
+        raise UserError("one study trains by GRPO and another GPT-2; fix: name studies of one task")
+    return studies
 
 
 def labels(paths: Sequence[Path]) -> list[str]:
@@ -86,7 +91,9 @@ def labels(paths: Sequence[Path]) -> list[str]:
 
 
 def _read(path: Path, label: str) -> LoadedStudy:
-    study = LoadedStudy(label, path, build.build_report(path))
+    task = task_of(path)
+    report = build.build_report(path) if task == "gpt2" else module("study.grpo_page").build_report(path)
+    study = LoadedStudy(label, path, report, task)
     for run in study.report.used:
         try:
             study.configs[run.name] = read_settings(path / "runs" / run.name)

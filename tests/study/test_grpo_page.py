@@ -11,6 +11,8 @@ from scipy import stats
 
 from referee.verdict.rows import ACCURACY, TEST, Row
 from runtime import records, run_record
+from study.compare.compare_page import write_comparison
+from study.compare.compared_studies import build_comparison
 from study.grpo_page import GrpoReport, build_report
 from study.report.report_page import write_report
 from tests.study.sample_records import STEPS, a_record
@@ -86,3 +88,13 @@ def test_a_run_with_an_altered_file_is_left_out_and_named(name: str, tmp_path: P
     report = write_report(study)
     assert [run.name for run in report.uncounted] == ["B+AQN=qerl.2"]
     assert "B+AQN=qerl.2 does not count" in (study / "report.html").read_text()
+
+
+def test_studies_are_compared_by_accuracy(tmp_path: Path) -> None:
+    other = {arm: tuple(count + 50 for count in counts) for arm, counts in FINAL.items()}
+    studies = [write_study(tmp_path / "a"), write_study(tmp_path / "b", other)]
+    comparison = build_comparison(studies)
+    assert [row.differences[0].mean for row in comparison.absolute] == pytest.approx([0.05] * 3)
+    markdown = write_comparison(comparison, tmp_path / "out")[1].read_text()
+    assert "worse, -5.80" in markdown
+    assert "76.47 %" in markdown
