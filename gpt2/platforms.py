@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +29,6 @@ from torch.overrides import TorchFunctionMode
 from gpt2.cpu_linear import standard_kernels
 from gpt2.initial_weights import derive_seed
 from gpt2.training_step import autocast
-from gpt2.transformer import GPT2
 from runtime.dotconfig import number_in
 from runtime.errors import UserError
 
@@ -271,10 +270,14 @@ def foreign_arithmetic(foreign: ForeignArithmetic) -> Iterator[None]:
         yield
 
 
+HEAD = "lm_head"  # of a model of transformers; that of GPT2 is no module
+Model = TypeVar("Model", bound=nn.Module)
 Autocast = Callable[[], AbstractContextManager[Any]]
 
 
-def on_platform(model: GPT2, platform: Platform, device: str, home: str = "float32") -> tuple[GPT2, Autocast]:
+def on_platform(
+    model: Model, platform: Platform, device: str, home: str = "float32"
+) -> tuple[Model, Autocast]:
     """Return the model on a platform, and the context of its forward passes. The model itself is unchanged.
 
     home: number format of training, which foreign arithmetic alters. Quantised weights are used in float32. The head
@@ -304,7 +307,7 @@ def require(platform: Platform, device: str) -> None:
         raise PlatformError("tf32 needs an NVIDIA GPU; fix: leave it out of PLATFORM here")
 
 
-def quantised(model: GPT2, platform: Platform) -> GPT2:
+def quantised(model: Model, platform: Platform) -> Model:
     """Return a copy of the model whose linear layers are quantised by torchao."""
     for name in ("torchao", "torch.utils._pytree"):  # warn of kernels and of interfaces that are not used
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -315,7 +318,12 @@ def quantised(model: GPT2, platform: Platform) -> GPT2:
             f"{platform.name} needs torchao, which is not installed; fix: pip install torchao==0.18.0"
         ) from None
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and platform.group and module.in_features % platform.group:
+        if (
+            isinstance(module, nn.Linear)
+            and name != HEAD
+            and platform.group
+            and module.in_features % platform.group
+        ):
             raise PlatformError(
                 f"{platform.name}: groups of {platform.group} do not divide the {module.in_features} inputs of {name}; "
                 f"fix: use a group size that divides them, or int{platform.bits}:row"
@@ -328,7 +336,9 @@ def quantised(model: GPT2, platform: Platform) -> GPT2:
         dtype = getattr(torch, f"int{platform.bits}")
         config = torchao.IntxWeightOnlyConfig(weight_dtype=dtype, granularity=granularity)
     copied = copy.deepcopy(model)
-    torchao.quantize_(copied, config, filter_fn=lambda module, name: isinstance(module, nn.Linear))
+    torchao.quantize_(
+        copied, config, filter_fn=lambda module, name: isinstance(module, nn.Linear) and name != HEAD
+    )
     return copied
 
 

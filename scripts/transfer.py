@@ -50,10 +50,6 @@ def main() -> None:
     for study in studies:
         if not (study / "runs").is_dir():
             raise UserError(f"{study} is not a study; fix: STUDIES= folders such as results/gpt2-ra-ablation")
-        if next((study / "runs").glob("*/responses"), None):
-            raise UserError(
-                f"{study} is a GRPO study, which is not evaluated on platforms; fix: another STUDIES="
-            )
     wanted = [parse_platform(name) for name in names]
     local = [one.name for one in wanted if not one.machine]
     labels = [one.label for one in wanted if one.machine]

@@ -30,6 +30,7 @@ from referee.numerics.text_files import text_parts
 from referee.pages.html_page import render_html
 from runtime import checkpoint, files, run_record
 from runtime.errors import UserError
+from runtime.records import Task
 from runtime.resolved_target import export_environment
 from runtime.settings import Config, load_config
 from study.evaluation.attention_page import (
@@ -103,14 +104,15 @@ def load_run(run_dir: Path) -> TrainedRun:
     return TrainedRun(record.run, name, record.seed, loaded.iteration, config, model, shares, notes)
 
 
-def finished_record(run_dir: Path) -> FinishedRecord:
-    """Read the record of a finished run. UserError for another status, and without a checkpoint."""
-    record = run_record.load_given(run_dir)
+def finished_record(run_dir: Path, tasks: tuple[Task, ...] = ("gpt2",)) -> FinishedRecord:
+    """Read the record of a finished run of one of the tasks. UserError for another status, and without its weights."""
+    record = run_record.load_given(run_dir, tasks)
     known = record.progress and record.target and record.fingerprint
     if record.status != "finished" or not known:
         raise UserError(f"{run_dir} is {record.status}; fix: run `make` until the run is finished")
-    if not (run_dir / "checkpoint").is_dir():
-        raise UserError(f"{run_dir} has no checkpoint; fix: copy the run's folder with its checkpoint/")
+    weights = "model" if record.task == "grpo" else "checkpoint"
+    if not (run_dir / weights).is_dir():
+        raise UserError(f"{run_dir} has no {weights}; fix: copy the run's folder with its {weights}/")
     return cast("FinishedRecord", record)
 
 

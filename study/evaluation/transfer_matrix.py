@@ -10,6 +10,7 @@ from typing import Any
 
 from ra.arms import control_arms, controls_of, parse_arm
 from referee.verdict.design import MARGIN
+from referee.verdict.rows import ACCURACY as GRPO_ACCURACY
 from referee.verdict.rows import LOSS, Row
 from referee.verdict.statistics import Interval, PairedTest, holm, mean, mean_interval, paired_t
 from runtime.errors import UserError
@@ -40,7 +41,7 @@ def folder_of(run_dir: Path, platform: str) -> Path:
 def read(run_dir: Path, record: RunRecord, platform: str) -> LaterEvaluation | None:
     """Return the evaluation of a run; None where there is none or a damaged one, which is evaluated again."""
     found = read_evaluation(folder_of(run_dir, platform), record)
-    return found if found and found.platform == platform and found.row(LOSS) else None
+    return found if found and found.platform == platform and _main_row(found) else None
 
 
 def read_at_home(run_dir: Path, record: RunRecord, platform: str) -> LaterEvaluation | None:
@@ -56,10 +57,14 @@ def elsewhere(run_dir: Path, record: RunRecord) -> list[str]:
 
 
 def loss_of(found: LaterEvaluation) -> Row:
-    """Return the row of the validation loss; its items are the mean losses of the windows."""
-    row = found.row(LOSS)
+    """Return the row of the validation loss, whose items are the mean losses of the windows; of GRPO the accuracy."""
+    row = _main_row(found)
     assert row
     return row
+
+
+def _main_row(found: LaterEvaluation) -> Row | None:
+    return found.row(LOSS) or found.row(GRPO_ACCURACY)
 
 
 def computed_by(found: LaterEvaluation) -> str:
@@ -120,11 +125,12 @@ class TransferVerdicts:
 
 
 def judge_transfer(
-    losses: Losses, home: str, margin: float, diverged: Collection[str] = ()
+    losses: Losses, home: str, margin: float, diverged: Collection[str] = (), higher: bool = False
 ) -> TransferVerdicts:
     """Judge the platforms of a study. home: the platform of training. margin: of equivalence, in nats.
 
-    diverged: arms with a diverged run. Noise that made runs diverge is not judged by the others.
+    higher: is better, as of accuracies. diverged: arms with a diverged run. Noise that made runs diverge is not judged
+    by the others.
     """
     platforms = [name for name in losses if name != home]
     arms = list(losses.get(home, {}))
@@ -137,7 +143,7 @@ def judge_transfer(
 
     found = [_verdict(name, "", gap_of(name, plain), margin) for name in platforms]
     gaps = _decided(found, {-1: GAP, 1: GAP, 0: NO_GAP}, within=SMALL_GAP)
-    open_ones = [one.platform for one in gaps if one.word not in ENDS]
+    open_ones, better = [one.platform for one in gaps if one.word not in ENDS], 1 if higher else -1
     shrinks: list[TransferVerdict | None] = []
     costs: list[TransferVerdict | None] = []
     for arm in noisy:
@@ -154,8 +160,8 @@ def judge_transfer(
         ]
     return TransferVerdicts(
         gaps,
-        _decided(shrinks, {-1: SHRINKS, 1: GROWS, 0: CANNOT_TELL}),
-        _decided(costs, {-1: HELPS, 1: COSTS, 0: FREE}),
+        _decided(shrinks, {better: SHRINKS, -better: GROWS, 0: CANNOT_TELL}),
+        _decided(costs, {better: HELPS, -better: COSTS, 0: FREE}),
     )
 
 
@@ -240,6 +246,12 @@ class TransferReport:
     missing: list[str]
     margin: float
     diverged: dict[str, list[int]] = field(default_factory=dict)
+    metric: str = LOSS
+
+    @property
+    def unit(self) -> str:
+        """The unit of the metric."""
+        return "nats" if self.metric == LOSS else "of accuracy"
 
     @property
     def arms(self) -> list[str]:
@@ -308,6 +320,7 @@ def build_transfer(studies: Sequence[Path], platforms: Sequence[str]) -> Transfe
             f"the runs were trained in {trained}; fix: name studies of one format and one machine"
         )
     home, device = homes.pop()
+    metric = LOSS if runs[0][1].record.task == "gpt2" else GRPO_ACCURACY
     names = [home, *(name for name in dict.fromkeys(platforms) if name != home)]
     matrix, missing = [], []
     for study, run in runs:
@@ -336,7 +349,8 @@ def build_transfer(studies: Sequence[Path], platforms: Sequence[str]) -> Transfe
         device=device,
         platforms=names,
         matrix=matrix,
-        verdicts=judge_transfer(table, home, margin, diverged),
+        verdicts=judge_transfer(table, home, margin, diverged, higher=metric != LOSS),
+        metric=metric,
         missing=missing,
         margin=margin,
         diverged=diverged,

@@ -19,7 +19,7 @@ from gpt2.evaluator import Evaluator
 from gpt2.hellaswag import Item, digest, load_items
 from gpt2.initial_weights import state_digest
 from gpt2.platforms import Platform, name_of_device, on_platform, parse_platform
-from referee.verdict.rows import LOSS, Row
+from referee.verdict.rows import Row
 from runtime import attention_kernels
 from runtime.errors import UserError
 from runtime.files import write_bytes
@@ -37,7 +37,7 @@ from runtime.settings import Config
 from runtime.signals import Stop
 from study.evaluation.loaded_runs import TrainedRun, finished_record, load_run, require_last_weights
 from study.evaluation.transfer_matrix import ACCURACY, ITEMS_TASK, folder_of, read, read_at_home
-from study.runs import FinishedRecord
+from study.runs import FinishedRecord, module
 
 
 def find_items(record: RunRecord, config: Config) -> tuple[list[Item], str]:
@@ -82,52 +82,61 @@ def evaluate_run(run_dir: Path, names: Sequence[str], machine: str = "") -> Eval
     default from the name of its device; `machine` also selects that on the machine of training. UserError for an
     unfinished run, other data, or a result of another machine with the same name.
     """
-    record = finished_record(run_dir)
+    record = finished_record(run_dir, ("gpt2", "grpo"))
+    if record.task == "grpo":
+        found: EvaluatedPlatforms = module("study.evaluation.grpo_platforms").evaluate_run(
+            run_dir, record, names, machine
+        )
+        return found
     run = load_run(run_dir)
     require_last_weights(run, run_dir, record)
-    resolved, machine = _device(run, record.target.device, machine)
-    home = platform_of(record.target.dtype)
-    first = [] if machine else [home]
-    platforms = [replace(parse_platform(name), machine=machine) for name in dict.fromkeys([*first, *names])]
+    resolved, machine = device_of(run.config, record.target.device, machine)
     windows = _windows(run, run_dir, record.fingerprint.validation)
     items, absent = find_items(record, run.config)
-    weights = state_digest(run.model)
+    data = f"{ITEMS_TASK}@{digest(items)[:12]}" if items else ""
     run.model.to(resolved.device).eval()
-    evaluation = _Evaluation(run, run_dir, record, resolved, windows, items, absent, weights)
-    found = [evaluation.evaluate(platform) for platform in platforms]
+    weights = state_digest(run.model)
+    evaluation = _WindowsAndItems(run_dir, record, resolved, weights, data, absent, run, windows, items)
     notes = [f"{run.name}: {note}" for note in run.notes]
-    notes += [f"HellaSwag is not scored: {absent}"] if absent else []
-    at_home = read_at_home(run_dir, record, home)
-    same = at_home if at_home and at_home.about["weights"] == weights else None
-    return EvaluatedPlatforms(same, found, notes)
+    return evaluation.on(names, machine, notes + ([f"HellaSwag is not scored: {absent}"] if absent else []))
 
 
-def _device(run: TrainedRun, trained_on: str, machine: str) -> tuple[ResolvedTarget, str]:
+def device_of(config: Config, trained_on: str, machine: str) -> tuple[ResolvedTarget, str]:
     """Return the device, and the machine's name: "" on the device of training where no name is given."""
     if not machine:
         try:
-            own = attention_kernels.prepare_device(run.config.target, run.config.model)
+            own = attention_kernels.prepare_device(config.target, config.model)
             if own.device_name == trained_on:
                 return own, ""
         except TargetError:  # the configured card is not here
             pass
-    target = replace(run.config.target, name="auto", dtype="auto", scale_cpu=True)
-    resolved = attention_kernels.prepare_device(target, run.config.model)
+    target = replace(config.target, name="auto", dtype="auto", scale_cpu=True)
+    resolved = attention_kernels.prepare_device(target, config.model)
     return resolved, machine or name_of_device(resolved.device_name)
 
 
 @dataclass(frozen=True)
-class _Evaluation:
-    """A run on a device. absent: the reason why there are no items. weights: their digest."""
+class PlatformEvaluation:
+    """A run on a device. weights: their digest. data: of the items besides the verdict's, "" without; absent: why."""
 
-    run: TrainedRun
     run_dir: Path
     record: FinishedRecord
     resolved: ResolvedTarget
-    windows: np.ndarray
-    items: Sequence[Item]
-    absent: str
     weights: str
+    data: str
+    absent: str
+
+    def on(self, names: Sequence[str], machine: str, notes: list[str]) -> EvaluatedPlatforms:
+        """Evaluate the run on the platforms; on the machine of training on the home platform, too."""
+        home = platform_of(self.record.target.dtype)
+        first = [] if machine else [home]
+        platforms = [
+            replace(parse_platform(name), machine=machine) for name in dict.fromkeys([*first, *names])
+        ]
+        found = [self.evaluate(platform) for platform in platforms]
+        at_home = read_at_home(self.run_dir, self.record, home)
+        same = at_home if at_home and at_home.about["weights"] == self.weights else None
+        return EvaluatedPlatforms(same, found, notes)
 
     def evaluate(self, platform: Platform) -> LaterEvaluation:
         """Return the result on a platform, the existing one if it is of this evaluation."""
@@ -146,21 +155,31 @@ class _Evaluation:
             )
         accuracy = existing and existing.row(ACCURACY)
         scored = accuracy.data if accuracy else ""
-        data = f"{ITEMS_TASK}@{digest(self.items)[:12]}" if self.items else ""
         # where the items are absent, a score of a machine that has them stays
-        if existing and existing.about == about and (self.absent or scored == data):
+        if existing and existing.about == about and (self.absent or scored == self.data):
             return existing
         row = read_rows(self.run_dir, self.record)[0]
-        row = row.replace(platform=label, metric=LOSS, tokens=self.record.progress.tokens, items=0)
-        write_evaluation(
-            folder_of(self.run_dir, label), self.record, self._scored(platform, row, data), about
-        )
+        row = row.replace(platform=label, tokens=self.record.progress.tokens, items=0)
+        folder = folder_of(self.run_dir, label)
+        write_evaluation(folder, self.record, self.scored(platform, row), about)
         found = read(self.run_dir, self.record, label)
         assert found
         return found
 
-    def _scored(self, platform: Platform, row: Row, data: str) -> list[tuple[Row, Sequence[float]]]:
-        """Return the loss and, where the run has items, the accuracy, with the values of their items."""
+    def scored(self, platform: Platform, row: Row) -> list[tuple[Row, Sequence[float]]]:
+        """Return the rows with the values of their items. row: of the verdict's metric and data, without its value."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class _WindowsAndItems(PlatformEvaluation):
+    """A GPT-2 on its validation windows and the items of HellaSwag."""
+
+    run: TrainedRun
+    windows: np.ndarray
+    items: Sequence[Item]
+
+    def scored(self, platform: Platform, row: Row) -> list[tuple[Row, Sequence[float]]]:
         device, config = self.resolved.device, self.run.config
         model, context = on_platform(self.run.model, platform, device, self.record.target.dtype)
         encoding = tokenizer.load(config.data.tokenizer)
@@ -176,7 +195,8 @@ class _Evaluation:
         scored: list[tuple[Row, Sequence[float]]] = [(row.replace(value=loss), evaluator.window_losses)]
         if self.items:
             score = evaluator.score_items(self.items)
-            scored.append((row.replace(data=data, metric=ACCURACY, value=score.acc_norm), score.correct_norm))
+            one = row.replace(data=self.data, metric=ACCURACY, value=score.acc_norm)
+            scored.append((one, score.correct_norm))
         return scored
 
 

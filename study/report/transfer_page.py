@@ -24,6 +24,7 @@ from referee.pages.document import (
 )
 from referee.pages.figures import Plain, axis, figure, trace
 from referee.pages.markup import Strong, Text, escape_html
+from referee.verdict.rows import LOSS
 from referee.verdict.statistics import Interval, mean, mean_interval
 from runtime.run_record import LaterEvaluation
 from study.evaluation.transfer_matrix import (
@@ -41,8 +42,6 @@ from study.evaluation.transfer_matrix import (
 from study.report.method import p_text, seeds_text
 
 METHOD = (
-    "Gap: loss on a platform minus loss on the platform of training, of the same weights on the same windows; lower is "
-    "better.",
     "Each answer is a paired t test over seeds. The tests of one question share 5 % by Holm's method. Under three "
     "seeds there is no answer.",
     "Where the gap is equivalent to zero (two one-sided tests within the margin), noise has nothing to shrink and is "
@@ -67,11 +66,11 @@ def transfer_document(report: TransferReport) -> Document:
         BulletList([_sentence(one, report) for one in answers]),
         BulletList(_diverged(report)),
         BulletList(missing if report.missing else []),
-        Only((HTML,), [Figure("heat", heat_map(report), "Mean gap over the seeds, in nats per token.")]),
+        Only((HTML,), [Figure("heat", heat_map(report), f"Mean gap over the seeds, {report.unit}.")]),
         Section("Gap by arm and platform", [gap_table(report)]),
         Section("HellaSwag", [*_hellaswag(report)]),
         Only((HTML, MARKDOWN), [Section("Platforms", [BulletList(_legend(report))])]),
-        Only((HTML, MARKDOWN), [Section("Method", [BulletList(METHOD)])]),
+        Only((HTML, MARKDOWN), [Section("Method", [BulletList([gap_text(report.metric), *METHOD])])]),
     ]
     seeds = len({row.seed for row in report.matrix})
     trained = f"trained on {report.home}, {report.device}"
@@ -79,10 +78,19 @@ def transfer_document(report: TransferReport) -> Document:
     return Document("Transfer", blocks, subtitle=subtitle)
 
 
+def gap_text(metric: str) -> str:
+    """What a gap is."""
+    items, better = ("windows", "lower") if metric == LOSS else ("test problems", "higher")
+    return (
+        f"Gap: {metric} on a platform minus {metric} on the platform of training, of the same weights on the same "
+        f"{items}; {better} is better."
+    )
+
+
 def _sentence(one: TransferVerdict, report: TransferReport) -> Text:
     found = one.test.difference
     interval = "" if found.low is None else f" [{found.low:+.5f}, {found.high:+.5f}]"
-    number = f"{found.mean:+.5f} nats{interval}, {seeds_text(one.seeds)}"
+    number = f"{found.mean:+.5f} {report.unit}{interval}, {seeds_text(one.seeds)}"
     if one.p_value is not None:
         number += f", {p_text(one.p_value)}"
     if not one.arm:
@@ -118,7 +126,7 @@ def gap_table(report: TransferReport) -> Table:
             gap = report.mean_gap(arm, name)
             cells.append("-" if gap is None else f"{gap:+.5f}")
         rows.append(cells)
-    return Table(["arm", f"loss on {report.home}", *others], rows, tools=(SORT, COPY))
+    return Table(["arm", f"{report.metric} on {report.home}", *others], rows, tools=(SORT, COPY))
 
 
 def _hellaswag(report: TransferReport) -> list[Block]:
@@ -177,7 +185,7 @@ def heat_map(report: TransferReport) -> Plain | None:
         colorscale=[[0, "#2166ac"], [0.5, "#f7f7f7"], [1, "#b2182b"]],
         text=[["-" if value is None else f"{value:+.4f}" for value in row] for row in values],
         texttemplate="%{text}",
-        hovertemplate="%{y} on %{x}<br>%{customdata:+.5f} nats<extra></extra>",
+        hovertemplate="%{y} on %{x}<br>%{customdata:+.5f}<extra></extra>",
     )
     height = 120 + 34 * len(report.arms)
     return figure([data], height, (170, 48, 16, 84), {"margin": {"l": 120, "r": 40}, "font": {"size": 10}},
@@ -201,6 +209,10 @@ ABOUT_PLATFORM_ITEMS = (
     "acc_norm: of HellaSwag. Its difference is paired by item, in points, with its 95 % interval over the items. "
     "Flips: items that are right on one of the platforms and wrong on the other."
 )
+ABOUT_ACCURACY = (
+    "Difference of accuracy to the home platform, on which the run was trained, with its 95 % interval over the test "
+    "problems, paired by problem. It holds for these weights; another seed is another run."
+)
 NO_HOME = (
     "There is no result of the home platform on the machine of training, so there is no difference. Evaluate the run "
     "there, then copy evaluations/ of one machine to the other."
@@ -215,15 +227,15 @@ def platforms_document(
         *([home] if home else []),
         *(one for one in records if not home or one.platform != home.platform),
     ]
-    columns: dict[str, Callable[[LaterEvaluation], Text]] = {
-        "platform": lambda record: record.platform + (" (home)" if record is home else ""),
-        "loss": lambda record: f"{loss_of(record).value:.5f}",
-        "perplexity": lambda record: f"{math.exp(min(loss_of(record).value, 700.0)):.3f}",
-        "difference in nats [95 %]": lambda record: _interval(
-            gap(home, record) if home and record is not home else None, 1, 5
-        ),
-    }
-    explained: list[Block] = [Note(ABOUT if home else NO_HOME)]
+    metric, columns = loss_of(shown[0]).metric, dict[str, Callable[[LaterEvaluation], Text]]()
+    columns["platform"] = lambda record: record.platform + (" (home)" if record is home else "")
+    columns[metric] = lambda record: f"{loss_of(record).value:.5f}"
+    if metric == LOSS:
+        columns["perplexity"] = lambda record: f"{math.exp(min(loss_of(record).value, 700.0)):.3f}"
+    columns[f"difference{' in nats' * (metric == LOSS)} [95 %]"] = lambda record: _interval(
+        gap(home, record) if home and record is not home else None, 1, 5
+    )
+    explained: list[Block] = [Note(NO_HOME if not home else ABOUT if metric == LOSS else ABOUT_ACCURACY)]
     if any(record.row(ACCURACY) for record in shown):
         by_item = {one.platform: item_gap(home, one) if home and one is not home else None for one in shown}
         columns |= {
@@ -237,7 +249,8 @@ def platforms_document(
         }
         explained.append(Note(ABOUT_PLATFORM_ITEMS))
     devices = dict.fromkeys(computed_by(one) for one in shown)
-    subtitle = f"{run} on {' and '.join(devices)}, {loss_of(shown[0]).items} windows"
+    items = f"{loss_of(shown[0]).items} {'windows' if metric == LOSS else 'problems'}"
+    subtitle = f"{run} on {' and '.join(devices)}, {items}"
     legend = [f"{record.platform}: {parse_platform(record.platform).text}" for record in shown]
     table = Table.of(shown, columns, tools=(SORT, COPY))
     blocks: list[Block] = [table, *explained, BulletList(legend), *map(Note, notes)]

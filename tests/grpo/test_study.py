@@ -183,6 +183,8 @@ def test_make_trains_a_study_is_stopped_and_continues_and_every_command_knows_it
         ("verify", "all 4 agree"),
         ("report", "B+AQN=strong (primary): cannot tell"),
         ("plan", "2 runs x 8 steps x 16 responses"),
+        ("evaluate results/grpo-gsm8k/runs/B0 --platform int4", "difference [95 %]"),
+        ("transfer results/grpo-gsm8k --platforms foreign:0.3", "accuracy on fp32"),
         ("sample results/grpo-gsm8k/runs/B0", "was trained by GRPO, and this command reads runs of GPT2"),
     ):
         status, printed = make(*command.split())

@@ -80,7 +80,6 @@ def test_an_arm_with_a_diverged_run_is_counted_as_that_and_not_judged(
     [
         (["nowhere", "--platforms", "int8"], "nowhere is not a study; fix: STUDIES="),
         (["STUDY", "COPY", "--platforms", "int8"], "is in two studies; fix: name studies of different arms"),
-        (["GRPO", "--platforms", "int8"], "grpo is a GRPO study, which is not evaluated on platforms; fix: "),
         (["EMPTY", "--platforms", "int8"], "has no finished run; fix: run `make`"),
     ],
 )
@@ -88,9 +87,8 @@ def test_an_unusable_request_is_refused_in_one_line(
     place: Workplace, tmp_path: Path, arguments: list[str], says: str
 ) -> None:
     (tmp_path / "empty/runs").mkdir(parents=True)
-    (tmp_path / "grpo/runs/mild0/responses").mkdir(parents=True)
     shutil.copytree(place.study, tmp_path / "copy")
-    known = {name.upper(): str(tmp_path / name) for name in ("copy", "empty", "grpo")}
+    known = {name.upper(): str(tmp_path / name) for name in ("copy", "empty")}
     known["STUDY"] = str(place.study)
     status, printed = transfer(place, *(known.get(word, word) for word in arguments))
     assert status
