@@ -36,6 +36,10 @@ def main() -> int:
         return 0
     for target in arguments.target.split() or [""]:
         symbols, source = configuration(target, arguments.base)
+        if symbols.flag("GRPO"):
+            raise UserError(
+                f"memory is predicted for GPT-2, and {source} trains by GRPO; fix: make memory TARGET=h100"
+            )
         print(f"configuration: {source}")
         settings = StudySettings.from_symbols(symbols)
         names = arguments.variants.split() or settings.variants

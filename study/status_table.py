@@ -41,7 +41,7 @@ class RunStatus:
     variant: str
     state: str
     done: float = 0.0
-    loss: float | None = None
+    loss: float | None = None  # of the last step; of GRPO its reward
     tokens_per_second: float | None = None
     holder: Holder | None = None
     seconds: float = 0.0
@@ -119,7 +119,7 @@ def run_status(folder: Path, variant: str, plan: Plan | None, alive: bool) -> Ru
         variant,
         state,
         min(done, 1.0),
-        step.loss if step else None,
+        (step.loss if step.reward is None else step.reward) if step else None,
         step.tokens_per_second if step else None,
         holder,
         clock.total if clock else 0.0,
@@ -166,7 +166,8 @@ def status_text(study_dir: Path) -> str:
     runs, plan = read_status(study_dir)
     counts = Counter(run.state for run in runs)
     lines = [f"{study_dir}: {len(runs)} runs, {', '.join(f'{n} {state}' for state, n in counts.items())}"]
-    rows = [COLUMNS, *(run.cells for run in runs)]
+    columns = ["reward" if name == "loss" and plan and plan.task == "grpo" else name for name in COLUMNS]
+    rows = [columns, *(run.cells for run in runs)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
     lines += ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     lines += [f"{run.name}: {run.reason}" for run in runs if run.reason]
