@@ -2,7 +2,7 @@
 
 A run is a pure function of (configuration, data, plan, seed, variant), to the bit on a CPU and up to the order of sums
 on a GPU. An interrupted run resumes from its last checkpoint. It writes run.json, metrics.jsonl, memory.json and
-checkpoint/ into its folder, and one JSON object per event to standard output.
+checkpoint/ into its folder.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class TrainingRun:
     ) -> None:
         """directory: of the run. config: the settings of the study with those of the arm.
 
-        fence: called before a record or a checkpoint; it ends this process if another one has taken the run over.
+        fence: called before anything is written; it ends this process if another one has taken the run over.
         """
         self.directory, self.plan, self.config = directory, plan, config
         self.resolved, self.stop, self.fence = resolved, stop, fence
@@ -103,7 +103,7 @@ class TrainingRun:
         )
         self.scores: list[Row] = []  # of the trained model
         self.fixes = RunFixes(stepper, config.numerics_fix)
-        self.log = MetricsLog(directory, record.replace(fixes=self.fixes.changes), plan.iterations)
+        self.log = MetricsLog(directory, record.replace(fixes=self.fixes.changes), fence)
         self.log.notes += filter(None, [resolved.note])
         self.evaluator = Evaluator(
             stepper.model,
@@ -126,7 +126,6 @@ class TrainingRun:
         try:
             resume(self)
             self.write_record("running")
-            self.log.log({"event": "started", "iteration": self.iteration}, always=True)
             with contextlib.closing(self.feed()) as feed, self.log:
                 while not self.ended():
                     if self.evaluator.due(self.tokens):
@@ -274,8 +273,9 @@ class TrainingRun:
             self.log.phase("validating")
             line = self.evaluator.validate(self.tokens, seconds)
         if self.ended() and ranks.first():
+            self.fence()
             records.write_items(self.directory, self.row, self.evaluator.window_losses)
-        self.log.log(line | {"iteration": self.iteration}, always=True)
+        self.log.log(line | {"iteration": self.iteration})
         self.write_record("running")
         self.write_rows()
 
@@ -287,6 +287,7 @@ class TrainingRun:
             rows.append(row.replace(tokens=int(tokens), value=loss, items=count))
             rows.append(row.replace(metric="train_seconds", tokens=int(tokens), value=seconds))
         if ranks.first():
+            self.fence()
             records.write_rows(self.directory, [*rows, *self.scores])
 
     def score_endings(self) -> None:

@@ -117,7 +117,7 @@ class GrpoRun:
             platform=run_record.platform_of(resolved.dtype), metric=ACCURACY, tokens=0, value=math.nan,
             data=f"{TEST}@{record.fingerprint.validation[:12]}", items=len(self.test),
         )  # fmt: skip
-        self.log = MetricsLog(run_dir, record, plan.iterations)
+        self.log = MetricsLog(run_dir, record, fence)
         self.accuracies: dict[int, float] = {}  # by step
         self.iteration = 0
         self.divergence = DivergenceMonitor()
@@ -145,7 +145,6 @@ class GrpoRun:
         checkpoint = self.resume()
         self.trainer = self.make_trainer()
         self.write("running")
-        self.log.log({"event": "started", "iteration": self.iteration}, always=True)
         with self.log:
             try:
                 if not self.accuracies:
@@ -276,7 +275,7 @@ class GrpoRun:
         write_responses(self.run_dir, f"test-{step:05}", range(len(published)), published, responses, rewards)
         self.accuracies[step] = sum(rewards) / len(rewards)
         line = {"event": "validation"} | self.position | {"accuracy": self.accuracies[step]}
-        self.log.log(line, always=True)
+        self.log.log(line)
         tokens = self.plan.batch.tokens
         rows = [self.row.replace(tokens=at * tokens, value=share) for at, share in self.accuracies.items()]
         records.write_rows(self.run_dir, rows)

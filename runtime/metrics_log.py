@@ -1,40 +1,48 @@
-"""Log a run: run.json, metrics.jsonl, and one JSON object per line on standard output."""
+"""Log a run: run.json, and metrics.jsonl, from which the study, its pages and the trackers read its progress."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
 import hashlib
 import json
 import os
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
-from runtime import files, ranks, run_record
-from runtime.files import DamagedFileError, parse_json, read_bytes
-from runtime.records import Amount, Count, InvalidJsonError, Positive, Record, Text, parse, to_plain
+import msgspec
 
-NOT_METRICS = ("started", "phase")  # events without numbers, not written to metrics.jsonl
+from runtime import files, ranks, run_record
+from runtime.files import DamagedFileError, read_bytes
+from runtime.records import Amount, Count, Positive, Record, Text, to_plain
+
 T = TypeVar("T")
 SIZE_LIMIT = 4 * 2**30  # bytes of metrics.jsonl
-PRINT_SECONDS = 0.25  # least time between two lines on standard output; metrics.jsonl gets every line
+TAIL_BYTES = 8192  # of metrics.jsonl, more than ten lines
 
 
-@dataclass(frozen=True)
-class Line:
-    """A line of metrics.jsonl: the keys of every event."""
+class MetricsLine(msgspec.Struct, frozen=True):
+    """What the progress of a run needs of a line of metrics.jsonl.
+
+    event: "train", "validation", "phase", "note" or "spike". loss: in nats.
+    """
 
     event: Text
     iteration: Count = 0
     tokens: Count = 0
+    train_seconds: Amount = 0.0
+    loss: float | None = None
+    perplexity: float | None = None
+    accuracy: float | None = None  # of GRPO, as the reward
+    reward: float | None = None
+    tokens_per_second: float | None = None
+    memory_bytes: int | None = None
+    phase: str = ""
+    message: str = ""
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(msgspec.Struct, frozen=True):
     """A line of metrics.jsonl after an optimizer step. loss: in nats. logp_diff: of GRPO, rollout minus training."""
 
     iteration: Positive
@@ -58,16 +66,17 @@ class LoggedSteps:
 class MetricsLog:
     """Log of a run in `directory`. Enter it to write metrics.jsonl, too. record: plain data of run.json.
 
-    Of several ranks, only the first writes and prints.
+    Of several ranks, only the first writes. fence: called before a line is written.
     """
 
-    def __init__(self, directory: Path, opening: run_record.RunRecord, iterations: int) -> None:
-        self.directory, self.iterations = directory, iterations
+    def __init__(
+        self, directory: Path, opening: run_record.RunRecord, fence: Callable[[], None] = lambda: None
+    ) -> None:
+        self.directory, self.fence = directory, fence
         self.owner = run_record.owner(opening)
         self.record = opening.to_json()
         self.notes: list[str] = []
         self._metrics: TextIO | None = None
-        self._printed_at = 0.0
 
     def __enter__(self) -> MetricsLog:
         if ranks.first():
@@ -78,25 +87,20 @@ class MetricsLog:
         if self._metrics:
             self._metrics.close()
 
-    def log(self, line: dict[str, Any], always: bool = False) -> None:
-        """Append the line to metrics.jsonl; print it, unless a line was printed less than PRINT_SECONDS ago."""
-        if not ranks.first():
-            return
-        if line["event"] not in NOT_METRICS and self._metrics and not self._metrics.closed:
+    def log(self, line: dict[str, Any]) -> None:
+        """Append the line to metrics.jsonl."""
+        if self._metrics and not self._metrics.closed:
+            self.fence()
             append_metrics(self._metrics, line)
-        now = time.monotonic()
-        if always or now - self._printed_at >= PRINT_SECONDS:
-            self._printed_at = now
-            print_event(line | {"iterations": self.iterations})
 
     def phase(self, phase: str) -> None:
-        """Print the work that begins."""
-        self.log({"event": "phase", "phase": phase}, always=True)
+        """Log the work that begins."""
+        self.log({"event": "phase", "phase": phase})
 
     def note(self, iteration: int, message: str) -> None:
         """Add a note for the report."""
         self.notes.append(message)
-        self.log({"event": "note", "iteration": iteration, "message": message}, always=True)
+        self.log({"event": "note", "iteration": iteration, "message": message})
 
     def write(self, status: str, error: str | None, entries: dict[str, Any]) -> None:
         """Write run.json with these entries."""
@@ -124,19 +128,6 @@ class MetricsLog:
             return None
 
 
-def _select(kind: type[T], content: Any) -> T:
-    """Return the keys of `kind` in a line of metrics.jsonl. InvalidJsonError for any other value."""
-    if isinstance(content, dict):
-        hint: Any = kind  # a type is hashable, which the cache needs
-        content = {name: content[name] for name in _names(hint) if name in content}
-    return parse(kind, content, "line")
-
-
-@functools.cache
-def _names(kind: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(kind))
-
-
 def read_steps(path: Path, most: int | None = None) -> LoggedSteps:
     """Read the training steps in a metrics.jsonl. A missing file and one that cannot be read have none.
 
@@ -148,13 +139,59 @@ def read_steps(path: Path, most: int | None = None) -> LoggedSteps:
         return LoggedSteps()
     steps, damaged = [], 0
     for text in texts[:: max(1, len(texts) // most) if most else 1]:
-        try:
-            content = parse_json(text, path)
-            if _select(Line, content).event == "train":
-                steps.append(_select(Step, content))
-        except (DamagedFileError, InvalidJsonError):
-            damaged += 1
+        line = parse_line(text, MetricsLine)
+        step = parse_line(text, Step) if line and line.event == "train" else None
+        damaged += line is None or (line.event == "train" and step is None)
+        steps += [step] if step else []
     return LoggedSteps(tuple(steps), damaged)
+
+
+def parse_line(text: bytes, kind: type[T]) -> T | None:
+    """Return a line of metrics.jsonl; None for one that is torn or damaged. Keys that `kind` lacks are left out."""
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None
+
+
+class LogReader:
+    """Reads the lines of a metrics.jsonl as they are written. One that a resumed run replaced is read again.
+
+    at_end: whether what is there now is left out.
+    """
+
+    def __init__(self, path: Path, at_end: bool = False) -> None:
+        self.path = path
+        self._file, self._offset = 0, 0  # inode, and bytes read
+        if at_end and path.is_file():
+            status = path.stat()
+            self._file, self._offset = status.st_ino, status.st_size
+
+    def read(self, most: int = SIZE_LIMIT) -> list[bytes]:
+        """Return the complete lines that are new, of `most` bytes at the end of the file."""
+        try:
+            with files.open_regular(self.path) as file:
+                status = os.fstat(file.fileno())
+                if status.st_ino != self._file or status.st_size < self._offset:
+                    self._file, self._offset = status.st_ino, 0
+                start = max(self._offset, status.st_size - most)
+                file.seek(start)
+                content = file.read(status.st_size - start)
+        except (OSError, DamagedFileError):
+            return []
+        whole = content[: content.rfind(b"\n") + 1]
+        lines = whole.splitlines()[start > self._offset :]  # the first one can lack its beginning
+        self._offset = start + len(whole)
+        return lines
+
+    def lines(self) -> list[MetricsLine]:
+        """Return what is new at the end of the file, damaged lines left out."""
+        return [line for text in self.read(TAIL_BYTES) if (line := parse_line(text, MetricsLine))]
+
+
+def last_lines(run_dir: Path) -> dict[str, MetricsLine]:
+    """Return the last line of each event, of those at the end of metrics.jsonl."""
+    return {line.event: line for line in LogReader(run_dir / "metrics.jsonl").lines()}
 
 
 class MetricsSum(Record, frozen=True):
@@ -184,10 +221,11 @@ def truncate_metrics(path: Path, iteration: int, evaluated: Sequence[int] = ()) 
         return
     kept = []
     for text in texts:
-        with contextlib.suppress(DamagedFileError, InvalidJsonError):
-            line = _select(Line, parse_json(text, path))
-            if line.iteration <= iteration and (line.event != "validation" or line.tokens in evaluated):
-                kept.append(text + b"\n")
+        line = parse_line(text, MetricsLine)
+        if not line or line.iteration > iteration or line.event == "phase":
+            continue
+        if line.event != "validation" or line.tokens in evaluated:
+            kept.append(text + b"\n")
     files.write_bytes(path, b"".join(kept))
 
 
@@ -195,11 +233,3 @@ def append_metrics(file: TextIO, line: dict[str, Any]) -> None:
     """Append one JSON object as a line and flush it, so that a killed run loses none."""
     file.write(json.dumps(files.finite(line), allow_nan=False) + "\n")
     file.flush()
-
-
-def print_event(line: dict[str, Any]) -> None:
-    """Print one JSON line for the parent process. A closed pipe is not an error."""
-    try:
-        print(json.dumps(line), flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -1,7 +1,6 @@
-"""One run in its own process; started by the study, which reads its events from standard output.
+"""One run in its own process: python -m scripts.train results/NAME/runs/B0/plan.json
 
-python -m scripts.train PLAN               train the run of runs/NAME/plan.json, or continue it from its checkpoint
-python -m scripts.train --answer QUESTION  answer a question of the study (study.planner), such as the times of steps
+It trains the run, or continues it from its last checkpoint. The study starts it, and by hand it does the same.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ One run at a time or thousands at once: the same loop. A run that ended is judge
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import signal
 import time
@@ -15,26 +14,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime import files, run_plan, run_record
+from runtime.attempt import EXIT_SUPERSEDED
 from runtime.errors import UserError, explain_full_disk
 from runtime.files import DamagedFileError, read_text
+from runtime.metrics_log import last_lines
 from runtime.ranks import EXIT_RANK_LOST
 from runtime.run_plan import RunPlan
 from runtime.settings import Config
 from study import plan_file, planner
 from study.executors.child_process import (
-    EXIT_CLAIMED,
     EXIT_DISK_FULL,
     EXIT_FINISHED,
     EXIT_INTERRUPTED,
     EXIT_NOT_FINITE,
     EXIT_OUT_OF_MEMORY,
-    EXIT_SUPERSEDED,
     Session,
     StopAsked,
     exit_text,
 )
-from study.executors.claims import ClaimObserver
-from study.executors.executor import Ended, Executor, Message, Started, Task, TaskProgress, last_step
+from study.executors.executor import Ended, Executor, Message, Notice, Task, TaskProgress
 from study.plan_file import Plan
 from study.runs import RunList, read_record
 from study.terminal import Terminal, outcome
@@ -76,7 +74,6 @@ class Dispatcher:
         self.directory = runs.directory
         self._active: dict[str, _Active] = {}
         self._waiting: deque[Run] = deque()
-        self._claimed: dict[Run, ClaimObserver] = {}  # by processes of another driver
         self._losses: dict[Run, tuple[int, int]] = {}  # run -> its last step, losses since then
         self._reported_at, self._report_seconds = time.monotonic(), 0.0
 
@@ -90,24 +87,12 @@ class Dispatcher:
         self._waiting.extend(pending)
         try:
             while self._waiting or self._active:
-                while len(self._active) < self.executor.slots() and not self.session.asked:
-                    run = next((run for run in self._waiting if not self._is_held(run)), None)
-                    if run is None:
-                        break
-                    self._waiting.remove(run)
-                    if self.runs.is_done(*run):
-                        self.terminal.estimate.left -= 1
-                        self.terminal.say(f"{run_record.run_name(*run)} was finished by another driver")
-                    else:
-                        self._submit(run)
+                while self._waiting and len(self._active) < self.executor.slots() and not self.session.asked:
+                    self._submit(self._waiting.popleft())
                 for message in self.executor.poll(POLL_SECONDS):
                     self._take(message)
                 if self.session.asked and not self._active:
                     raise StopAsked
-        except Exception:
-            for name in self._active:
-                self.executor.stop(name)
-            raise
         finally:
             note = self.executor.close()
             terminal.close()
@@ -115,44 +100,35 @@ class Dispatcher:
                 terminal.say(note)
         return self.plan
 
-    def _is_held(self, run: Run) -> bool:
-        """Return whether a process of another driver still executes the run."""
-        return run in self._claimed and self._claimed[run].is_alive()
-
     def _submit(self, run: Run) -> None:
         name, folder = run_record.run_name(*run), self.runs.folder(*run)
         folder.mkdir(parents=True, exist_ok=True)
         files.write_text(folder / "config", self.config_text)
         self._active[name] = _Active(run, self._numbers[run], record_text(folder), self.plan.batch.micro)
         run_plan.write(folder, self.plan_run(self.plan, *run))
-        self.executor.submit(Task(name, (str(folder / run_plan.FILE),), folder, folder / "log.txt"))
+        self.executor.submit(Task(folder / run_plan.FILE, folder / "log.txt"))
 
     def _take(self, message: Message) -> None:
-        active = self._active[message.name]
-        if isinstance(message, Started):
-            self.terminal.begin(message.name, active.number, message.where)
+        if isinstance(message, Notice):
+            self.terminal.say(message.text)
+        elif isinstance(message, Ended):
+            self._end(self._active.pop(message.name), message)
         elif isinstance(message, TaskProgress):
-            event = message.event
-            if not event.iterations:  # read from metrics.jsonl, which does not repeat it
-                event = dataclasses.replace(event, iterations=self.plan.variants[active.run[0]].iterations)
-            self.terminal.update(message.name, event)
+            self.terminal.update(message.name, message.line)
         else:
-            del self._active[message.name]
-            self._end(active, message)
+            active = self._active[message.name]
+            iterations = self.plan.variants[active.run[0]].iterations
+            self.terminal.begin(message.name, active.number, iterations, message.where)
 
     def _end(self, active: _Active, ended: Ended) -> None:
         """Retry the run that ended, or record its end."""
         run, name = active.run, ended.name
-        if ended.note:
-            self.terminal.say(ended.note)
         if self.session.asked:
             saved = self.runs.status(*run) in ("interrupted", "finished")
             self.terminal.end(name, "stopped, saved" if saved else "stopped; its last checkpoint is valid")
             return
-        if ended.status in (EXIT_CLAIMED, EXIT_SUPERSEDED):
-            self.terminal.pause(name, f"{ended.message.removeprefix('error: ')}; waiting for it")
-            self._claimed[run] = ClaimObserver(self.runs.folder(*run))
-            self._waiting.append(run)
+        if ended.status == EXIT_SUPERSEDED:
+            self.terminal.pause(name, ended.message.removeprefix("error: "))
             return
         lost = self._loss(ended)
         if lost and self._may_repeat(run):
@@ -187,7 +163,7 @@ class Dispatcher:
 
     def _may_repeat(self, run: Run) -> bool:
         """Return whether a lost run is retried: it has made steps, or was not lost MOST_LOSSES times."""
-        step = last_step(self.runs.folder(*run))
+        step = last_lines(self.runs.folder(*run)).get("train")
         at, (before, losses) = step.iteration if step else 0, self._losses.get(run, (0, 0))
         losses = 1 if at > before else losses + 1
         self._losses[run] = (at, losses)

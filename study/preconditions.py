@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +26,21 @@ if TYPE_CHECKING:
     from ra.variants import Variant
 
 
+LOCK = "lock"
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a process holds the lock of a study; False also where there is no lock file."""
+    try:
+        with path.open("r") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[int]:
     """Lock the study's folder for one `make`; the value is the descriptor that holds the lock.
@@ -34,7 +50,7 @@ def locked(directory: Path) -> Iterator[int]:
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        file = files.open_append(directory / "lock")
+        file = files.open_append(directory / LOCK)
     except OSError as error:
         raise UserError(
             f"{directory} cannot be written: {error.strerror}; fix: set CONFIG_RESULTS_DIR to a writable folder"
@@ -43,15 +59,13 @@ def locked(directory: Path) -> Iterator[int]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = (content_or_none(directory / "lock") or b"").decode(
-                errors="replace"
-            ).strip() or "unknown"
+            holder = (content_or_none(directory / LOCK) or b"").decode(errors="replace").strip() or "unknown"
             raise UserError(
                 f"{directory} is being run by process {holder} (or by its training process, "
                 "which still saves); fix: wait for it or stop it"
             ) from None
         file.truncate(0)
-        file.write(f"{os.getpid()}\n")
+        file.write(f"{os.getpid()} on {socket.gethostname()}\n")
         file.flush()
         yield file.fileno()
 

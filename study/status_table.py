@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from referee.verdict.statistics import mean
-from runtime import run_record
+from runtime import attempt, run_record
+from runtime.attempt import Attempt, read_attempt
 from runtime.dotconfig import read_symbols
+from runtime.metrics_log import MetricsLine, last_lines
 from runtime.output import duration
+from runtime.run_record import RunRecord
 from runtime.settings import Config
 from study import plan_file
-from study.executors.claims import (
-    BEAT_SECONDS,
-    STALE_SECONDS,
-    Holder,
-    is_locked,
-    newest,
-    read_holder,
-    this_machine,
-)
-from study.executors.executor import last_step
+from study.executors.slurm_executor import Job, queue
 from study.plan_file import Plan
+from study.preconditions import LOCK, is_locked
 from study.runs import EXPECTED, read_expected, run_folders
-from study.terminal import START_SECONDS, expected_seconds
+from study.terminal import START_SECONDS, digits, expected_seconds
 
-COLUMNS = ("run", "state", "progress", "loss", "tok/s", "host", "place")
-WATCH_SECONDS = 2 * BEAT_SECONDS  # a living holder on another machine changes its claim in this time
+COLUMNS = ("run", "state", "progress", "validation", "tok/s", "host", "place")
 
 
 @dataclass(frozen=True)
@@ -41,62 +32,31 @@ class RunStatus:
     variant: str
     state: str
     done: float = 0.0
-    loss: float | None = None  # of the last step; of GRPO its reward
+    validated: str = ""  # perplexity of the last validation; of GRPO its accuracy
     tokens_per_second: float | None = None
-    holder: Holder | None = None
+    attempt: Attempt | None = None
     seconds: float = 0.0
     reason: str = ""
 
     @property
     def cells(self) -> tuple[str, ...]:
-        host, place = (self.holder.host, self.holder.place) if self.holder else ("", "")
         return (
             self.name,
             self.state,
             f"{self.done:.0%}",
-            "" if self.loss is None else f"{self.loss:.3f}",
+            self.validated,
             "" if self.tokens_per_second is None else f"{self.tokens_per_second:,.0f}",
-            host,
-            place,
+            self.attempt.host if self.attempt else "",
+            self.attempt.place if self.attempt else "",
         )
 
 
-def living(folders: Iterable[Path], sleep: Callable[[float], None] = time.sleep) -> set[Path]:
-    """Return the runs whose holder lives: by its flock on this machine, by the change of its claim elsewhere.
-
-    A claim that is recent by its file's time has changed. The others are watched for WATCH_SECONDS, all at once: the
-    clocks of two machines need not agree.
-    """
-    alive, watched = set(), {}
-    for folder in folders:
-        found = newest(folder)
-        holder = read_holder(found[1])
-        if holder is None or holder.done:
-            continue
-        if holder.machine == this_machine():
-            if is_locked(folder):
-                alive.add(folder)
-        elif is_recent(folder / f"claim.{found[0]:08d}"):
-            alive.add(folder)
-        else:
-            watched[folder] = found
-    if watched:
-        print(
-            f"{len(watched)} runs of other machines have old claims; watching them for {WATCH_SECONDS:.0f} s",
-            file=sys.stderr,
-            flush=True,
-        )
-        sleep(WATCH_SECONDS)
-    return alive | {folder for folder, found in watched.items() if newest(folder) != found}
-
-
-def is_recent(claim: Path) -> bool:
-    """Return whether a claim has changed in the last STALE_SECONDS, by this machine's clock."""
-    try:
-        age = time.time() - claim.stat().st_mtime
-    except FileNotFoundError:  # a new holder has removed it
-        return True
-    return -BEAT_SECONDS < age < STALE_SECONDS
+def executes(folder: Path, job: Job | None, lock: Path, locked: bool) -> bool:
+    """Whether a process executes a run: in Slurm, or since the driver that runs took the study's lock."""
+    if job:
+        return job.state == "RUNNING"
+    begun = folder / attempt.FILE
+    return locked and begun.exists() and begun.stat().st_mtime >= lock.stat().st_mtime
 
 
 def run_status(folder: Path, variant: str, plan: Plan | None, alive: bool) -> RunStatus:
@@ -105,12 +65,14 @@ def run_status(folder: Path, variant: str, plan: Plan | None, alive: bool) -> Ru
         record = run_record.load(folder)
     except run_record.RecordError:
         record = None
-    holder = read_holder(newest(folder)[1])
     missing = "damaged" if (folder / "run.json").exists() else "waiting"
-    state: str = "running" if alive else record.status if record else missing
-    if state == "running" and not alive:
-        state = "lost" if holder and not holder.done else "interrupted"
-    step = last_step(folder)
+    state: str = record.status if record else missing
+    if state != "finished" and alive:
+        state = "running"
+    elif state == "running":
+        state = "interrupted"
+    lines = last_lines(folder)
+    step, validation = lines.get("train"), lines.get("validation")
     planned = plan.variants[variant].iterations if plan and variant in plan.variants else 0
     done = 1.0 if state == "finished" else step.iteration / planned if step and planned else 0.0
     clock = record.clock if record else None
@@ -119,12 +81,20 @@ def run_status(folder: Path, variant: str, plan: Plan | None, alive: bool) -> Ru
         variant,
         state,
         min(done, 1.0),
-        (step.loss if step.reward is None else step.reward) if step else None,
+        last_result(record, validation),
         step.tokens_per_second if step else None,
-        holder,
+        read_attempt(folder),
         clock.total if clock else 0.0,
         (record.error or "") if record and state == "failed" else "",
     )
+
+
+def last_result(record: RunRecord | None, validation: MetricsLine | None) -> str:
+    """Return the perplexity or the accuracy of the last validation; "" before the first one."""
+    if validation and validation.accuracy is not None:
+        return f"{100 * validation.accuracy:.1f} %"
+    last = validation or (record.validation if record else None)
+    return f"ppl {digits(last.perplexity)}" if last and last.perplexity else ""
 
 
 def seconds_left(runs: list[RunStatus], expected: float | None) -> float | None:
@@ -154,11 +124,17 @@ def read_status(study_dir: Path) -> tuple[list[RunStatus], Plan | None]:
     for folder in run_folders(study_dir)[0]:
         if folder.name not in names:
             names[folder.name] = folder.name.rstrip("0123456789")
-    folders = {name: study_dir / "runs" / name for name in names}
-    alive = living(folders.values())
-    return [
-        run_status(folders[name], variant, plan, folders[name] in alive) for name, variant in names.items()
-    ], plan
+    jobs = (queue(study_dir) or {}) if (study_dir / "slurm").exists() else {}
+    lock = study_dir / LOCK
+    locked = is_locked(lock)
+    found = []
+    for name, variant in names.items():
+        folder = study_dir / "runs" / name
+        alive = executes(folder, jobs.get(name), lock, locked)
+        status = run_status(folder, variant, plan, alive)
+        queued = name in jobs and not alive and status.state != "finished"
+        found.append(replace(status, state="queued") if queued else status)
+    return found, plan
 
 
 def status_text(study_dir: Path) -> str:
@@ -180,6 +156,8 @@ def status_text(study_dir: Path) -> str:
     left = seconds_left(runs, expected)
     if left is not None and counts["running"]:
         lines.append(f"about {duration(left)} left with {counts['running']} at once")
+    elif not counts["running"] and counts["queued"]:
+        lines.append(f"{counts['queued']} wait in Slurm")
     elif not counts["running"]:
         about = f" (about {duration(left)} with one at a time)" if left is not None else ""
         lines.append(f"nothing runs now; `make` continues{about}")

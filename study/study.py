@@ -21,6 +21,7 @@ from runtime.batch_plan import BatchPlan
 from runtime.detected_hardware import cpu_threads, detected_target_name
 from runtime.dotconfig import Symbols
 from runtime.errors import UserError, disk_full
+from runtime.gpu_specs import TARGETS
 from runtime.output import LiveLine, duration
 from runtime.records import parse
 from runtime.run_plan import RunPlan, Start
@@ -67,6 +68,7 @@ from study.terminal import (
     final_share,
     summary,
 )
+from study.trackers import sync_note, track_verdict
 from study.tuned_rates import (
     FOLDER,
     choose,
@@ -76,7 +78,6 @@ from study.tuned_rates import (
     share_plan,
     tuning_study,
 )
-from study.verdict_tracker import track_verdict
 
 STOPPED = 130  # exit status
 
@@ -203,13 +204,15 @@ class Study:
             print(f"not finished: {', '.join(unfinished)}; fix: `make` retries them", file=sys.stderr)
         else:
             track_verdict(self.directory, self.config.tracking)
+        if note := sync_note(self.directory, self.config.tracking):
+            print(note)
         return 1 if unfinished else 0
 
     def execute_pending(self, plan: Plan) -> None:
         """Execute the pending runs, with a report after each."""
+        executor = self.executor()  # reads the queue before it is known what is finished
         left = self.runs.pending()
         self.require_space(plan)
-        executor = self.executor()
         local = self.settings.executor == "local"
         if local:
             plan = self.with_places(plan, executor.slots())
@@ -267,12 +270,17 @@ class Study:
     def executor(self) -> Executor:
         """Return the executor of .config."""
         settings, threads = self.settings, self.config.target.cpu_threads
+        target = self.config.target
+        cards = 0 if target.scale_cpu or target.name == "cpu" else target.ranks
         if settings.executor == "slurm":
-            return SlurmExecutor(self.directory, settings.slots, settings.slurm_options)
+            return SlurmExecutor(self.directory, settings.slots, settings.slurm_options, cards)
         if settings.executor == "ray":
-            gpus = 0 if self.config.target.scale_cpu or self.config.target.name == "cpu" else 1
-            ranks = self.config.target.ranks
-            return RayExecutor(settings.ray_address, settings.slots, max(threads, 1) * ranks, gpus * ranks)
+            resources: dict[str, Any] = {"num_cpus": max(threads, 1) * target.ranks}
+            if cards and TARGETS[target.name].kind == "npu":
+                resources["resources"] = {"NPU": cards}
+            else:
+                resources["num_gpus"] = cards
+            return RayExecutor(settings.ray_address, settings.slots, resources)
         return LocalExecutor(self.session, self.slots)
 
     def nothing_to_do(self) -> int:
@@ -418,7 +426,7 @@ class Study:
             folder.mkdir(parents=True)
             path = folder / f"{type(asked).__name__}.json"
             records.write(path, Question(self.config, asked), self.directory.name)
-            tasks.append(Task(f"task {token} {n}", ("--answer", str(path)), folder, log))
+            tasks.append(Task(path, log))
         try:
             ended = run_tasks(executor, tasks, waiting_for)
         finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from ra.arms import (
 )
 from runtime.dotconfig import Symbols, number_in
 from runtime.settings import OPTIMIZER_NUMBERS, BudgetConfig, ModelConfig
+from study.executors.slurm_executor import SIGNAL_SECONDS, time_limit_minutes
 
 SYMBOL = "LEARNING_RATES"
 GRPO_KEYS = {"AQN", "LR"}  # modifiers of the arms of a GRPO study
@@ -193,11 +193,17 @@ def _continues(symbols: Symbols) -> Path | None:
 
 
 def _slurm_options(symbols: Symbols) -> str:
-    """Return the options of sbatch. ConfigError where a quote is not closed."""
+    """Return the options of sbatch. ConfigError where a quote is not closed, or no time is left to save."""
     options = symbols.text("SLURM_OPTIONS")
     try:
-        shlex.split(options)
+        minutes = time_limit_minutes(options)
     except ValueError as error:
         reason = f"{error}".lower()
         raise symbols.error("SLURM_OPTIONS", f"has {reason}; fix: quote it as on a command line") from None
+    if minutes is not None and minutes * 60 <= SIGNAL_SECONDS:
+        raise symbols.error(
+            "SLURM_OPTIONS",
+            f"limits a job to {minutes:g} minutes, and runs begin to save {SIGNAL_SECONDS} s before their limit; fix: "
+            "a longer --time",
+        )
     return options

@@ -11,10 +11,10 @@ from typing import TextIO
 
 from referee.verdict.statistics import mean
 from runtime import run_record
+from runtime.metrics_log import MetricsLine
 from runtime.output import INDENT as GAP
 from runtime.output import LiveLine, duration
 from runtime.settings import EvaluationConfig
-from study.executors.child_process import Event
 from study.hellaswag_scores import TASKS, entry
 from study.plan_file import Plan
 
@@ -124,11 +124,12 @@ class Estimate:
 
 @dataclass
 class _Line:
-    """The line of a run. step: its last training step."""
+    """The line of a run."""
 
     title: str
+    iterations: int  # planned
     validation: str = ""
-    step: Event | None = None
+    step: MetricsLine | None = None  # the last training step
 
 
 class Terminal:
@@ -140,35 +141,39 @@ class Terminal:
         self.estimate = estimate
         self._total = total
         self._lines: dict[str, _Line] = {}
+        self._notes: set[tuple[str, str]] = set()  # name and message: a resumed run repeats its notes
 
-    def begin(self, name: str, number: int, where: str = "") -> None:
-        """where: slot, host or job."""
+    def begin(self, name: str, number: int, iterations: int, where: str = "") -> None:
+        """iterations: planned. where: slot, host or job."""
         self.estimate.begin(name)
         title = f"[{number}/{self._total}] {name}"
-        line = self._lines[name] = _Line(f"{title} ({where})" if where else title)
+        line = self._lines[name] = _Line(f"{title} ({where})" if where else title, iterations)
         self._live.start(f"{line.title}{GAP}starting", name)
 
-    def update(self, name: str, event: Event) -> None:
+    def update(self, name: str, news: MetricsLine) -> None:
         line = self._lines[name]
-        if event.event == "validation":
-            line.validation = f"val ppl {digits(event.perplexity)}" if event.perplexity else ""
-            if event.accuracy is not None:
-                line.validation = f"accuracy {100 * event.accuracy:.1f} %"
-        if event.event == "note":
-            self.say(f"{line.title}: {event.message}")
-        if event.event == "train":
-            line.step = event
-        if event.event in ("train", "phase"):
-            self._show(name, line, event.phase)
+        if news.event == "validation":
+            line.validation = f"val ppl {digits(news.perplexity)}" if news.perplexity else ""
+            if news.accuracy is not None:
+                line.validation = f"accuracy {100 * news.accuracy:.1f} %"
+        if news.event == "note" and (name, news.message) not in self._notes:
+            self._notes.add((name, news.message))
+            self.say(f"{line.title}: {news.message}")
+        if news.event == "train":
+            line.step = news
+        if news.event in ("train", "phase"):
+            self._show(name, line, news.phase)
 
     def _show(self, name: str, line: _Line, phase: str) -> None:
         """Show the most important number first, since a narrow terminal crops the line."""
         step = line.step
-        done = step.iteration / step.iterations if step and step.iterations else 0.0
+        done = step.iteration / line.iterations if step else 0.0
         left = self.estimate.seconds_left(done, name)
         reward = step.reward if step else None
-        number = f"loss {step.loss:.3f}" if step and reward is None else f"reward {reward or 0.0:.3f}"
-        parts = [line.title, f"{done:4.0%}{GAP}{number}" if step else "", phase]
+        number = f"reward {reward:.3f}" if reward is not None else ""
+        if step and step.loss is not None and not number:
+            number = f"loss {step.loss:.3f}"
+        parts = [line.title, f"{done:4.0%}" if step else "", number, phase]
         parts += [f"study {duration(left)} left"] if left is not None and left >= 1 else []
         parts += [line.validation]
         if step and step.train_seconds > 0 and done > 0:

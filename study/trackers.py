@@ -1,15 +1,15 @@
-"""Forward runs to Weights & Biases and TensorBoard without slowing training.
+"""Forward runs and verdicts to Weights & Biases and TensorBoard without slowing training.
 
-Each logger is a process beside the training process: `python -m study.trackers RUN_DIR LOGGER MODE
-PROJECT STUDY_PID`. It follows metrics.jsonl and run.json and forwards them. Training neither imports a logger nor waits
-for one. A logger that refuses, hangs or dies leaves a line in track.log. None outlives its study by more than
-FINISH_SECONDS.
+The process `python -m study.trackers FOLDER`, beside the worker of a run, follows its metrics.jsonl; for the folder of
+a study it sends the verdicts of report.json. Its standard input is a pipe, which ends with the worker. Each tracker has
+a thread, so that one that hangs does not stop the other. One that refuses, hangs or dies leaves a line in track.log.
+The process outlives the worker by at most FINISH_SECONDS.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
+import json
 import os
 import re
 import shlex
@@ -18,80 +18,95 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from runtime import files, run_record
+from referee.verdict.statistics import perplexity_percent
+from runtime import files, run_plan, run_record
 from runtime.dotconfig import ConfigError, read_symbols
-from runtime.files import DamagedFileError, open_regular, parse_json, read_text
-from runtime.run_record import RecordError, RunRecord
+from runtime.files import DamagedFileError, read_json, read_text
+from runtime.metrics_log import LogReader
 from runtime.settings import TrackingConfig
 
 ID_FILE = "wandb_id"
+VERDICT = "verdict"
+POLL_SECONDS = 1.0
+FINISH_SECONDS = 20.0  # limit for the trackers at the end of a run, or after the study's death
+NAMES = {  # event -> the keys of a line of metrics.jsonl that trackers show
+    "train": (
+        "loss",
+        "learning_rate",
+        "grad_norm",
+        "tokens_per_second",
+        "memory_bytes",
+        "train_seconds",
+        "reward",
+        "logp_diff",
+    ),
+    "validation": ("loss", "perplexity", "accuracy"),
+}
 Value = float | str
 
 
-class Client(Protocol):
+@dataclass(frozen=True)
+class Opening:
+    """What a tracker is told of a run, or of a study's verdicts."""
+
+    folder: Path
+    name: str
+    group: str  # the study
+    tags: tuple[str, ...]
+    config: Mapping[str, str]
+    tracking: TrackingConfig
+
+
+class Tracker(Protocol):
     """An open run of a tracker."""
 
-    def log(self, values: Mapping[str, Value], step: int) -> None:
-        """Log values of one step."""
-
-    def summarize(self, values: Mapping[str, Value], step: int) -> None:
-        """Log the values of the whole run."""
+    def log(self, values: Mapping[str, Value], step: int, final: bool = False) -> None:
+        """Log values of one step, or the final ones of the run."""
 
     def finish(self, failed: bool) -> None:
         """Write everything and close."""
 
 
-@dataclass(frozen=True)
-class Opening:
-    """The description of a run. folder: of the run; mode: of W&B, online or offline."""
-
-    folder: Path
-    project: str
-    name: str
-    group: str
-    tags: tuple[str, ...]
-    config: Mapping[str, str]
-    mode: str
-    job_type: str = "train"
-
-
-class WandbClient:
+class Wandb:
     """A W&B run with a fixed id: online, a run that exists is continued and its logged steps are kept."""
 
     def __init__(self, opening: Opening) -> None:
         os.environ.setdefault("WANDB_SILENT", "true")
-        self.module: Any = importlib.import_module("wandb")
-        resume = {"resume": "allow"} if opening.mode == "online" else {}  # W&B cannot resume offline
+        import wandb
+
+        self.module: Any = wandb
+        mode = opening.tracking.wandb_mode
         self.module.init(
-            project=opening.project,
+            project=opening.tracking.wandb_project,
             name=opening.name,
             group=opening.group,
             tags=list(opening.tags),
-            job_type=opening.job_type,
+            job_type=VERDICT if opening.name == VERDICT else "train",
             config=dict(opening.config),
             id=fixed_id(opening.folder),
-            mode=opening.mode,
+            mode=mode,
             dir=str(opening.folder),
-            **resume,
+            **({"resume": "allow"} if mode == "online" else {}),  # W&B cannot resume offline
         )
 
-    def log(self, values: Mapping[str, Value], step: int) -> None:
-        self.module.log(dict(values), step=step)
-
-    def summarize(self, values: Mapping[str, Value], step: int) -> None:
-        self.module.run.summary.update(dict(values))
+    def log(self, values: Mapping[str, Value], step: int, final: bool = False) -> None:
+        if final:
+            self.module.run.summary.update(dict(values))
+        else:
+            self.module.log(dict(values), step=step)
 
     def finish(self, failed: bool) -> None:
         self.module.finish(**({"exit_code": 1} if failed else {}))
 
 
-class TensorBoardClient:
+class TensorBoard:
     """Event files in the folder tensorboard, which replace earlier ones. Text goes to the text tab."""
 
     def __init__(self, opening: Opening) -> None:
@@ -101,29 +116,24 @@ class TensorBoardClient:
         for old in folder.glob("events.out.tfevents.*"):
             old.unlink()
         self.writer = SummaryWriter(str(folder))
-        about = {"group": opening.group, "tags": ", ".join(opening.tags), "job_type": opening.job_type}
-        rows = [f"    {name}={value}" for name, value in (about | dict(opening.config)).items()]
-        self.writer.add_text("config", "\n".join(rows), 0)
+        about = {"group": opening.group, "tags": ", ".join(opening.tags)} | dict(opening.config)
+        self.writer.add_text("config", "\n".join(f"    {name}={value}" for name, value in about.items()), 0)
 
-    def log(self, values: Mapping[str, Value], step: int) -> None:
+    def log(self, values: Mapping[str, Value], step: int, final: bool = False) -> None:
         for name, value in values.items():
             (self.writer.add_text if isinstance(value, str) else self.writer.add_scalar)(name, value, step)
-
-    summarize = log
 
     def finish(self, failed: bool) -> None:
         self.writer.close()
 
 
-CLIENTS: dict[str, Callable[[Opening], Client]] = {
-    "wandb": WandbClient,
-    "tensorboard": TensorBoardClient,
-}
-
-
-def connect(logger: str, opening: Opening) -> Client:
-    """Open a run of a tracker."""
-    return CLIENTS[logger](opening)
+def trackers(tracking: TrackingConfig) -> list[type[Wandb] | type[TensorBoard]]:
+    """Return the trackers that are switched on."""
+    wanted: list[tuple[bool, type[Wandb] | type[TensorBoard]]] = [
+        (tracking.tensorboard, TensorBoard),
+        (tracking.wandb, Wandb),
+    ]
+    return [kind for on, kind in wanted if on]
 
 
 def fixed_id(folder: Path) -> str:
@@ -137,130 +147,159 @@ def fixed_id(folder: Path) -> str:
     return run_id
 
 
-def offline_folders(folder: Path) -> list[Path]:
-    """Return the folders that W&B wrote, the newest last, without its link latest-run."""
-    return sorted((folder / "wandb").glob("*run-2*"))
+# -- the process that owns the trackers ---------------------------------------------------------------------------
 
 
-POLL_SECONDS = 1.0
-MODULE = "study.trackers"
-FINISH_SECONDS = 20.0  # limit for a logger at the end of a run, or after the study's death
+@contextlib.contextmanager
+def followed_by_trackers(folder: Path, tracking: TrackingConfig) -> Iterator[None]:
+    """Forward a folder while the block runs, and up to FINISH_SECONDS longer. No process is left, and no error."""
+    if not trackers(tracking):
+        yield
+        return
+    with (folder / "track.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "study.trackers", str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        yield
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=FINISH_SECONDS)  # closes the pipe
+    finally:  # a tracker's child processes belong to its session and end with it
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
-class ExperimentLoggers:
-    """The logger processes of one run. `finish` waits a limited time, then ends them.
-
-    module: the program of the processes, which takes the arguments of `main`.
-    """
-
-    def __init__(self, run_dir: Path, tracking: TrackingConfig, module: str = MODULE) -> None:
-        self.run_dir = run_dir
-        self.processes: list[subprocess.Popen[bytes]] = []
-        self.wandb_offline = tracking.wandb and tracking.wandb_mode == "offline"
-        wanted = wanted_loggers(tracking)
-        self.names = [name for name, _, _ in wanted]
-        for arguments in wanted:
-            with (run_dir / "track.log").open("ab") as log:
-                self.processes.append(
-                    subprocess.Popen(
-                        [sys.executable, "-m", module, str(run_dir), *arguments, str(os.getpid())],
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=log,
-                        start_new_session=True,
-                    )
-                )
-
-    def finish(self, seconds: float = FINISH_SECONDS) -> str | None:
-        """Wait up to `seconds` in all for the loggers, then end them. Return the command to sync later, if needed.
-
-        No process is left, whatever interrupts the wait. A logger's child processes belong to its session and end with
-        it.
-        """
-        deadline = time.monotonic() + seconds
-        late = False
-        try:
-            for process in self.processes:
-                try:
-                    process.wait(max(0.0, deadline - time.monotonic()))
-                except subprocess.TimeoutExpired:
-                    late = True
-        finally:
-            for process in self.processes:
-                end_session(process)
-        folders = offline_folders(self.run_dir)
-        if folders and (self.wandb_offline or late):
-            return f"to send this run to W&B:\n  {command('wandb', 'sync', str(folders[-1]))}"
-        bad = [name for name, process in zip(self.names, self.processes, strict=True) if process.returncode]
-        return f"{' and '.join(bad)} did not finish; see {self.run_dir / 'track.log'}" if bad else None
+def track_verdict(study_dir: Path, tracking: TrackingConfig) -> None:
+    """Send the verdicts of a finished study, in a limited time. A failure is printed and changes nothing."""
+    try:
+        with followed_by_trackers(study_dir, tracking):
+            pass
+    except OSError as error:
+        print(f"the verdict was not tracked: {error.strerror or error}; {study_dir / 'report.json'} has it")
 
 
-def wanted_loggers(tracking: TrackingConfig) -> list[tuple[str, str, str]]:
-    """Return (logger, mode, project) of each tracker that is switched on."""
-    project = tracking.wandb_project or "gpt2-ra-ablation"
-    chosen = [
-        (tracking.tensorboard, "tensorboard", "local"),
-        (tracking.wandb, "wandb", tracking.wandb_mode),
-    ]
-    return [(name, mode, project) for wanted, name, mode in chosen if wanted]
-
-
-def end_session(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and its child processes, and reap it."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def end_after_parent(parent: int, seconds: float) -> None:
-    """Kill this process's group `seconds` after the death of `parent`, even if it died before this call.
-
-    A thread polls, so that the process may hang. The process must lead its group.
-    """
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(POLL_SECONDS)
-        time.sleep(max(0.0, seconds - POLL_SECONDS))  # it may have died POLL_SECONDS ago
-        os.killpg(os.getpid(), signal.SIGKILL)
-
-    threading.Thread(target=watch, name="end-after-parent", daemon=True).start()
-
-
-def command(module: str, *arguments: str) -> str:
-    """Return a shell command for this interpreter, which need not be on the PATH."""
+def sync_note(study_dir: Path, tracking: TrackingConfig) -> str:
+    """Return the command that sends what W&B recorded offline; "" where it recorded nothing."""
+    if not (tracking.wandb and tracking.wandb_mode == "offline" and any(study_dir.rglob("offline-run-2*"))):
+        return ""
     python = os.path.relpath(sys.executable)
     python = sys.executable if python.startswith("..") else python
-    return shlex.join([python, "-m", module, *arguments])
+    command = shlex.join([python, "-m", "wandb", "sync", "--include-offline"])
+    folders = shlex.quote(str(study_dir))
+    return f"to send the runs to W&B:\n  {command} {folders}/wandb/offline-* {folders}/runs/*/wandb/offline-*"
 
 
-def metric_names(line: dict[str, Any]) -> dict[str, float]:
-    """Convert a line of metrics.jsonl to the stable names that loggers show.
+# -- in that process ----------------------------------------------------------------------------------------------
+
+
+def main(folder: Path) -> None:
+    """Forward a run or the verdicts of a study, and end with all child processes."""
+    if hasattr(os, "sched_setaffinity"):
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, range(os.cpu_count() or 1))  # not the cores of the run alone
+    ended = threading.Event()
+    threading.Thread(target=end_in_time, args=(ended,), daemon=True).start()
+    verdicts = (folder / "runs").is_dir()
+    opening = of_study(folder) if verdicts else of_run(folder)
+    threads = [
+        threading.Thread(target=send, args=(kind, opening, ended, verdicts), daemon=True)
+        for kind in (trackers(opening.tracking) if opening else ())
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    sys.stderr.flush()
+    os.killpg(os.getpid(), signal.SIGKILL)
+
+
+def end_in_time(ended: threading.Event) -> None:
+    """Wait for the end of the worker, however it ends; kill this process and its children FINISH_SECONDS later."""
+    sys.stdin.buffer.read()
+    ended.set()
+    time.sleep(FINISH_SECONDS)
+    os.killpg(os.getpid(), signal.SIGKILL)
+
+
+def send(
+    kind: type[Wandb] | type[TensorBoard], opening: Opening, ended: threading.Event, verdicts: bool
+) -> None:
+    """Forward to one tracker. track.log gets its error."""
+    try:
+        tracker: Tracker = kind(opening)
+        if verdicts:
+            tracker.log(verdict_values(opening.folder), 0, final=True)
+            tracker.finish(failed=False)
+        else:
+            forward(tracker, opening.folder, ended)
+    except Exception:
+        traceback.print_exc()
+
+
+def of_run(run_dir: Path) -> Opening:
+    """Return what a tracker is told of a run."""
+    plan = run_plan.load(run_dir / run_plan.FILE)
+    tags = (plan.arm, f"seed {plan.seed}")
+    return Opening(run_dir, plan.run, plan.study, tags, settings(run_dir / "config"), plan.settings.tracking)
+
+
+def of_study(study_dir: Path) -> Opening | None:
+    """Return what a tracker is told of the verdicts; None where the report has none."""
+    if not verdict_values(study_dir):
+        return None
+    tracking = TrackingConfig.from_symbols(read_symbols(study_dir / "config"))
+    told = settings(study_dir / "config")
+    return Opening(study_dir, VERDICT, study_dir.absolute().name, (VERDICT,), told, tracking)
+
+
+def settings(config: Path) -> dict[str, str]:
+    """Return the settings in a configuration without quotes."""
+    try:
+        entries = read_symbols(config).entries.values()
+    except ConfigError:
+        return {}
+    return {f"CONFIG_{entry.name}": entry.value for entry in entries if entry.quoted or entry.value != "n"}
+
+
+def forward(tracker: Tracker, run_dir: Path, ended: threading.Event) -> None:
+    """Follow the run until its worker has ended."""
+    reader, last = LogReader(run_dir / "metrics.jsonl"), False
+    while not last:
+        last = ended.wait(POLL_SECONDS)
+        for text in reader.read():
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # a damaged line
+                line = json.loads(text)
+                if values := metric_values(line):
+                    tracker.log(values, int(line["iteration"]))
+    try:
+        record = run_record.load(run_dir)
+    except run_record.RecordError:
+        tracker.finish(failed=True)
+        return
+    if record.progress:
+        tracker.log(final_values(record.to_json()), record.progress.iterations, final=True)
+    tracker.finish(failed=record.status != "finished")
+
+
+def metric_values(line: Mapping[str, Any]) -> dict[str, float]:
+    """Return the values of a line of metrics.jsonl under the names that trackers show.
 
     train/tokens is the axis of training and validation. validation/tokens, in the summary, is the number scored.
     """
-    kind = line.get("event")
-    if kind not in ("train", "validation"):
+    kind = line.get("event", "")
+    if kind not in NAMES:
         return {}
-    keys = {
-        "train": (
-            "loss",
-            "learning_rate",
-            "grad_norm",
-            "tokens_per_second",
-            "memory_bytes",
-            "train_seconds",
-            "reward",
-            "logp_diff",
-        ),
-        "validation": ("loss", "perplexity", "accuracy"),
-    }[kind]
-    found = {f"{kind}/{key}": line[key] for key in keys if line.get(key) is not None}
+    found = {f"{kind}/{key}": line[key] for key in NAMES[kind] if line.get(key) is not None}
     return found | {"train/tokens": line["tokens"]}
 
 
-def summary(record: dict[str, Any]) -> dict[str, float]:
-    """Return the final numbers of a record under stable names."""
+def final_values(record: Mapping[str, Any]) -> dict[str, float]:
+    """Return the final numbers of a record under the names that trackers show."""
     found: dict[str, float] = {}
     for group in ("validation", "hellaswag", "choice", "memory", "throughput"):
         for key, value in (record.get(group) or {}).items():
@@ -270,91 +309,26 @@ def summary(record: dict[str, Any]) -> dict[str, float]:
     return found | {f"alternation/layer_{layer:02d}": p for layer, p in enumerate(learned)}
 
 
-def new_lines(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
-    """Return the complete lines after `offset` and the next offset. A shortened file is read from the start."""
-    if not path.exists():
-        return [], 0
-    with open_regular(path) as file:
-        if file.seek(0, os.SEEK_END) < offset:
-            offset = 0
-        file.seek(offset)
-        content = file.read()
-    whole = content[: content.rfind(b"\n") + 1]
-    lines = []
-    for text in whole.splitlines():
-        with contextlib.suppress(DamagedFileError):
-            lines.append(parse_json(text, path))
-    return lines, offset + len(whole)
+def verdict_values(study_dir: Path) -> dict[str, Value]:
+    """Return verdict/ARM/{word,percent,low,high,p,seeds} of report.json; {} without a report.
 
-
-def follow(run_dir: Path, parent: int) -> Iterator[dict[str, Any]]:
-    """Yield lines as they appear, until the record is final or the parent is dead."""
-    offset = 0
-    while True:
-        record = _record(run_dir)
-        final = (record and record.status != "running") or os.getppid() != parent
-        lines, offset = new_lines(run_dir / "metrics.jsonl", offset)
-        yield from lines
-        if final:
-            return
-        time.sleep(POLL_SECONDS)
-
-
-def _record(run_dir: Path) -> RunRecord | None:
+    percent, low, high: change of perplexity in percent with its 95 % interval. p: after all corrections. A number that
+    the report does not have is left out.
+    """
     try:
-        return run_record.load(run_dir)
-    except RecordError:
-        return None
-
-
-def settings(run_dir: Path) -> dict[str, str]:
-    """Return the run's configuration without quotes."""
-    try:
-        entries = read_symbols(run_dir / "config").entries.values()
-    except ConfigError:
+        verdicts: list[dict[str, Any]] = read_json(study_dir / "report.json")["verdicts"]
+        found: dict[str, Value] = {}
+        for one in verdicts:
+            interval, start = one["test"]["difference"], f"{VERDICT}/{one['variant']}"
+            numbers = {"percent": interval["mean"], "low": interval["low"], "high": interval["high"]}
+            found[f"{start}/word"] = one["word"]
+            found |= {f"{start}/{key}": perplexity_percent(x) for key, x in numbers.items() if x is not None}
+            found |= {} if one["adjusted_p"] is None else {f"{start}/p": one["adjusted_p"]}
+            found[f"{start}/seeds"] = interval["count"]
+    except (FileNotFoundError, DamagedFileError, KeyError, TypeError):
         return {}
-    return {f"CONFIG_{entry.name}": entry.value for entry in entries if entry.quoted or entry.value != "n"}
-
-
-def main(arguments: list[str]) -> None:
-    """Forward one run to one logger."""
-    folder, logger, mode, project, study = arguments
-    beside(int(study), lambda: forward(Path(folder), int(study), logger, mode, project))
-
-
-def beside(parent: int, work: Callable[[], None]) -> None:
-    """Do the work, and end with all child processes soon after the death of the parent."""
-    end_after_parent(parent, FINISH_SECONDS)
-    try:
-        work()
-    finally:
-        if os.getppid() != parent:  # no parent is left to end the logger's child processes
-            os.killpg(os.getpid(), signal.SIGKILL)
-
-
-def forward(run_dir: Path, parent: int, logger: str, mode: str, project: str) -> None:
-    """Follow the run to its end or the study's end."""
-    first = _record(run_dir)
-    client = connect(
-        logger,
-        Opening(
-            folder=run_dir,
-            project=project,
-            name=run_dir.name,
-            group=run_dir.absolute().parent.parent.name,  # the study
-            tags=(first.variant, f"seed {first.seed}") if first else (),
-            config=settings(run_dir),
-            mode=mode,
-        ),
-    )
-    for line in follow(run_dir, parent):
-        if values := metric_names(line):
-            client.log(values, int(line["iteration"]))
-    record = _record(run_dir)
-    if record and record.progress:
-        client.summarize(summary(record.to_json()), record.progress.iterations)
-    client.finish(failed=not record or record.status != "finished")
+    return found
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(Path(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""Train the run of a plan, or answer a question of the study, in a separate process. Events go to standard output."""
+"""Train the run of a plan, or answer a question of the study, in a separate process; exit.json says how it ended."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from runtime import attention_kernels, ranks, records, run_plan
+from runtime.attempt import PLACE, Fence
 from runtime.batch_plan import plan_batch, plan_for
 from runtime.errors import UserError, disk_full, explain_full_disk, explain_missing_compiler, out_of_memory
-from runtime.metrics_log import print_event
 from runtime.ranks import end_like, launch
 from runtime.records import to_plain
 from runtime.resolved_target import ResolvedTarget, export_environment, resolve
@@ -22,20 +22,18 @@ from runtime.run_plan import RunPlan
 from runtime.run_record import RecordedTarget
 from runtime.settings import Config
 from runtime.signals import Interrupted, Stop
-from study.executors import claims
 from study.executors.child_process import (
-    EXIT_CLAIMED,
     EXIT_DISK_FULL,
     EXIT_FAILED,
     EXIT_FINISHED,
     EXIT_INTERRUPTED,
     EXIT_NOT_FINITE,
     EXIT_OUT_OF_MEMORY,
-    PLACE,
 )
-from study.executors.claims import ClaimedError
+from study.executors.executor import read_exit, write_exit
 from study.planner import CountArms, Maps, Question, Steps, count_arms
 from study.runs import module, read_record
+from study.trackers import followed_by_trackers
 
 # modules that import torch are imported where they are used: the process handles signals before
 
@@ -43,37 +41,41 @@ from study.runs import module, read_record
 def main() -> int:
     """Execute the command line. The exit status is one of study.executors.child_process."""
     parser = argparse.ArgumentParser(prog="scripts.train")
-    parser.add_argument("plan", type=Path, help="plan.json of a run")
-    parser.add_argument("--answer", action="store_true", help="the file is a question of the study")
+    parser.add_argument("plan", type=Path, help="plan.json of a run, or the file of a question of the study")
     parser.add_argument(
         "--parent", type=int, default=0, help="process of the study; the run stops where it ends"
     )
     given = parser.parse_args()
-    stop = Stop().install(given.parent)
+    status, answer = _execute(given.plan, given.parent)
+    if status != EXIT_FINISHED or not ranks.started() or ranks.local("RANK", 0) == 0:
+        with contextlib.suppress(OSError):  # the disk may be full, or the folder gone
+            write_exit(given.plan.parent, status, answer)
+    return status
+
+
+def _execute(path: Path, parent: int) -> tuple[int, Any]:
+    """Return the exit status, and the answer to a question."""
+    stop = Stop().install(parent)
     try:
         stop.check()
-        work = records.read(Question, given.plan) if given.answer else run_plan.load(given.plan)
+        work = run_plan.load(path) if path.name == run_plan.FILE else records.read(Question, path)
         target = work.settings.target
         export_environment(target.name, deterministic=target.deterministic, launched=True)
         steps = isinstance(work, RunPlan) or isinstance(work.asked, Steps)
         if steps and target.ranks > 1 and not ranks.started():
             stop.at_once = False  # the ranks are asked to stop
-            words = ["--answer"] * given.answer + [str(given.plan), "--parent", str(os.getpid())]
-            return end_like(launch(target.ranks, [sys.executable, "-m", "scripts.train", *words], stop))
+            command = [sys.executable, "-m", "scripts.train", str(path), "--parent", str(os.getpid())]
+            status = end_like(launch(target.ranks, command, stop))
+            return status, read_exit(path.parent).get("answer")  # of the first rank
         if isinstance(work, RunPlan):
-            return _train(given.plan.parent, work, stop)
+            return _train(path.parent, work, stop), None
         answer = _answer(work, stop)
-        if ranks.first():
-            print_event({"event": "answer", "answer": answer})
         ranks.leave()
-        return EXIT_FINISHED
+        return EXIT_FINISHED, answer
     except Interrupted:
-        return EXIT_INTERRUPTED
-    except ClaimedError as holder:
-        print(f"error: {holder} executes this run", file=sys.stderr)
-        return EXIT_CLAIMED
+        return EXIT_INTERRUPTED, None
     except (Exception, SystemExit) as error:  # a custom variant may call sys.exit()
-        return _explain(error, given.plan.parent)
+        return _explain(error, path.parent), None
 
 
 def _explain(error: BaseException, folder: Path) -> int:
@@ -115,20 +117,17 @@ def _train(run_dir: Path, plan: RunPlan, stop: Stop) -> int:
     plan = plan.replace(batch=plan_for(plan.batch, ranks.world()))
     here = ranks.local("LOCAL_WORLD_SIZE", 1) if resolved.device_type == "cpu" else 1
     require_free(resolved, plan.predicted_bytes and plan.predicted_bytes * here, free_bytes(resolved.device))
-    with contextlib.ExitStack() as stack:
-        holder = {}
-        if ranks.first():  # it writes
-            place = os.environ.get(PLACE, "")
-            holder["fence"] = stack.enter_context(claims.claimed(run_dir, place)).check
-        # no rank reads a checkpoint before the first has the claim
+    with followed_by_trackers(run_dir, plan.settings.tracking):
+        fence = Fence(run_dir).check if ranks.first() else lambda: None  # the first rank writes
+        # no rank reads a checkpoint before the first has taken the run over
         record = read_record(run_dir) if ranks.first() else None
         (finished,) = ranks.agree(record is not None and record.status == "finished")
         status = "finished"
         if not finished:  # of a job that waited while another process finished the run
             if plan.task == "grpo":
-                status = module("grpo.train").GrpoRun(run_dir, plan, resolved, stop, **holder).run()
+                status = module("grpo.train").GrpoRun(run_dir, plan, resolved, stop, fence=fence).run()
             else:
-                status = _gpt2(run_dir, plan, resolved, stop, **holder)
+                status = _gpt2(run_dir, plan, resolved, stop, fence=fence)
     ranks.leave()
     return EXIT_FINISHED if status == "finished" else EXIT_INTERRUPTED
 

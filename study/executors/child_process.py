@@ -1,4 +1,4 @@
-"""The training process of one run: start it, read its events, stop it."""
+"""Training processes of this machine: their environment, their part of the machine, and requests to stop them."""
 
 from __future__ import annotations
 
@@ -7,24 +7,21 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from runtime import files, ranks
+from runtime.attempt import PLACE
 from runtime.batch_plan import micro_batches
 from runtime.detected_hardware import SYS, cpu_threads, read_text
 from runtime.errors import UserError
-from runtime.files import DamagedFileError, parse_json
 from runtime.resolved_target import ResolvedTarget
 from runtime.torch_devices import TorchDevices, list_in_child
 
 EXIT_FINISHED, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 3
 EXIT_OUT_OF_MEMORY, EXIT_NOT_FINITE, EXIT_DISK_FULL = 4, 5, 6
-EXIT_CLAIMED, EXIT_SUPERSEDED = 7, 8  # another process executes the run; another process has taken it over
-PLACE = "RA_PLACE"  # variable of a training process: the slot or the job that its claim names
 PATIENCE_SECONDS = 60.0  # for a step to end and a checkpoint to be written
 # Training allocates the same large buffers at every step. A heap that never returns them avoids their page faults.
 KEEP_HEAP = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:glibc.malloc.top_pad=67108864"
@@ -57,33 +54,6 @@ def process_settings(environment: Mapping[str, str], heap: str | None = KEEP_HEA
 
 
 @dataclass(frozen=True)
-class Event:
-    """One line of a training process: "started", "train", "validation", "phase", "note", "spike", "answer".
-
-    train_seconds: on the training clock. answer: to a question of the study.
-    """
-
-    event: str
-    iteration: int = 0
-    iterations: int = 0
-    train_seconds: float = 0.0
-    loss: float | None = None
-    perplexity: float | None = None
-    accuracy: float | None = None
-    reward: float | None = None
-    tokens_per_second: float | None = None
-    memory_bytes: int | None = None
-    phase: str = ""
-    message: str = ""
-    answer: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Event:
-        known = {each.name for each in fields(cls)}
-        return cls(**{name: value for name, value in content.items() if name in known})
-
-
-@dataclass(frozen=True)
 class Slot:
     """A part of a machine for one process. environment: selects its card. cpus: logical CPUs; empty: all."""
 
@@ -95,77 +65,6 @@ class Slot:
     def variables(self) -> dict[str, str]:
         """Return the environment, with the name."""
         return {**self.environment} | ({PLACE: self.name} if self.name else {})
-
-
-class Child:
-    """`python -m scripts.train ...`; its events come through a pipe, all other output goes to its log file."""
-
-    def __init__(
-        self,
-        arguments: list[str],
-        log: Path,
-        lock: int | None = None,
-        module: str = "scripts.train",
-        slot: Slot | None = None,
-    ) -> None:
-        """lock: descriptor of the study's lock, which the process holds as long as it lives. module: for a bench.
-
-        slot: the part of the machine that the process may use; by default all of it.
-        """
-        log.parent.mkdir(parents=True, exist_ok=True)
-        self.log = log
-        self._log_file = files.open_append(log)
-        self._log_start = log.stat().st_size
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments, "--parent", str(os.getpid())],
-            env=process_settings(os.environ) | (slot.variables if slot else {}),
-            pass_fds=() if lock is None else (lock,),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=self._log_file,
-            text=True,
-            errors="replace",
-            start_new_session=True,  # Ctrl-C reaches the study alone, which passes it on
-        )
-        if slot and slot.cpus:  # long before it loads torch, which counts them
-            os.sched_setaffinity(self.process.pid, slot.cpus)
-
-    def events(self) -> Iterator[Event]:
-        """Yield the events until the process closes its output. Other lines go to the log."""
-        assert self.process.stdout
-        for line in self.process.stdout:
-            try:
-                event = parse_json(line, "event")
-            except DamagedFileError:
-                event = None
-            if isinstance(event, dict) and "event" in event:
-                yield Event.from_json(event)
-            else:
-                self._log_file.write(line)
-                self._log_file.flush()
-
-    def wait(self) -> int:
-        """Return the exit status; negative where a signal ended the process."""
-        status = self.process.wait()
-        self._log_file.close()
-        return status
-
-    def terminate(self) -> None:
-        """Ask the process to save and stop."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-
-    def last_words(self) -> str:
-        """Return the last line with text that this process wrote to its log."""
-        with self.log.open("rb") as file:
-            file.seek(self._log_start)
-            written = file.read().decode(errors="replace")
-        lines = [line.strip() for line in written.splitlines() if line.strip()]
-        return lines[-1] if lines else ""
 
 
 def exit_text(status: int) -> str:
@@ -187,7 +86,7 @@ class StopAsked(BaseException):
 class Session:
     """Signals of a study and the training processes that they are passed on to.
 
-    asked: number of requests to stop. lock: descriptor that holds the study's lock. module: see `Child`.
+    asked: number of requests to stop. lock: descriptor that holds the study's lock. module: of the processes.
 
     The first request is passed on to the runs, which save. A second SIGINT kills the runs. Further SIGTERMs and
     SIGHUPs, and a first SIGINT after them, change nothing: a supervisor, make and a terminal may each send one.
@@ -197,14 +96,28 @@ class Session:
         self.module = module
         self.asked, self._interrupts = 0, 0
         self.lock: int | None = None
-        self.children: list[Child] = []
+        self.children: list[subprocess.Popen[bytes]] = []
         self._closing = False
 
-    def start(self, arguments: Sequence[str], log: Path, slot: Slot | None = None) -> Child:
-        """Start a training process, which receives requests to stop; StopAsked after such a request."""
+    def start(self, plan: Path, log: Path, slot: Slot) -> subprocess.Popen[bytes]:
+        """Start the process of a plan, which receives requests to stop; StopAsked after such a request.
+
+        log: the file of its output. slot: the part of the machine that it may use.
+        """
         if self.asked:
             raise StopAsked
-        child = Child(list(arguments), log, self.lock, self.module, slot)
+        with files.open_append(log) as output:
+            child = subprocess.Popen(
+                [sys.executable, "-m", self.module, str(plan), "--parent", str(os.getpid())],
+                env=process_settings(os.environ) | slot.variables,
+                pass_fds=() if self.lock is None else (self.lock,),  # held as long as the process lives
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # Ctrl-C reaches the study alone, which passes it on
+            )
+        if slot.cpus:  # long before it loads torch, which counts them
+            os.sched_setaffinity(child.pid, slot.cpus)
         self.children.append(child)
         return child
 
@@ -239,7 +152,7 @@ class Session:
             print(f"\nstopping after this step, which is saved (Ctrl-C {presses}: immediately)", flush=True)
         if self.asked == 1:
             for child in self.children:
-                child.process.send_signal(signal.SIGTERM)
+                child.send_signal(signal.SIGTERM)
 
 
 VARIABLES = {

@@ -1,42 +1,48 @@
 """Run tasks on a Ray cluster, one Ray task each, which starts a process on its node. CONFIG_EXECUTOR_RAY.
 
-Ray only places. Progress and ends come from the files of the runs: a task whose node is gone leaves no exit.json, and
-the driver submits it again. A node that is only cut off from Ray may still train; its claim then keeps the retry out.
+Ray places the tasks and repeats one whose node is gone. A process of a node that is only cut off from Ray may still
+train: the fence of the run (runtime.attempt) keeps it from writing. Progress comes from the files of the runs.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from runtime.attempt import read_attempt
 from runtime.errors import UserError
 from study.executors.child_process import EXIT_INTERRUPTED, StopAsked
-from study.executors.claims import newest, read_holder
-from study.executors.executor import EXIT_FILE, Ended, FollowedTask, Message, Started, Task, task_to_json
+from study.executors.executor import Followed, Message, Notice, Task
 
 UNLIMITED = 1_000_000
+RETRIES = 3  # of a task whose node is lost
 LOOK_SECONDS = 5.0  # between two looks at the files of the running tasks
-GRACE_SECONDS = 5.0  # for exit.json to appear on a shared folder after the task is gone
+UNPLACED_SECONDS = 30.0  # without a start of any task, before the user is told
 STOP_SECONDS = 90.0  # for all runs to save after a request to stop
 
 
-def start_process() -> Callable[[list[str], str, str], None]:
+def start_process() -> Callable[[list[str], str, str], int]:
     """Return the function that Ray executes on a node. It is pickled by value and imports the standard library only."""
 
-    def start(command: list[str], folder: str, place: str) -> None:
+    def start(command: list[str], folder: str, log: str) -> int:
         import os
         import signal
         import subprocess
 
-        process = subprocess.Popen(command, cwd=folder, env=os.environ | {"RA_PLACE": place})
+        with open(log, "ab") as output:
+            process = subprocess.Popen(
+                [*command, "--parent", str(os.getpid())],
+                cwd=folder,
+                env=os.environ | {"RA_PLACE": "ray"},
+                stdout=output,
+                stderr=output,
+            )
         try:
-            process.wait()
+            return process.wait()
         except BaseException:  # ray.cancel raises KeyboardInterrupt here
             process.send_signal(signal.SIGTERM)
             process.wait()
@@ -45,20 +51,14 @@ def start_process() -> Callable[[list[str], str, str], None]:
     return start
 
 
-@dataclass
-class _Followed(FollowedTask):
-    reference: Any = None
-
-
 class RayExecutor:
-    """slots: most tasks at once; 0: as many as the cluster has resources for. cpus, gpus: of one task."""
+    """slots: most tasks at once; 0: as many as the cluster has resources for. resources: of one task, as Ray's."""
 
     def __init__(
         self,
         address: str,
         slots: int,
-        cpus: int,
-        gpus: int,
+        resources: Mapping[str, Any],
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -75,62 +75,72 @@ class RayExecutor:
                 raise UserError(
                     f"no Ray cluster at CONFIG_RAY_ADDRESS={address}: {reason}; fix: ray start --head"
                 ) from None
-        self._remote = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0)(start_process())
-        self._slots, self._look_at = slots, 0.0
-        self._followed: dict[str, _Followed] = {}
+        self._remote = ray.remote(max_retries=RETRIES, **resources)(start_process())
+        self._slots, self._resources, self._look_at = slots, resources, 0.0
+        self._followed: dict[
+            str, tuple[Followed, Any, str]
+        ] = {}  # with its reference, and the attempt before it
         self._stopped: set[str] = set()
+        self._unplaced_at: float | None = clock() + UNPLACED_SECONDS
 
     def slots(self) -> int:
         return self._slots or UNLIMITED
 
     def submit(self, task: Task) -> None:
-        (task.folder / EXIT_FILE).unlink(missing_ok=True)
-        call = json.dumps([task_to_json(task)])
-        command = [sys.executable, "-m", "study.executors.executor", call, "0"]
-        reference = self._remote.remote(command, str(Path.cwd()), "ray")
-        self._followed[task.name] = _Followed(task, reference=reference)
+        command = [sys.executable, "-m", "scripts.train", str(task.plan.absolute())]
+        before = read_attempt(task.folder)
+        followed = Followed(task)
+        reference = self._remote.remote(command, str(Path.cwd()), str(task.log.absolute()))
+        self._followed[task.name] = (followed, reference, before.id if before else "")
 
     def poll(self, seconds: float) -> Sequence[Message]:
-        references = [followed.reference for followed in self._followed.values()]
-        gone = []
-        if references:  # none, while another driver's processes execute all runs that are left
-            gone, _ = self._ray.wait(references, num_returns=len(references), timeout=0)
+        references = [reference for _, reference, _ in self._followed.values()]
+        gone = self._ray.wait(references, num_returns=len(references), timeout=0)[0] if references else []
         look = self._clock() >= self._look_at
         if look:
             self._look_at = self._clock() + LOOK_SECONDS
         found: list[Message] = []
-        for name, followed in [*self._followed.items()]:
-            if followed.reference in gone:
-                found += self._end(name, followed)
-            elif look:
-                found += self._look(followed)
+        for name, (followed, reference, before) in [*self._followed.items()]:
+            if reference in gone:
+                del self._followed[name]
+                found += followed.ended(self._status(name, reference))
+            elif look and (attempt := read_attempt(followed.task.folder)) and attempt.id != before:
+                followed.where = attempt.host
+                found += followed.progress()
+        found += self._unplaced(bool(found))
         if not found:
             self._sleep(min(seconds, 1.0))
         return found
 
-    def _look(self, followed: _Followed) -> list[Message]:
-        holder = read_holder(newest(followed.task.folder)[1])
-        begins = holder is not None and not holder.done
-        return followed.running(holder.host if holder else "") if begins or followed.started else []
+    def _status(self, name: str, reference: Any) -> int | None:
+        """Return the exit status of a task; None where it was lost, or its node was asked to end."""
+        try:
+            status = int(self._ray.get(reference))
+        except self._ray.exceptions.RayError:
+            status = EXIT_INTERRUPTED  # cancelled, or lost more often than Ray repeats it
+        return None if status == EXIT_INTERRUPTED and name not in self._stopped else status
 
-    def _end(self, name: str, followed: _Followed) -> list[Message]:
-        end = followed.ended(self._clock(), GRACE_SECONDS)
-        if end is None:
+    def _unplaced(self, news: bool) -> list[Message]:
+        """Say once what the cluster has, where no task begins in UNPLACED_SECONDS."""
+        if news:
+            self._unplaced_at = None
+        if self._unplaced_at is None or self._clock() < self._unplaced_at:
             return []
-        if end.status == EXIT_INTERRUPTED and name not in self._stopped:
-            end = Ended(name, None)  # its node was asked to end, or lost its connection to Ray
-        del self._followed[name]
-        return [end] if followed.started else [Started(name), end]
+        self._unplaced_at = None
+        wanted = ", ".join(f"{name}={amount}" for name, amount in self._resources.items())
+        return [
+            Notice(f"Ray has placed no task yet: each needs {wanted}; it has {self._ray.cluster_resources()}")
+        ]
 
-    def stop(self, name: str) -> None:
-        if name in self._followed:
-            self._stopped.add(name)
-            self._ray.cancel(self._followed[name].reference)
+    def stop(self, names: Sequence[str]) -> None:
+        for name in names:
+            if name in self._followed:
+                self._stopped.add(name)
+                self._ray.cancel(self._followed[name][1])
 
     def close(self) -> str:
         """Stop what runs: Ray ends the tasks of a driver that is gone."""
-        for name in self._followed:
-            self.stop(name)
+        self.stop([*self._followed])
         deadline = self._clock() + STOP_SECONDS
         while self._followed and self._clock() < deadline:
             with contextlib.suppress(StopAsked):

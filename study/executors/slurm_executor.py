@@ -1,6 +1,7 @@
 """Run tasks as arrays of Slurm jobs: sbatch, squeue and scancel. CONFIG_EXECUTOR_SLURM.
 
-    <study>/slurm/<token>.tasks.json   the tasks of an array, written before it is submitted; the job's name is <token>
+    <study>/slurm/<token>.tasks   the plan files of an array, a line each, written before it is submitted; the job's
+                                  name is <token>
 
 A driver that is killed loses nothing: the next one finds the jobs by their names and follows them. squeue only says
 that a job is gone; exit.json, which the node writes, says how it ended.
@@ -8,7 +9,6 @@ that a job is gone; exit.json, which the node writes, says how it ended.
 
 from __future__ import annotations
 
-import json
 import shlex
 import subprocess
 import sys
@@ -20,18 +20,32 @@ from pathlib import Path
 
 from runtime import files
 from runtime.errors import UserError
-from study.executors.executor import EXIT_FILE, Ended, FollowedTask, Message, Started, Task, task_to_json
+from study.executors.executor import EXIT_FILE, Followed, Message, Notice, Task, read_exit
 
 ARRAY_TASKS = 1000  # of one array; Slurm's MaxArraySize is 1001 by default
 UNLIMITED = 1_000_000
 SIGNAL_SECONDS = 120  # before the time limit: for a step to end and a checkpoint to be written
 FIRST_POLL_SECONDS, MOST_POLL_SECONDS = 1.0, 15.0
 GRACE_SECONDS = 20.0  # for exit.json to appear on a shared folder after the job is gone
+REFUSED_SECONDS = 30.0  # between two tries to submit where Slurm accepts no more jobs
+ANSWER_SECONDS = 60.0  # for sbatch, which itself waits for a controller that is busy
+CARDS = ("--gpus", "-G", "--gres", "--gpus-per")  # options that ask for cards
 
+# USR1 comes before a time limit: the run saves, and its job goes back into the queue, where it continues.
 BATCH = """#!/bin/bash
 cd {root} || exit 1
+plan=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {tasks})
+folder=$(dirname "$plan")
 export RA_PLACE="slurm ${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID"
-exec {python} -m study.executors.executor {tasks} "$SLURM_ARRAY_TASK_ID"
+trap 'requeue=1; kill -TERM $child' USR1
+trap 'kill -TERM $child' TERM
+rm -f "$folder/{exit}"
+{python} -m scripts.train "$plan" >> "$folder/log.txt" 2>&1 &
+child=$!
+while kill -0 $child 2> /dev/null; do wait $child; status=$?; done
+[ $status -gt 128 ] && echo "{{\\"status\\": $((128 - status))}}" > "$folder/{exit}"
+[ "$requeue" ] && [ $status -eq 3 ] && scontrol requeue "$SLURM_JOB_ID"
+exit $status
 """
 
 
@@ -44,132 +58,196 @@ class Job:
     node: str
 
 
-@dataclass
-class _Followed(FollowedTask):
-    job: Job | None = None
+def queue(study_dir: Path) -> dict[str, Job] | None:
+    """Return the tasks of a study in Slurm's queue, by name; None where squeue fails."""
+    command = ["squeue", "--me", "--noheader", "--array", "--format=%i|%j|%T|%N"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError:  # Slurm is not installed
+        return None
+    if done.returncode:
+        return None
+    names: dict[str, list[str]] = {}
+    found: dict[str, Job] = {}
+    for line in done.stdout.splitlines():
+        number, token, state, node = (line.strip().split("|") + [""] * 3)[:4]
+        index = number.partition("_")[2]
+        path = study_dir / "slurm" / f"{token}.tasks"
+        if token not in names:
+            plans = path.read_text().splitlines() if path.exists() else []
+            names[token] = [Path(plan).parent.name for plan in plans]
+        if index.isdecimal() and int(index) < len(names[token]):
+            found[names[token][int(index)]] = Job(number, state, node)
+    return found
 
 
 class SlurmExecutor:
-    """slots: most jobs at once; 0: no limit. options: of sbatch, as on its command line."""
+    """slots: most jobs at once; 0: no limit. options: of sbatch, as on its command line. cards: of a run."""
 
     def __init__(
         self,
         study_dir: Path,
         slots: int = 0,
         options: str = "",
+        cards: int = 0,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.folder = study_dir / "slurm"
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._slots, self._options = slots, shlex.split(options)
-        self._clock, self._sleep = clock, sleep
+        self.study_dir = study_dir
+        (study_dir / "slurm").mkdir(parents=True, exist_ok=True)
+        words = shlex.split(options)
+        self._options = [*words, f"--gpus={cards}"] if cards and not asks_for_cards(words) else words
+        self._slots, self._clock, self._sleep = slots, clock, sleep
         self._new: list[Task] = []
-        self._followed: dict[str, _Followed] = {}
+        self._followed: dict[str, Followed] = {}
+        self._most, self._submit_at, self._refused = ARRAY_TASKS, 0.0, False
         self._next, self._interval = 0.0, FIRST_POLL_SECONDS
         # Read before the driver reads which runs are finished: a job that ends in between is followed, not repeated.
-        self._queue = self.queue()
+        self._queue = queue(study_dir)
 
     def slots(self) -> int:
         return UNLIMITED
 
     def submit(self, task: Task) -> None:
         if self._queue is None:
-            self._queue = self.queue()
+            self._queue = queue(self.study_dir)
             if self._queue is None:
                 raise UserError("squeue failed; fix: start `make` where Slurm's commands work")
-        self._followed[task.name] = _Followed(task)
-        if task.name not in self._queue:
-            (task.folder / EXIT_FILE).unlink(missing_ok=True)
+        joined = task.name in self._queue
+        self._followed[task.name] = Followed(task, joined=joined)
+        if not joined:
             self._new.append(task)
 
-    def queue(self) -> dict[str, Job] | None:
-        """Return the tasks of this study in Slurm's queue, by name; None where squeue fails."""
-        command = ["squeue", "--me", "--noheader", "--array", "--format=%i|%j|%T|%N"]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True)
-        except OSError:  # Slurm is not installed
-            return None
-        if done.returncode:
-            return None
-        names: dict[str, list[str]] = {}
-        found: dict[str, Job] = {}
-        for line in done.stdout.splitlines():
-            number, token, state, node = (line.strip().split("|") + [""] * 3)[:4]
-            index = number.partition("_")[2]
-            path = self.folder / f"{token}.tasks.json"
-            if token not in names:
-                names[token] = (
-                    [task["name"] for task in json.loads(path.read_text())] if path.exists() else []
-                )
-            if index.isdecimal() and int(index) < len(names[token]):
-                found[names[token][int(index)]] = Job(number, state, node)
-        return found
+    def _submit_arrays(self) -> list[Message]:
+        """Submit the new tasks. Those that Slurm refuses wait, and are submitted again in smaller arrays.
 
-    def _submit_arrays(self) -> None:
-        """Submit the new tasks. Their names are on disk before Slurm knows the job."""
-        while self._new:
-            tasks, self._new = self._new[:ARRAY_TASKS], self._new[ARRAY_TASKS:]
-            token = f"ra-{uuid.uuid4().hex[:12]}"
-            path = (self.folder / f"{token}.tasks.json").absolute()
-            files.write_json(path, [task_to_json(task) for task in tasks])
-            limit = f"%{self._slots}" if self._slots else ""
-            command = [
-                "sbatch", "--parsable", f"--job-name={token}", f"--array=0-{len(tasks) - 1}{limit}", "--requeue",
-                f"--signal=B:USR1@{SIGNAL_SECONDS}", "--open-mode=append", f"--output={path.parent}/%A_%a.log",
-                *self._options,
-            ]  # fmt: skip
-            script = BATCH.format(
-                root=shlex.quote(str(Path.cwd())),
-                python=shlex.quote(sys.executable),
-                tasks=shlex.quote(str(path)),
-            )
-            done = subprocess.run(command, input=script, capture_output=True, text=True)
-            if done.returncode:
-                path.unlink()
-                words = " ".join(done.stderr.split())
-                raise UserError(
-                    f"sbatch refused {len(tasks)} tasks: {words}; fix: CONFIG_SLURM_OPTIONS, then run `make`"
+        UserError where Slurm refuses a single task while none of this study is in the queue.
+        """
+        while self._new and self._clock() >= self._submit_at:
+            tasks = self._new[: self._most]
+            reason = self._sbatch(tasks)
+            if not reason:
+                self._new = self._new[len(tasks) :]
+                self._refused = False
+                continue
+            submitted = self._followed.keys() - {task.name for task in self._new}
+            if len(tasks) == 1 and not submitted:
+                raise UserError(f"sbatch refused a job: {reason}; fix: CONFIG_SLURM_OPTIONS, then run `make`")
+            self._most = max(1, len(tasks) // 2)
+            if submitted:
+                self._submit_at = self._clock() + REFUSED_SECONDS
+                known, self._refused = self._refused, True
+                text = (
+                    f"Slurm accepts no more jobs now ({reason}); {len(self._new)} tasks are submitted later"
                 )
+                return [] if known else [Notice(text)]
+        return []
+
+    def _sbatch(self, tasks: Sequence[Task]) -> str:
+        """Submit an array, whose tasks are on disk before Slurm knows the job. Returns the reason of a refusal."""
+        token = f"ra-{uuid.uuid4().hex[:12]}"
+        path = (self.study_dir / "slurm" / f"{token}.tasks").absolute()
+        files.write_text(path, "".join(f"{task.plan.absolute()}\n" for task in tasks))
+        limit = f"%{self._slots}" if self._slots else ""
+        command = [
+            "sbatch", "--parsable", f"--job-name={token}", f"--array=0-{len(tasks) - 1}{limit}", "--requeue",
+            f"--signal=B:USR1@{SIGNAL_SECONDS}", "--open-mode=append", f"--output={path.parent}/%A_%a.log",
+            *self._options,
+        ]  # fmt: skip
+        script = BATCH.format(
+            root=shlex.quote(str(Path.cwd())),
+            python=shlex.quote(sys.executable),
+            tasks=shlex.quote(str(path)),
+            exit=EXIT_FILE,
+        )
+        try:
+            done = subprocess.run(
+                command, input=script, capture_output=True, text=True, timeout=ANSWER_SECONDS
+            )
+        except subprocess.TimeoutExpired:  # it can have been accepted: its tasks stay known
+            return f"no answer in {ANSWER_SECONDS:.0f} s"
+        if done.returncode:
+            path.unlink()
+        return " ".join(done.stderr.split()) if done.returncode else ""
 
     def poll(self, seconds: float) -> Sequence[Message]:
-        self._submit_arrays()
+        found = self._submit_arrays()
         now = self._clock()
         if now < self._next:
             self._sleep(min(seconds, self._next - now))
-            return []
-        self._queue = self.queue()
-        found = self._look(self._queue) if self._queue is not None else []
-        busy = any(isinstance(message, (Started, Ended)) for message in found)
-        self._interval = FIRST_POLL_SECONDS if busy else min(self._interval * 1.5, MOST_POLL_SECONDS)
+            return found
+        self._queue = queue(self.study_dir)
+        ends = 0
+        if self._queue is not None:
+            for name, followed in [*self._followed.items()]:
+                found += self._look(name, followed, self._queue.get(name))
+                ends += name not in self._followed
+        self._interval = FIRST_POLL_SECONDS if ends else min(self._interval * 1.5, MOST_POLL_SECONDS)
         self._next = self._clock() + self._interval
         return found
 
-    def _look(self, queue: dict[str, Job]) -> list[Message]:
-        found: list[Message] = []
-        for name, followed in [*self._followed.items()]:
-            followed.job = queue.get(name)
-            if followed.job:
-                followed.gone_at = None
-                if followed.job.state == "RUNNING":
-                    found += followed.running(f"{followed.job.number} on {followed.job.node}")
-            elif end := followed.ended(self._clock(), GRACE_SECONDS):
-                found += [end] if followed.started else [Started(name), end]
-                del self._followed[name]
-        return found
-
-    def stop(self, name: str) -> None:
-        self._new = [task for task in self._new if task.name != name]
-        job = (self.queue() or {}).get(name)
+    def _look(self, name: str, followed: Followed, job: Job | None) -> list[Message]:
         if job:
-            running = ["--batch", "--signal=TERM"] if job.state == "RUNNING" else []
-            subprocess.run(["scancel", *running, job.number], capture_output=True)
+            followed.gone_at, followed.where = None, f"{job.number} on {job.node}"
+            return followed.progress() if job.state == "RUNNING" else []
+        if any(task.name == name for task in self._new):
+            return []
+        if not read_exit(followed.task.folder) and not followed.lost(self._clock(), GRACE_SECONDS):
+            return []
+        del self._followed[name]
+        return followed.ended(None)
+
+    def stop(self, names: Sequence[str]) -> None:
+        """Ask the jobs to save and end, and remove those that wait."""
+        self._new = [task for task in self._new if task.name not in names]
+        jobs = [job for name, job in (queue(self.study_dir) or {}).items() if name in names]
+        for options, running in ((["--batch", "--signal=TERM"], True), ([], False)):
+            numbers = [job.number for job in jobs if (job.state == "RUNNING") == running]
+            if numbers:
+                subprocess.run(["scancel", *options, *numbers], capture_output=True)
 
     def close(self) -> str:
         """Leave the jobs in Slurm."""
-        jobs = sorted({followed.job.number for followed in self._followed.values() if followed.job})
+        jobs = [job for name, job in (self._queue or {}).items() if name in self._followed]
         self._followed.clear()
         if not jobs:
             return ""
-        arrays = " ".join(sorted({number.partition("_")[0] for number in jobs}))
-        return f"{len(jobs)} jobs continue in Slurm; `make` follows them again; to stop them:\n  scancel {arrays}"
+        arrays = " ".join(sorted({job.number.partition("_")[0] for job in jobs}))
+        return (
+            f"{len(jobs)} jobs continue in Slurm; `make` follows them again; to stop them, so that they save:\n"
+            f"  scancel --batch --signal=TERM {arrays}"
+        )
+
+
+def asks_for_cards(words: Sequence[str]) -> bool:
+    """Whether options of sbatch ask for cards."""
+    return any(word.startswith(CARDS) for word in words)
+
+
+def time_limit_minutes(options: str) -> float | None:
+    """Return the time limit in options of sbatch; None without one, or for one in words such as UNLIMITED.
+
+    Forms: minutes, minutes:seconds, hours:minutes:seconds, and days-hours[:minutes[:seconds]].
+    """
+    words = shlex.split(options)
+    limit = None
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word in ("-t", "--time"):
+            limit = following
+        elif word.startswith("--time="):
+            limit = word.removeprefix("--time=")
+        elif word.startswith("-t") and not word.startswith("--"):
+            limit = word[2:]
+    if limit is None:
+        return None
+    days, dash, rest = limit.rpartition("-")
+    if not all(part.isdecimal() for part in [days or "0", *rest.split(":")]):
+        return None
+    parts = [float(part) for part in rest.split(":")]
+    if dash:
+        hours, minutes, seconds = [*parts, 0.0, 0.0][:3]
+    elif len(parts) == 3:
+        hours, minutes, seconds = parts
+    else:
+        hours, (minutes, seconds) = 0.0, [*parts, 0.0][:2]
+    return float(days or 0) * 1440 + hours * 60 + minutes + seconds / 60

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from study.executors.claims import newest
+from runtime.attempt import Attempt, read_attempt
 from tests.faults.harness import Bench, CannotDoError, fault, outcome
 from tests.faults.slurm_cluster import SlurmCluster
 from tests.faults.workplace import PATIENCE_SECONDS, Workplace, injected, wait_for
@@ -27,21 +27,21 @@ def same_numbers(bench: Bench, place: Workplace, names: tuple[str, ...] = ("B0",
 
 def arrays(place: Workplace) -> list[list[str]]:
     """The runs of each array that was submitted to Slurm, in order."""
-    files = sorted((place.study / "slurm").glob("*.tasks.json"), key=lambda path: path.stat().st_mtime_ns)
-    found = ([task["name"] for task in json.loads(path.read_text())] for path in files)
+    files = sorted((place.study / "slurm").glob("*.tasks"), key=lambda path: path.stat().st_mtime_ns)
+    found = ([Path(plan).parent.name for plan in path.read_text().splitlines()] for path in files)
     return [names for names in found if (place.study / "runs" / names[0]).exists()]
 
 
-def claims(place: Workplace, names: tuple[str, ...]) -> list[int]:
-    """The number of processes that trained each run."""
-    return [newest(place.run_dir(name))[0] for name in names]
+def attempts(place: Workplace, names: tuple[str, ...] = ("B0",)) -> list[Attempt | None]:
+    """The process that trained each run last."""
+    return [read_attempt(place.run_dir(name)) for name in names]
 
 
 @contextmanager
-def slurm(bench: Bench, **changes: str) -> Iterator[tuple[SlurmCluster, Workplace]]:
-    """A running Slurm, and a study that uses it."""
+def slurm(bench: Bench, jobs: int = 10_000, **changes: str) -> Iterator[tuple[SlurmCluster, Workplace]]:
+    """A running Slurm that accepts this many jobs, and a study that uses it."""
     place = bench.workplace(EXECUTOR_SLURM="y", SLURM_OPTIONS="--cpus-per-task=1", **changes)
-    with SlurmCluster(place.folder / "cluster") as cluster:
+    with SlurmCluster(place.folder / "cluster", jobs) as cluster:
         yield cluster, place
 
 
@@ -60,30 +60,29 @@ def one_of_two(bench: Bench) -> str:
 
 
 FOUR = ("B0", "B1", "B2", "B3")
-NO_FLOCK = "without a common flock it "
-HELPS = f"a second `make` is refused; {NO_FLOCK}trains other runs; each run is trained once, to {NUMBERS}"
+FENCED = (
+    f"a second `make` is refused; without a common flock it takes the runs over; each run ends at {NUMBERS}"
+)
 
 
-@fault("two drivers of one study, two runs at once each", HELPS)
+@fault("two drivers of one study, two runs at once each", FENCED)
 def local_drivers(bench: Bench) -> str:
     place = bench.workplace(SLOTS="2", SEEDS="4")
     slow = injected(None, slower=0.3)
     first = place.start(**slow)
     wait_for(lambda: min(place.steps("B0"), place.steps("B1")) > 3)
-    place.send(signal.SIGSTOP, "scripts.train")  # not over before the second driver has made the others
+    place.send(signal.SIGSTOP, "scripts.train")  # believed dead
+    before = attempts(place, FOUR[:2])
     refused = place.command("scripts.study")
     (place.study / "lock").unlink()  # as on two machines, where neither sees the other's flock
     second = place.start(**slow)
-    wait_for(lambda: [place.status("B2"), place.status("B3")] == ["finished"] * 2)
-    place.send(signal.SIGCONT, "scripts.train")
+    wait_for(lambda: place.status("B0") == "finished")
+    place.send(signal.SIGCONT, "scripts.train")  # they come back
     outputs = [process.communicate(timeout=PATIENCE_SECONDS)[0] for process in (first, second)]
-    good = refused.returncode == 1 and f"is being run by process {first.pid}" in refused.stdout
-    good = good and [first.returncode, second.returncode] == [0, 0] and claims(place, FOUR) == [1] * 4
-    others = [(n, output) for output, runs in zip(outputs, ((2, 3), (0, 1)), strict=True) for n in runs]
-    good = good and all(f"B{n} was finished by another driver" in output for n, output in others)
-    good = good and outputs[1].count("executes this run; waiting for it") == 2
-    good = good and same_numbers(bench, place, FOUR)
-    return outcome(good, HELPS, f"{refused.stdout[-200:]} {claims(place, FOUR)} {outputs} ")
+    good = refused.returncode == 1 and f"is being run by process {first.pid} on" in refused.stdout
+    good = good and second.returncode == 0 and outputs[0].count("was taken over by process") == 2
+    good = good and not set(before) & set(attempts(place, FOUR[:2])) and same_numbers(bench, place, FOUR)
+    return outcome(good, FENCED, f"{refused.stdout[-200:]} {before} {outputs} ")
 
 
 LIMITED = f"the job saves, is requeued and ends at {NUMBERS}"
@@ -91,17 +90,18 @@ LIMITED = f"the job saves, is requeued and ends at {NUMBERS}"
 
 @fault("Slurm: the time limit in the middle of a run", LIMITED)
 def time_limit(bench: Bench) -> str:
-    """The run lasts longer than the limit of two minutes. Slurm sends a signal up to a minute too early."""
+    """The run lasts longer than the limit of three minutes. Slurm sends a signal up to a minute too early."""
     with slurm(bench) as (cluster, place):
         place.configure(
             EXECUTOR_SLURM="y",
             DATA_DIR=str(bench.folder / "data"),
-            SLURM_OPTIONS="--cpus-per-task=1 --time=2 --signal=B:USR1@30",
+            SLURM_OPTIONS="--cpus-per-task=1 --time=3 --signal=B:USR1@90",
         )
         done = place.command("scripts.study", **cluster.environment, **injected(None, slower=3.0))
-        processes, submitted = newest(place.run_dir())[0], arrays(place)
-        good = not done.returncode and submitted == [["B0"]] and processes > 1 and same_numbers(bench, place)
-    return outcome(good, LIMITED, f"submitted {submitted} processes {processes} {done.stdout[-600:]}")
+        submitted, notes = arrays(place), place.record()["notes"]
+        saved = any("interrupted by a request to stop" in note for note in notes)
+        good = not done.returncode and submitted == [["B0"]] and saved and same_numbers(bench, place)
+    return outcome(good, LIMITED, f"submitted {submitted} notes {notes} {done.stdout[-600:]}")
 
 
 LOST_NODE = f"its run continues on the other node and ends at {NUMBERS}"
@@ -139,7 +139,7 @@ def two_drivers(bench: Bench) -> str:
     return outcome(good, ATTACHED, f"{during.stdout[-200:]} {arrays(place)} {done.stdout[-600:]}")
 
 
-FOLLOWS = f"{NO_FLOCK}follows the same jobs; no run is submitted twice; both end at {NUMBERS}"
+FOLLOWS = f"without a common flock it follows the same jobs; no run is submitted twice; both end at {NUMBERS}"
 
 
 @fault("Slurm: a second `make` beside the first", FOLLOWS)
@@ -148,12 +148,26 @@ def slurm_drivers(bench: Bench) -> str:
         slow = injected(None, slower=0.5)
         first = place.start(**cluster.environment, **slow)
         wait_for(lambda: min(place.steps("B0"), place.steps("B1")) > 3)
+        before = attempts(place, ("B0", "B1"))
         (place.study / "lock").unlink()
         second = place.start(**cluster.environment, **slow)
         outputs = [process.communicate(timeout=PATIENCE_SECONDS)[0] for process in (first, second)]
         good = [first.returncode, second.returncode] == [0, 0] and arrays(place) == [["B0", "B1"]]
-        good = good and claims(place, ("B0", "B1")) == [1, 1] and same_numbers(bench, place, ("B0", "B1"))
-    return outcome(good, FOLLOWS, f"{arrays(place)} {claims(place, ('B0', 'B1'))} {outputs[1][-900:]}")
+        good = good and attempts(place, ("B0", "B1")) == before and same_numbers(bench, place, ("B0", "B1"))
+    return outcome(good, FOLLOWS, f"{arrays(place)} {before} {outputs[1][-900:]}")
+
+
+LIMIT = f"what Slurm refuses is submitted later; no job is cancelled; each run ends at {NUMBERS}"
+
+
+@fault("Slurm: no more jobs than MaxJobCount", LIMIT)
+def job_limit(bench: Bench) -> str:
+    with slurm(bench, jobs=3, SEEDS="4") as (cluster, place):
+        process = place.start(**cluster.environment, **injected(None, slower=0.1))
+        output, _ = process.communicate(timeout=2 * PATIENCE_SECONDS)
+        refused = "submitted later" in output or len(arrays(place)) > 1
+        good = not process.returncode and refused and same_numbers(bench, place, FOUR)
+    return outcome(good, LIMIT, f"{arrays(place)} {output[-900:]}")
 
 
 ARRAY = f"one array; the killed task alone is submitted again; each run ends at {NUMBERS}"
@@ -166,15 +180,22 @@ def array(bench: Bench) -> str:
         process = place.start(**cluster.environment, **injected(None, slower=0.5))
         wait_for(lambda: min(map(place.steps, FOUR)) > 8)
         at_once = cluster.run("squeue", "--noheader", "--array", "--states=RUNNING", "-o", "%i").split()
-        task, run = "tasks.json 2", "results/gpt2-ra-ablation-smoke/runs/B2/plan.json"
-        for number, named in ((signal.SIGSTOP, task), (signal.SIGKILL, run), (signal.SIGKILL, task)):
-            place.send(number, named)
+        before = attempts(place, FOUR)
+        (worker,) = [number for number, words in place._processes() if "runs/B2/plan.json" in words]
+        script = int(Path(f"/proc/{worker}/status").read_text().partition("PPid:")[2].split()[0])
+        for number, killed in ((signal.SIGSTOP, script), (signal.SIGKILL, worker), (signal.SIGKILL, script)):
+            os.kill(killed, number)
         output, _ = process.communicate(timeout=PATIENCE_SECONDS)
         numbers = {name.partition("_")[0] for name in at_once}
         good = not process.returncode and len(at_once) == 4 and len(numbers) == 1
-        good = good and arrays(place) == [[*FOUR], ["B2"]] and claims(place, FOUR) == [1, 1, 2, 1]
+        good = (
+            good
+            and arrays(place) == [[*FOUR], ["B2"]]
+            and [one == other for one, other in zip(before, attempts(place, FOUR), strict=True)]
+            == [True, True, False, True]
+        )
         good = good and "lost with its machine" in output and same_numbers(bench, place, FOUR)
-    return outcome(good, ARRAY, f"{at_once} {arrays(place)} {claims(place, FOUR)} {output[-900:]}")
+    return outcome(good, ARRAY, f"{at_once} {arrays(place)} {before} {output[-900:]}")
 
 
 CANCELLED = f"the run saves and is not repeated; `make` ends at {NUMBERS}"
@@ -189,7 +210,7 @@ def scancel(bench: Bench) -> str:
         output, _ = process.communicate(timeout=PATIENCE_SECONDS)
         left = place.steps()
         wait_for(lambda: place.steps() > left)  # the job goes on without its driver
-        cluster.run("scancel", output.partition("scancel ")[2].split()[0])
+        cluster.run("scancel", *output.partition("scancel ")[2].split()[:3])
         wait_for(lambda: not place.orphans())
         status = place.status()
         wait_for(lambda: not cluster.run("squeue", "--noheader").strip())
@@ -219,7 +240,7 @@ def ray_cluster(bench: Bench) -> Iterator[tuple[Any, list[Any], Workplace]]:
 
 def busy_node(nodes: list[Any], place: Workplace) -> Any:
     """The node whose raylet has the run among its descendants."""
-    (process,) = [number for number, words in place._processes() if "study.executors.executor" in words]
+    (process,) = [number for number, words in place._processes() if "scripts.train" in words]
     while process > 1:
         status = Path(f"/proc/{process}/status").read_text()
         process = int(status.partition("PPid:")[2].split()[0])
@@ -239,10 +260,9 @@ def ray_node(bench: Bench) -> str:
         wait_for(lambda: place.steps() > 8)
         node = busy_node(nodes, place)
         place.send(signal.SIGKILL, "scripts.train")  # a power cut: the process and its node
-        place.send(signal.SIGKILL, "study.executors.executor")
         cluster.remove_node(node, allow_graceful=False)
         output, _ = process.communicate(timeout=PATIENCE_SECONDS)
-        good = not process.returncode and "lost with its machine" in output and same_numbers(bench, place)
+        good = not process.returncode and same_numbers(bench, place)
     return outcome(good, RETRIED, output[-900:])
 
 
@@ -254,11 +274,11 @@ def ray_cut_off(bench: Bench) -> str:
     with ray_cluster(bench) as (cluster, nodes, place):
         process = place.start(**injected(None, slower=0.5))
         wait_for(lambda: place.steps() > 8)
+        before = attempts(place)
         cluster.remove_node(busy_node(nodes, place), allow_graceful=False)
         output, _ = process.communicate(timeout=PATIENCE_SECONDS)
-        processes = newest(place.run_dir())[0]
-        good = not process.returncode and processes > 1 and same_numbers(bench, place)
-    return outcome(good, CUT_OFF, f"processes {processes} {output[-900:]}")
+        good = not process.returncode and attempts(place) != before and same_numbers(bench, place)
+    return outcome(good, CUT_OFF, output[-900:])
 
 
 DRIVERLESS = f"its run saves and ends with it; `make` ends at {NUMBERS}"

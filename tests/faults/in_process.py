@@ -5,7 +5,6 @@ examination of variants in tests/study, tests/scripts and tests/study.
 """
 
 import contextlib
-import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from gpt2 import training_step as step
 from runtime import checkpoint
 from runtime.signals import Stop
 from study import worker
-from study.executors.executor import Ended, Message, Started, Task
+from study.executors.executor import Ended, Message, Started, Task, read_exit
 from study.study import Study
 from tests.faults.inject.sitecustomize import Fault, install
 from tests.faults.workplace import Workplace, wait_for
@@ -49,20 +48,19 @@ class InProcessExecutor:
             contextlib.redirect_stderr(log),
             pytest.MonkeyPatch.context() as patch,
         ):
-            patch.setattr(sys, "argv", ["scripts.train", *task.arguments])
+            patch.setattr(sys, "argv", ["scripts.train", str(task.plan)])
             patch.setattr(Stop, "install", lambda stop, parent=0: stop)  # the signals are those of the tests
             status = worker.main()
         lines = task.log.read_text()[start:].splitlines() or [""]
-        answers = [json.loads(line)["answer"] for line in lines if '"event": "answer"' in line]
-        end = Ended(task.name, status, lines[-1], answer=answers[-1] if answers else None)
+        end = Ended(task.name, status, lines[-1], read_exit(task.folder).get("answer"))
         self._messages += [Started(task.name), end]
 
     def poll(self, seconds: float) -> Sequence[Message]:
         found, self._messages = self._messages, []
         return found
 
-    def stop(self, name: str) -> None:
-        raise AssertionError(f"{name} has ended")
+    def stop(self, names: Sequence[str]) -> None:
+        assert not names, "all have ended"
 
     def close(self) -> str:
         return ""

@@ -37,6 +37,8 @@ SlurmctldTimeout=30
 SlurmdTimeout=10
 KillWait=20
 InactiveLimit=0
+MaxJobCount={jobs}
+MinJobAge=5
 JobRequeue=1
 SchedulerParameters=sched_interval=2,batch_sched_delay=0
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -51,13 +53,14 @@ SlurmdSpoolDir={folder}/spool.%n
 class SlurmCluster:
     """Start it with `with`; its commands find it by `environment`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, jobs: int = 10_000) -> None:
+        """jobs: most that it knows at once."""
         missing = [name for name in PROGRAMS if not shutil.which(name)]
         if missing:
             raise CannotDoError(f"{', '.join(missing)} missing; fix: apt-get install slurm-wlm munge")
         if os.geteuid():
             raise CannotDoError("Slurm on one machine needs root")
-        self.folder = folder
+        self.folder, self.jobs = folder, jobs
         self.environment = {"SLURM_CONF": str(folder / "slurm.conf")}
         self._processes: list[subprocess.Popen[bytes]] = []
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}
@@ -73,7 +76,7 @@ class SlurmCluster:
         options = (f"--{name}-file={munge}/{name}" for name in ("key", "pid", "log", "seed"))
         self._start("munged", "--force", "--foreground", f"--socket={munge}/socket", *options)
         ports = [_free_port() for _ in range(len(NODES) + 1)]
-        lines = [CONFIGURATION.format(host=host, port=ports[0], folder=folder)]
+        lines = [CONFIGURATION.format(host=host, port=ports[0], folder=folder, jobs=self.jobs)]
         lines += [
             f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=2 RealMemory=2000 State=UNKNOWN\n"
             for name, port in zip(NODES, ports[1:], strict=True)
@@ -105,7 +108,7 @@ class SlurmCluster:
 
     def kill_node(self, node: str, place: Path) -> None:
         """Send SIGKILL to the node's slurmd and to all jobs, which run in the folder `place`, as in a power cut."""
-        named = (*_named("scripts.train"), *_named("study.executors.executor"))
+        named = (*_named("scripts.train"), *_named("slurm_script"))
         jobs = [process for process in named if _folder(process) == place.resolve()]
         self._signal([self._nodes[node].pid, *_named("slurmstepd: ["), *jobs])
         self._nodes[node].wait()

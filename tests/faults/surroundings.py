@@ -85,7 +85,7 @@ def tracked_to_the_end(bench: Bench) -> str:
     output = (folders[-1] / "received.jsonl").read_text().splitlines()
     final = json.loads(output[-1]) if output else {}
     sent = final.get("hellaswag/acc") == place.record()["hellaswag"]["acc"] and "validation/loss" in final
-    shown = f"-m wandb sync {folders[-1].relative_to(place.folder)}" in second.stdout
+    shown = f"-m wandb sync --include-offline results/{STUDY}/wandb/offline-*" in second.stdout
     nothing = place.steps() == before and place.status() == "finished"
     good = interrupted and nothing and len(folders) == 2 and sent and shown and not place.orphans()
     return outcome(

@@ -19,7 +19,7 @@ from gpt2.trainer import TrainingRun
 from gpt2.training_step import NotFiniteError
 from gpt2.transformer import CausalSelfAttention
 from referee.verdict.rows import chosen
-from runtime import attention_kernels, checkpoint, metrics_log, records, run_record
+from runtime import attention_kernels, checkpoint, records, run_record
 from runtime.batch_plan import WARM_UP_STEPS
 from runtime.metrics_log import truncate_metrics
 from runtime.settings import Config
@@ -83,27 +83,14 @@ def test_an_evaluation_after_resuming_has_the_state_of_the_last_step(tmp_path: P
         assert same(outcome(tmp_path / f"stopped{check}"), outcome(tmp_path / "whole")), check
 
 
-@pytest.mark.parametrize("pending", [True, False])
-def test_every_process_of_a_run_reports_its_start_even_without_training(
-    tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch, pending: bool
-) -> None:
-    """A reader of its files begins with this event, so the record must be that of the new process."""
+def test_clocks_continue_after_an_interruption(tmp_path: Path, texts: Path) -> None:
     config = configuration(texts)
-    run = start(tmp_path, config, stop=StopAfter(3 if pending else max(STOPS)))
-    assert run.train() == "interrupted"
-    assert (run.iteration < ITERATIONS) == pending
-    events: list[tuple[str, str]] = []
-    monkeypatch.setattr(
-        metrics_log,
-        "print_event",
-        lambda line: events.append((line["event"], run_record.load(tmp_path).status)),
-    )
-    resumed = start(tmp_path, config)
-    assert resumed.train() == "finished"
-    assert bool(resumed.steps_made) == pending
-    assert events[0] == ("started", "running")
-    assert [event for event, _ in events].count("started") == 1
-    assert '"started"' not in (tmp_path / "metrics.jsonl").read_text()
+    start(tmp_path, config, stop=StopAfter(12)).train()
+    before = run_record.load(tmp_path).clock.to_json()
+    start(tmp_path, config).train()
+    after = run_record.load(tmp_path).clock.to_json()
+    assert before["train"] > 0
+    assert all(after[name] >= before[name] for name in before)
 
 
 def test_a_finished_run_leaves_a_full_record(tmp_path: Path, texts: Path) -> None:
@@ -271,8 +258,8 @@ def wsd(texts: Path) -> Config:
 
 
 def with_warmup(run: TrainingRun, warmup: int) -> TrainingRun:
-    plan = dataclasses.replace(run.plan, warmup_iterations=warmup)
-    return TrainingRun(plan, run.config, run.resolved, None, run.stop)
+    plan = run.plan.replace(warmup_iterations=warmup)
+    return TrainingRun(run.directory, plan, run.config, run.resolved, None, run.stop)
 
 
 def test_a_run_is_not_resumed_with_another_warm_up(tmp_path: Path, texts: Path) -> None:

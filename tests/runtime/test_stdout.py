@@ -74,10 +74,8 @@ NOT_ON_A_TERMINAL = {
     "scripts/train.py",
     "bench/disturbed_train.py",
     "study/trackers.py",
-    "study/verdict_tracker.py",
     "runtime/torch_devices.py",
     "ra/admission/child.py",
-    "study/executors/executor.py",
 }
 
 

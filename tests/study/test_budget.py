@@ -19,7 +19,7 @@ from gpt2 import trainer, validation
 from gpt2.clocks import Clocks, ClockTimer
 from gpt2.training_step import Stepper, StepResult
 from ra.variants import variant
-from runtime import checkpoint, metrics_log, run_record
+from runtime import checkpoint, run_record
 from runtime.batch_plan import WARM_UP_STEPS, BatchPlan
 from runtime.resolved_target import resolve
 from runtime.settings import AlternationSettings, Config
@@ -143,7 +143,6 @@ class Study:
         machine.process(slower * STEP[name])
         with pytest.MonkeyPatch.context() as patch:
             machine.patch(patch)
-            patch.setattr(metrics_log, "print_event", lambda line: None)
             planned = {"iterations": plan.variants[name].iterations, "batch": plan.batch}
             run = small_runs.start(folder, self.config, name, **planned)
             run.clocks = Clocks(now=machine.now)

@@ -1,6 +1,5 @@
 """The record of a run after its process ended, however it ended."""
 
-import contextlib
 import dataclasses
 import json
 import re
@@ -11,14 +10,14 @@ from typing import Any
 import pytest
 
 from runtime import run_record
+from runtime.attempt import EXIT_SUPERSEDED
 from runtime.batch_plan import BatchPlan
 from runtime.dotconfig import read_symbols
 from runtime.ranks import EXIT_RANK_LOST
 from runtime.settings import Config
 from study import dispatch, plan_file
 from study.dispatch import Dispatcher
-from study.executors import claims
-from study.executors.child_process import EXIT_CLAIMED, EXIT_OUT_OF_MEMORY
+from study.executors.child_process import EXIT_OUT_OF_MEMORY
 from study.executors.executor import Ended, Message, Started, Task
 from study.plan_file import Plan, PlanBudget, PlanRow
 from study.study import Study
@@ -60,7 +59,7 @@ class FakeExecutor:
         found, self.ended = self.ended, []
         return found
 
-    def stop(self, name: str) -> None:
+    def stop(self, names: list[str]) -> None:
         pass
 
     def close(self) -> str:
@@ -188,47 +187,10 @@ def test_a_run_that_loses_a_rank_three_times_without_a_step_has_failed(study: St
     assert study.runs.status("B", 0) == "finished"
 
 
-def test_a_run_of_another_driver_is_not_started_until_its_process_ended(
-    study: Study, monkeypatch: Any
-) -> None:
-    """The next run starts meanwhile."""
-    monkeypatch.setattr(claims, "OBSERVE_SECONDS", 0.0)
-    other = contextlib.ExitStack()
-    began: list[str] = []
-    polled = [0]
-
-    class Beside(FakeExecutor):
-        def submit(self, task: Task) -> None:
-            began.append(task.name)
-            super().submit(task)
-
-        def poll(self, seconds: float) -> list[Message]:
-            polled[0] += 1
-            if polled[0] == 20:
-                began.append("the other process ends")
-                other.close()
-            return super().poll(seconds)
-
-    study.runs.folder("B", 0).mkdir(parents=True)
-    other.enter_context(claims.claimed(study.runs.folder("B", 0)))
-    executor = Beside(study, [EXIT_CLAIMED, 0, 0], "finished")
-    driver = dispatcher(study, executor)
+def test_a_run_that_another_process_took_over_stays_pending(study: Study) -> None:
+    """Its process wrote nothing, and neither does the driver."""
     write_checked(study.runs.folder("B", 0) / "run.json", a_record("B", 0, 4.0) | {"status": "running"})
-    executor.written = None
-    driver.execute([("B", 0), ("B", 1)], PLAN, Terminal(Estimate(2, None), 2))
-    assert began == ["B0", "B1", "the other process ends", "B0"]
-    assert executor.statuses == []
-
-
-def test_a_run_that_another_driver_has_finished_is_not_started(study: Study) -> None:
-    class Beside(FakeExecutor):
-        def submit(self, task: Task) -> None:
-            super().submit(task)
-            study.runs.folder("B", 1).mkdir(parents=True)
-            write_checked(study.runs.folder("B", 1) / "run.json", a_record("B", 1, 4.0))
-
-    terminal = Terminal(Estimate(2, None), 2)
-    executor = Beside(study, [0], "finished")
-    driver = dispatcher(study, executor)
-    driver.execute([("B", 0), ("B", 1)], PLAN, terminal)
-    assert terminal.estimate.left == 0
+    before = dispatch.record_text(study.runs.folder("B", 0))
+    drive(study, FakeExecutor(study, [EXIT_SUPERSEDED], None))
+    assert dispatch.record_text(study.runs.folder("B", 0)) == before
+    assert ("B", 0) in study.runs.pending()

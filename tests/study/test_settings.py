@@ -118,6 +118,7 @@ def test_an_arm_without_control_arms_is_no_primary_comparison():
 
 def test_options_of_sbatch_with_an_open_quote_are_refused():
     assert "CONFIG_SLURM_OPTIONS" in (message := refusal(**SLURM, SLURM_OPTIONS=quote("--comment='a b")))
+    assert "minutes" in refusal(**SLURM, SLURM_OPTIONS=quote("--time=2"))
     assert "no closing quotation; fix: " in message
     options = "--comment='a b' --partition=\"gpu\""
     assert read(**SLURM, SLURM_OPTIONS=quote(options)).slurm_options == options

@@ -3,25 +3,28 @@
 import json
 import os
 import shutil
+import socket
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from runtime.attempt import PLACE, Fence
 from runtime.batch_plan import BatchPlan
 from runtime.output import duration
 from runtime.settings import load_config
 from scripts import status as command
 from study import plan_file
-from study.executors.claims import Claim, claimed
 from study.plan_file import CostClass, Plan, PlanBudget, PlanRow
+from study.preconditions import locked
 from study.runs import EXPECTED, Expected
-from study.status_table import WATCH_SECONDS, living, status_text
+from study.status_table import status_text
 from study.terminal import START_SECONDS, expected_seconds
 from study.verify import verify_study
 from tests.checked_files import write_checked
 from tests.kconfig_commands import defconfig
+from tests.study.executors import fake_slurm
 from tests.study.sample_records import a_record
 
 
@@ -45,20 +48,23 @@ def study(tmp_path: Path) -> Path:
         {"event": "train", "iteration": n, "iterations": 0, "loss": 5.0, "tokens_per_second": 1234.5}
         for n in range(1, 51)
     ]
+    lines.append({"event": "validation", "iteration": 50, "loss": 4.8, "perplexity": 121.51})
     text = "".join(f"{json.dumps(line)}\n" for line in lines) + '{"event": "tr'
     (tmp_path / "runs" / "B1" / "metrics.jsonl").write_text(text)
     plan_file.write(tmp_path, plan)
     return tmp_path
 
 
-def test_each_run_has_a_line_and_the_rest_is_estimated(study: Path) -> None:
-    with claimed(study / "runs" / "B1", "slot 1") as claim:
+def test_each_run_has_a_line_and_the_rest_is_estimated(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PLACE, "slot 1")
+    with locked(study):
+        Fence(study / "runs" / "B1")
         text = status_text(study)
-        host = claim.holder.host
     lines = text.splitlines()
     assert lines[0].endswith("4 runs, 1 finished, 1 running, 1 failed, 1 waiting")
-    assert lines[2].split() == ["B0", "finished", "100%"]
-    assert lines[3].split() == ["B1", "running", "50%", "5.000", "1,234", host, "slot", "1"]
+    assert lines[2].split()[:3] == ["B0", "finished", "100%"]
+    host = socket.gethostname()
+    assert lines[3].split() == ["B1", "running", "50%", "ppl", "121.5", "1,234", host, "slot", "1"]
     assert lines[6] == "B2: a reason"
     assert lines[7].startswith(f"about {duration(2.5 * (100 + START_SECONDS))} left")  # 0.5 of B1, B2 and B3
 
@@ -73,7 +79,8 @@ def test_before_a_run_is_finished_the_estimate_has_starts_and_evaluations(study:
     each = expected_seconds(plan, load_config(".config").evaluation)
     assert each
     assert each > 100 + START_SECONDS
-    with claimed(study / "runs" / "B1"):
+    with locked(study):
+        Fence(study / "runs" / "B1")
         assert f"about {duration(3.5 * each)} left" in status_text(study)
 
 
@@ -90,36 +97,28 @@ def test_foreign_folders_and_copies_are_named_and_not_counted(study: Path) -> No
     assert skipped == {".ipynb_checkpoints", "B0.bak", "notes 2"}
 
 
-def test_a_run_whose_process_is_dead_does_not_run(study: Path) -> None:
-    folder = study / "runs" / "B1"
-    claim = Claim(folder)
-    claim.take()
-    assert claim._lock
-    claim._lock.close()  # as after SIGKILL
+def test_a_run_whose_driver_has_ended_does_not_run(study: Path) -> None:
+    Fence(study / "runs" / "B1")  # as after SIGKILL of all processes
     text = status_text(study)
-    assert text.splitlines()[3].split()[:3] == ["B1", "lost", "50%"]
+    assert text.splitlines()[3].split()[:3] == ["B1", "interrupted", "50%"]
     assert text.splitlines()[-1].startswith("nothing runs now; `make` continues (about 4m")
+    at = time.time() - 60
+    os.utime(study / "runs" / "B1" / "attempt", (at, at))
+    with locked(study):  # the next driver has not started it yet
+        assert status_text(study).splitlines()[3].split()[:2] == ["B1", "interrupted"]
 
 
-@pytest.mark.parametrize("age", [300, -300])
-def test_a_run_of_another_machine_lives_as_long_as_its_claim_changes(
-    tmp_path: Path, age: float, capsys: pytest.CaptureFixture[str]
+def test_the_jobs_of_a_study_in_slurm_are_asked_for(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A claim with a recent file is not watched. For any other, the clocks of the two machines may differ."""
-    slept: list[float] = []
-    claim = Claim(tmp_path, machine="elsewhere", sleep=lambda seconds: None)
-    claim.take()
-    assert living([tmp_path], slept.append) == {tmp_path}
-    at = time.time() - age
-    os.utime(tmp_path / f"claim.{claim.number:08d}", (at, at))
-    assert slept == []
-    assert living([tmp_path], slept.append) == set()
-    assert living([tmp_path], lambda seconds: slept.append(seconds) or claim.beat()) == {tmp_path}  # type: ignore[func-returns-value]
-    assert slept == [WATCH_SECONDS] * 2
-    assert "1 runs of other machines have old claims; watching them for 30 s" in capsys.readouterr().err
-    claim.release()
-    assert living([tmp_path], slept.append) == set()
-    assert len(slept) == 2
+    for name, value in fake_slurm.install(tmp_path / "cluster").items():
+        monkeypatch.setenv(name, value)
+    (study / "slurm").mkdir()
+    (study / "slurm" / "ra-1.tasks").write_text("/s/runs/B1/plan.json\n/s/runs/B3/plan.json\n")
+    states = [{"state": "RUNNING"}, {"state": "PENDING"}]
+    jobs = [{"array": 1, "index": n, "name": "ra-1", "process": 0} | state for n, state in enumerate(states)]
+    fake_slurm.write(tmp_path / "cluster", jobs)
+    assert "1 finished, 1 running, 1 failed, 1 queued" in status_text(study).splitlines()[0]
 
 
 def test_a_run_with_a_damaged_record_is_not_shown_as_waiting(study: Path) -> None:

@@ -4,9 +4,9 @@ import io
 
 import pytest
 
+from runtime.metrics_log import MetricsLine
 from runtime.output import LiveLine
 from study import terminal
-from study.executors.child_process import Event
 from study.terminal import Estimate, Terminal
 
 
@@ -21,26 +21,26 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return built
 
 
-def train(iteration: int) -> Event:
-    return Event(
-        "train", iteration=iteration, iterations=100, loss=8.31, train_seconds=10.0, tokens_per_second=23456.0,
+def train(iteration: int) -> MetricsLine:
+    return MetricsLine(
+        "train", iteration=iteration, loss=8.31, train_seconds=10.0, tokens_per_second=23456.0,
         memory_bytes=3 * 2**29,
     )  # fmt: skip
 
 
-def lines_of(monkeypatch: pytest.MonkeyPatch, *events: Event, name: str = "RALEARN2") -> list[str]:
+def lines_of(monkeypatch: pytest.MonkeyPatch, *events: MetricsLine, name: str = "RALEARN2") -> list[str]:
     """Return the texts of the live line after its start."""
     shown: list[str] = []
     monkeypatch.setattr(LiveLine, "update", lambda self, text, share, key: shown.append(text))
     built = Terminal(Estimate(11, 7200.0), 15, io.StringIO())
-    built.begin(name, 5)
+    built.begin(name, 5, 100)
     for event in events:
         built.update(name, event)
     return shown
 
 
 def test_the_line_shows_the_most_important_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    (line,) = lines_of(monkeypatch, Event("validation", perplexity=17457.78), train(30))
+    (line,) = lines_of(monkeypatch, MetricsLine("validation", perplexity=17457.78), train(30))
     assert line.split("  ") == [
         "[5/15] RALEARN2", " 30%", "loss 8.310", "study 21h 24m left", "val ppl 17458", "run 23s left",
         "23.5k tok/s", "1.5 GiB",
@@ -50,11 +50,11 @@ def test_the_line_shows_the_most_important_first(monkeypatch: pytest.MonkeyPatch
 def test_without_a_terminal_lines_are_plain_and_rare(clock: Clock) -> None:
     stream = io.StringIO()
     built = Terminal(Estimate(1, None), 1, stream)
-    built.begin("B0", 1)
+    built.begin("B0", 1, 100)
     for second in range(40):
         clock.now = float(second)
         built.update("B0", train(second + 1))
-    built.update("B0", Event("note", message="a note"))
+    built.update("B0", MetricsLine("note", message="a note"))
     built.end("B0", "perplexity 12.00")
     lines = stream.getvalue().splitlines()
     assert len(lines) == 4
@@ -78,10 +78,10 @@ def test_nothing_is_estimated_without_a_measurement(clock: Clock) -> None:
 
 def test_a_restarted_run_is_not_counted_as_finished(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     built = Terminal(Estimate(3, 1000.0), 3)
-    built.begin("B0", 1)
+    built.begin("B0", 1, 100)
     clock.now = 5.0
     built.pause("B0", "once more")
-    built.begin("B0", 1)
+    built.begin("B0", 1, 100)
     assert built.estimate.seconds_left(name="B0") == 3000.0
     clock.now = 105.0
     built.end("B0", "done")

@@ -6,7 +6,7 @@ import pytest
 
 from runtime import run_record
 from study.study import Study
-from study.verdict_tracker import verdict_values
+from study.trackers import verdict_values
 from tests.fake_trackers import install, observed
 from tests.faults.in_process import train
 from tests.faults.workplace import Workplace, write_stories
@@ -22,9 +22,10 @@ def test_the_last_report_of_a_study_sends_the_verdicts(
     done = train(place)
     assert done.returncode == 0, done.stdout
     assert run_record.load(place.run_dir("RALEARN0")).status == "finished"
-    (opened,) = [call[1] for call in observed() if call[0] == "init"]
-    assert (opened["name"], opened["group"]) == ("verdict", place.study.name)
-    (values,) = [call[1] for call in observed() if call[0] == "summary"]
+    names = [call[1]["name"] for call in observed() if call[0] == "init"]
+    assert sorted(names) == ["B0", "RALEARN0", "verdict"]
+    assert {call[1]["group"] for call in observed() if call[0] == "init"} == {place.study.name}
+    values = [call[1] for call in observed() if call[0] == "summary"][-1]
     assert values == verdict_values(place.study)
     assert values["verdict/RALEARN/seeds"] == 1
     place.configure(WANDB="y", WANDB_MODE="online", **changes | {"SEEDS": "2"})
@@ -32,4 +33,4 @@ def test_the_last_report_of_a_study_sends_the_verdicts(
         patch.setattr(Study, "execute_pending", lambda study, plan: plan)
         assert train(place).returncode == 1
     assert verdict_values(place.study)["verdict/RALEARN/word"] == "interim"
-    assert len([call for call in observed() if call[0] == "init"]) == 1
+    assert len([call for call in observed() if call[0] == "init"]) == 3

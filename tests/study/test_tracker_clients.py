@@ -1,5 +1,6 @@
 """W&B and TensorBoard get the same names, values and steps; W&B is a fake, TensorBoard is real."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from runtime import run_record
 from runtime.settings import TrackingConfig
-from study.trackers import ExperimentLoggers, fixed_id
+from study import trackers
+from study.trackers import fixed_id, followed_by_trackers
 from tests.fake_trackers import install, observed
+from tests.small_runs import configuration, planned
 from tests.study.sample_records import a_study
 
 BOTH = TrackingConfig(True, "online", "my-project", True)
@@ -17,7 +20,15 @@ BOTH = TrackingConfig(True, "online", "my-project", True)
 @pytest.fixture
 def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     install(tmp_path / "fakes", monkeypatch)
-    return a_study(tmp_path / "week", seeds=1, variants=("B",)) / "runs" / "B0"
+    monkeypatch.setattr(trackers, "FINISH_SECONDS", 120.0)
+    folder = a_study(tmp_path / "week", seeds=1, variants=("B",)) / "runs" / "B0"
+    planned(folder, replace(configuration(tmp_path, 1), tracking=BOTH), "B")
+    return folder
+
+
+def follow(run_dir: Path) -> None:
+    with followed_by_trackers(run_dir, BOTH):
+        pass
 
 
 def of_tensorboard(folder: Path) -> tuple[dict[str, list[tuple[int, float]]], set[str]]:
@@ -43,7 +54,7 @@ def of_wandb(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
 def test_names_values_and_steps_are_the_same_in_both_trackers_and_a_second_logger_replaces_them(
     run_dir: Path,
 ) -> None:
-    assert ExperimentLoggers(run_dir, BOTH).finish(120) is None, (run_dir / "track.log").read_text()
+    follow(run_dir)
     board, texts = of_tensorboard(run_dir)
     wandb = of_wandb(run_dir)
     assert wandb.keys() == board.keys()
@@ -53,7 +64,7 @@ def test_names_values_and_steps_are_the_same_in_both_trackers_and_a_second_logge
         assert [value for _, value in board[name]] == pytest.approx([value for _, value in points], rel=1e-6)
     assert texts == {"config/text_summary"}
     # as after an interruption: the run is read from its start
-    ExperimentLoggers(run_dir, BOTH).finish(120)
+    follow(run_dir)
     assert of_tensorboard(run_dir)[0] == board
     about = [call[1] for call in observed() if call[0] == "init"]
     assert [(one["id"], one["resume"]) for one in about] == [(fixed_id(run_dir), "allow")] * 2

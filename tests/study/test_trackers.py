@@ -1,5 +1,6 @@
-"""The logging process with fake wandb modules: no failure of it affects the caller."""
+"""The process of the trackers with fake wandb modules: no failure of it affects the run."""
 
+import contextlib
 import json
 import os
 import signal
@@ -7,14 +8,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from runtime import run_record
 from runtime.settings import TrackingConfig
-from study.trackers import ExperimentLoggers, new_lines
+from study import trackers
+from study.trackers import followed_by_trackers
 from tests.checked_files import write_checked
+from tests.small_runs import configuration, planned
 
 GOOD = """
 import json, os
@@ -43,6 +47,9 @@ def init(**options):
 }
 
 
+OFFLINE = TrackingConfig(True, "offline", "my-project")
+
+
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
     folder = tmp_path / "study" / "runs" / "B0"
@@ -52,24 +59,33 @@ def run_dir(tmp_path: Path) -> Path:
         for k in (1, 2)
     ] + [{"event": "validation", "iteration": 2, "tokens": 16, "loss": 7.5, "perplexity": 1808.0}]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / "config").write_text('# comment\nCONFIG_STUDY_NAME="study"\n')
     write_checked(folder / "run.json", run_record.blank("B0", "B", 0).to_json() | {"status": "finished"})
+    planned(folder, replace(configuration(tmp_path, 1), tracking=OFFLINE), "B")
     return folder
 
 
-def start(kind: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> ExperimentLoggers:
-    fakes = run_dir / "fakes"
-    fakes.mkdir()
-    (fakes / "wandb.py").write_text(FAKES[kind])
-    monkeypatch.setenv("PYTHONPATH", str(fakes))
-    monkeypatch.setenv("SEEN", str(run_dir / "seen"))
-    return ExperimentLoggers(run_dir, TrackingConfig(True, "offline", "my-project"))
+@pytest.fixture
+def fake(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Install a fake wandb; the file of what it saw."""
+
+    def install(kind: str) -> Path:
+        (run_dir / "fakes").mkdir()
+        (run_dir / "fakes" / "wandb.py").write_text(FAKES[kind])
+        monkeypatch.setenv("PYTHONPATH", str(run_dir / "fakes"))
+        monkeypatch.setenv("SEEN", str(run_dir / "seen"))
+        return run_dir / "seen"
+
+    return install
 
 
-def test_a_failed_run_is_logged_as_failed(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_run_is_logged_as_failed(run_dir: Path, fake: Callable[[str], Path]) -> None:
     write_checked(run_dir / "run.json", run_record.blank("B0", "B", 0).to_json() | {"status": "failed"})
-    start("good", run_dir, monkeypatch).finish(60)
-    assert json.loads((run_dir / "seen").read_text().splitlines()[-1]) == ["finish", 1]
+    seen = fake("good")
+    with followed_by_trackers(run_dir, OFFLINE):
+        pass
+    calls = [json.loads(line) for line in seen.read_text().splitlines()]
+    assert [call[0] for call in calls] == ["init", "log", "log", "log", "finish"]
+    assert calls[-1] == ["finish", 1]
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -90,81 +106,48 @@ def gone(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
-def test_processes_of_a_logger_end_with_it(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch, interrupted: bool
+def test_processes_of_a_tracker_end_with_it(
+    run_dir: Path, fake: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, interrupted: bool
 ) -> None:
-    trackers = start("helper", run_dir, monkeypatch)
-    wait_for(lambda: (run_dir / "seen").exists() and bool((run_dir / "seen").read_text()))
-    helper = int((run_dir / "seen").read_text())
-    if interrupted:
-
-        def interrupt(*arguments: object) -> None:
+    monkeypatch.setattr(trackers, "FINISH_SECONDS", 0.1)
+    seen = fake("helper")
+    with contextlib.suppress(KeyboardInterrupt), followed_by_trackers(run_dir, OFFLINE):
+        wait_for(lambda: seen.exists() and bool(seen.read_text()))
+        if interrupted:
             raise KeyboardInterrupt
+    wait_for(lambda: gone(int(seen.read_text())))
 
-        monkeypatch.setattr(trackers.processes[0], "wait", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            trackers.finish(0.1)
-    else:
-        trackers.finish(0.1)
+
+WORKER = """
+import sys, time
+from pathlib import Path
+from runtime.settings import TrackingConfig
+from study.trackers import followed_by_trackers
+with followed_by_trackers(Path(sys.argv[1]), TrackingConfig(True, "offline", "my-project")):
+    time.sleep(600)
+"""
+
+
+def test_a_hanging_tracker_and_its_processes_end_soon_after_a_killed_worker(
+    run_dir: Path, fake: Callable[[str], Path]
+) -> None:
+    seen = fake("helper")
+    worker = subprocess.Popen([sys.executable, "-c", WORKER, str(run_dir)])
+    wait_for(lambda: seen.exists() and bool(seen.read_text()))
+    helper = int(seen.read_text())
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.wait()
+    assert not gone(helper)
     wait_for(lambda: gone(helper))
 
 
-PARENT = """
-import subprocess, sys, time
-process = subprocess.Popen([sys.executable, "-c", *sys.argv[1:]], start_new_session=True)
-print(process.pid, flush=True)
-time.sleep(600)
-"""
-HANGING = """
-import os, subprocess, sys, time
-from study.trackers import end_after_parent
-helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-open(sys.argv[2], "w").write(f"{helper.pid}.")  # before it is watched, after which it may end at any time
-end_after_parent(int(sys.argv[1]) or os.getppid(), 0.1)
-time.sleep(600)
-"""
-
-
-@pytest.mark.parametrize("dead_before", [False, True])
-def test_a_hanging_logger_and_its_processes_end_soon_after_the_parent(
-    tmp_path: Path, dead_before: bool
-) -> None:
-    """dead_before: the watched parent ended before the first check."""
-    found = tmp_path / "seen"
-    watched = str(2**22 + 1) if dead_before else "0"  # no Linux has a process of that number
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, HANGING, watched, str(found)], stdout=subprocess.PIPE, text=True
-    )
-    assert parent.stdout
-    hanging = int(parent.stdout.readline())
-    wait_for(lambda: found.exists() and found.read_text().endswith("."))
-    helper = int(found.read_text().rstrip("."))
-    if not dead_before:
-        assert not gone(hanging)
-        parent.kill()
-    wait_for(lambda: gone(hanging) and gone(helper))
-    parent.send_signal(signal.SIGKILL)
-    parent.communicate()
-
-
 @pytest.mark.parametrize("kind", ["refuses", "hangs", "dies"])
-def test_a_failing_logger_is_ended_and_leaves_no_process(
-    kind: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_failing_tracker_changes_nothing(
+    kind: str, run_dir: Path, fake: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trackers = start(kind, run_dir, monkeypatch)
-    trackers.finish(1.0 if kind == "hangs" else 60.0)
-    (process,) = trackers.processes
-    assert process.returncode not in (None, 0)
-    with pytest.raises(ProcessLookupError):
-        os.kill(process.pid, 0)
-
-
-def test_only_complete_lines_are_read_and_a_truncated_file_is_read_from_its_start(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"a": 1}\n{"a": 2')
-    lines, offset = new_lines(path, 0)
-    assert lines == [{"a": 1}]
-    path.write_text('{"a": 1}\n{"a": 2}\n')
-    assert new_lines(path, offset)[0] == [{"a": 2}]
-    path.write_text('{"b": 1}\n')
-    assert new_lines(path, 18)[0] == [{"b": 1}]
+    monkeypatch.setattr(trackers, "FINISH_SECONDS", 1.0 if kind == "hangs" else 60.0)
+    fake(kind)
+    with followed_by_trackers(run_dir, OFFLINE):
+        pass
+    if kind == "refuses":
+        assert "refused" in (run_dir / "track.log").read_text()

@@ -6,7 +6,7 @@ from pathlib import Path
 from referee.verdict.statistics import perplexity_percent
 from runtime import files
 from study.report.report_data import as_json, build_report
-from study.verdict_tracker import verdict_values
+from study.trackers import verdict_values
 from tests.study.sample_records import a_study
 
 

@@ -132,5 +132,5 @@ def install(fault: Fault, slower: float) -> None:
     torch.manual_seed(0)
 
 
-if "scripts.train" in sys.orig_argv and "--answer" not in sys.orig_argv:
+if "scripts.train" in sys.orig_argv and any(word.endswith("plan.json") for word in sys.orig_argv):
     install(Fault(json.loads(os.environ.get("FAULT", "{}"))), float(os.environ.get("STEP_SECONDS", "0")))

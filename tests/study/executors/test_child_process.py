@@ -10,13 +10,15 @@ import pytest
 
 from runtime.errors import UserError
 from study.executors.child_process import (
+    EXIT_FAILED,
     KEEP_HEAP,
     SPIN_COUNT,
-    Child,
     Session,
+    Slot,
     StopAsked,
     process_settings,
 )
+from study.executors.executor import Ended, LocalExecutor, Message, Started, Task
 from study.preconditions import locked
 
 
@@ -25,7 +27,6 @@ class Fake:
 
     def __init__(self) -> None:
         self.done: list[str] = []
-        self.process = self
 
     def send_signal(self, number: int) -> None:
         self.done.append(signal.Signals(number).name)
@@ -60,21 +61,28 @@ def test_without_a_process_a_request_stops_the_study_and_later_requests_are_igno
     session.close()
     session._ask(signal.SIGTERM, None)
     with pytest.raises(StopAsked):
-        session.start([], Path("log"))
+        session.start(Path("plan.json"), Path("log"), Slot(""))
 
 
 def test_the_reported_error_is_that_of_this_process(tmp_path: Path) -> None:
-    log = tmp_path / "log.txt"
-    log.write_text("error: an older process's words\n")
-    child = Child([], log)  # its error names the missing arguments
-    list(child.events())
-    assert child.wait() != 0
-    assert "required" in child.last_words()
-    silent = Child(["--help"], log)
-    assert "required" not in silent.last_words()
-    list(silent.events())
-    silent.wait()
-    assert "older" not in silent.last_words()
+    task = Task(tmp_path / "B0" / "plan.json", tmp_path / "log.txt")
+    task.folder.mkdir()
+    task.log.write_text("error: an older process's words\n")
+    executor = LocalExecutor(Session(), [Slot("slot 0")])
+    executor.submit(task)  # there is no plan
+    started, ended = run_to_end(executor)
+    assert started == Started("B0", "slot 0")
+    assert isinstance(ended, Ended)
+    assert (ended.status, ended.answer) == (EXIT_FAILED, None)
+    assert "plan.json" in ended.message
+    assert ended.message.startswith("error: ")
+
+
+def run_to_end(executor: LocalExecutor) -> list[Message]:
+    found: list[Message] = []
+    while not any(isinstance(message, Ended) for message in found):
+        found += executor.poll(1.0)
+    return found
 
 
 def test_the_lock_is_held_until_its_process_ends(tmp_path: Path) -> None:

@@ -5,16 +5,16 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from runtime.attempt import Fence
 from runtime.errors import UserError
 from study.executors import ray_executor as ray_tasks
 from study.executors.child_process import EXIT_INTERRUPTED
-from study.executors.claims import claimed
-from study.executors.executor import Ended, Message, Started, Task, TaskProgress, write_exit
+from study.executors.executor import Ended, Message, Notice, Started, Task, TaskProgress
 from study.executors.ray_executor import RayExecutor, start_process
 
 
@@ -25,7 +25,8 @@ class FakeRay(ModuleType):
         super().__init__("ray")
         self.calls: list[tuple[list[str], str, str]] = []
         self.options: dict[str, Any] = {}
-        self.gone: set[int] = set()
+        self.gone: dict[int, int | Exception] = {}  # reference -> exit status of the process, or Ray's error
+        self.exceptions = SimpleNamespace(RayError=LookupError)
         self.cancelled: list[int] = []
         self.error: Exception | None = None
 
@@ -52,9 +53,18 @@ class FakeRay(ModuleType):
         done = [reference for reference in references if reference in self.gone]
         return done, [reference for reference in references if reference not in self.gone]
 
+    def get(self, reference: int) -> int:
+        end = self.gone[reference]
+        if isinstance(end, Exception):
+            raise end
+        return end
+
     def cancel(self, reference: int) -> None:
         self.cancelled.append(reference)
-        self.gone.add(reference)
+        self.gone[reference] = LookupError("cancelled")
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 1.0}
 
 
 @pytest.fixture
@@ -73,68 +83,67 @@ class Clock:
 
 def executor(ray: FakeRay, slots: int = 0) -> tuple[RayExecutor, Clock]:
     clock = Clock()
-    return RayExecutor("auto", slots, 2, 1, lambda: clock.now, clock.sleep), clock
+    return RayExecutor("auto", slots, {"num_cpus": 2}, lambda: clock.now, clock.sleep), clock
 
 
 def a_task(folder: Path, name: str) -> Task:
-    (folder / name).mkdir()
-    return Task(name, ("study", "B", "0"), folder / name, folder / "log")
+    (folder / name).mkdir(exist_ok=True)
+    return Task(folder / name / "plan.json", folder / "log")
 
 
 def poll(built: RayExecutor, times: int = 12) -> list[Message]:
     return [message for _ in range(times) for message in built.poll(1.0)]
 
 
-def test_a_task_is_a_ray_task_that_ray_does_not_repeat(ray: FakeRay, tmp_path: Path) -> None:
+def test_a_task_is_a_ray_task(ray: FakeRay, tmp_path: Path) -> None:
     built, _ = executor(ray, slots=7)
     assert built.slots() == 7
-    assert ray.options == {"num_cpus": 2, "num_gpus": 1, "max_retries": 0}
+    assert ray.options == {"num_cpus": 2, "max_retries": ray_tasks.RETRIES}
     built.submit(a_task(tmp_path, "B0"))
-    (command, folder, place) = ray.calls[0]
-    assert command[:3] == [sys.executable, "-m", "study.executors.executor"]
-    assert (folder, place) == (str(Path.cwd()), "ray")
+    (command, folder, log) = ray.calls[0]
+    assert command == [sys.executable, "-m", "scripts.train", str(tmp_path / "B0" / "plan.json")]
+    assert (folder, log) == (str(Path.cwd()), str(tmp_path / "log"))
 
 
-def test_a_run_starts_with_its_claim_and_ends_with_its_exit_file(ray: FakeRay, tmp_path: Path) -> None:
+def test_a_run_starts_with_its_attempt_and_ends_with_its_process(ray: FakeRay, tmp_path: Path) -> None:
+    (tmp_path / "B0").mkdir()
+    Fence(tmp_path / "B0")  # of an earlier process
     built, _ = executor(ray)
     built.submit(a_task(tmp_path, "B0"))
     assert poll(built) == []
-    with claimed(tmp_path / "B0") as claim:
-        (tmp_path / "B0" / "metrics.jsonl").write_text('{"event": "train", "iteration": 3}\n')
-        found = poll(built)
-    assert found[0] == Started("B0", claim.holder.host)
-    assert set(map(type, found[1:])) == {TaskProgress}
-    write_exit(tmp_path / "B0", Ended("B0", 4, "words", "note", {"peak_bytes": 5}))
-    ray.gone.add(0)
-    assert poll(built) == [Ended("B0", 4, "words", "note", {"peak_bytes": 5})]
-
-
-def test_a_task_without_an_exit_file_was_lost(ray: FakeRay, tmp_path: Path) -> None:
-    built, _ = executor(ray)
-    task = a_task(tmp_path, "B0")
-    write_exit(task.folder, Ended("B0", 0))  # of an earlier process
-    built.submit(task)
-    ray.gone.add(0)
-    assert poll(built, 3) == []  # the file may still appear
-    assert poll(built) == [Started("B0"), Ended("B0", None)]
-
-
-def test_a_run_that_its_node_interrupted_is_retried(ray: FakeRay, tmp_path: Path) -> None:
-    built, _ = executor(ray)
-    for name in ("B0", "B1"):
-        built.submit(a_task(tmp_path, name))
-        write_exit(tmp_path / name, Ended(name, EXIT_INTERRUPTED, "saved"))
-    built.stop("B1")
-    ray.gone.add(0)
+    Fence(tmp_path / "B0")
+    (tmp_path / "B0" / "metrics.jsonl").write_text('{"event": "train", "iteration": 3}\n')
     found = poll(built)
-    assert found == [Started("B0"), Ended("B0", None), Started("B1"), Ended("B1", EXIT_INTERRUPTED, "saved")]
+    assert [type(message) for message in found] == [Started, TaskProgress]
+    (tmp_path / "log").write_text("words\n")
+    ray.gone[0] = 4
+    assert poll(built) == [Ended("B0", 4, "words")]
+
+
+def test_a_run_that_was_lost_or_that_its_node_interrupted_is_retried(ray: FakeRay, tmp_path: Path) -> None:
+    built, _ = executor(ray)
+    for name in ("B0", "B1", "B2"):
+        built.submit(a_task(tmp_path, name))
+    built.stop(["B2"])
+    ray.gone |= {0: EXIT_INTERRUPTED, 1: LookupError("the node died")}
+    ends = {one.name: one.status for one in poll(built) if isinstance(one, Ended)}
+    assert ends == {"B0": None, "B1": None, "B2": EXIT_INTERRUPTED}
+
+
+def test_what_no_node_can_take_is_said_once(ray: FakeRay, tmp_path: Path) -> None:
+    built, clock = executor(ray)
+    built.submit(a_task(tmp_path, "B0"))
+    assert poll(built, 25) == []
+    (notice,) = poll(built, 60)
+    assert isinstance(notice, Notice)
+    assert "num_cpus=2; it has {'CPU': 1.0}" in notice.text
+    assert clock.now >= ray_tasks.UNPLACED_SECONDS
 
 
 def test_at_the_end_of_the_driver_its_runs_save(ray: FakeRay, tmp_path: Path) -> None:
     built, clock = executor(ray)
     for name in ("B0", "B1"):
         built.submit(a_task(tmp_path, name))
-    write_exit(tmp_path / "B0", Ended("B0", EXIT_INTERRUPTED))
     assert built.close() == ""
     assert ray.cancelled == [0, 1]
     assert clock.now < ray_tasks.STOP_SECONDS
@@ -157,7 +166,7 @@ def test_a_cancelled_process_gets_sigterm_and_is_awaited(tmp_path: Path) -> None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(subprocess.Popen, "wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            start([sys.executable, "-c", code], str(tmp_path), "ray")
+            start([sys.executable, "-c", code], str(tmp_path), str(tmp_path / "log"))
     assert (tmp_path / "saved").exists()
 
 

@@ -29,15 +29,15 @@ class TwoSlots:
             raise OSError("a reader failed")
         return [Started(name), Ended(name, len(name))]
 
-    def stop(self, name: str) -> None:
-        self.stopped.append(name)
+    def stop(self, names: Sequence[str]) -> None:
+        self.stopped += names
 
     def close(self) -> str:
         return ""
 
 
 def tasks(*names: str) -> list[Task]:
-    return [Task(name, (), Path(name), Path("log")) for name in names]
+    return [Task(Path(name) / "plan.json", Path("log")) for name in names]
 
 
 def test_as_many_tasks_as_slots_run_at_once_and_their_ends_are_in_order() -> None:

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,13 +12,23 @@ from runtime import files, records
 from runtime.batch_plan import BatchPlan
 from runtime.dotconfig import read_symbols
 from runtime.errors import UserError
+from runtime.metrics_log import MetricsLine
 from runtime.records import to_plain
 from runtime.resolved_target import resolve, target_record
 from runtime.run_record import RecordedTarget
 from study import plan_file
 from study.executors import slurm_executor as slurm
-from study.executors.child_process import EXIT_INTERRUPTED, Event
-from study.executors.executor import Ended, Message, Started, Task, TaskProgress, read_exit, write_exit
+from study.executors.child_process import EXIT_INTERRUPTED
+from study.executors.executor import (
+    Ended,
+    Message,
+    Notice,
+    Started,
+    Task,
+    TaskProgress,
+    read_exit,
+    write_exit,
+)
 from study.executors.slurm_executor import SlurmExecutor
 from study.plan_file import Plan, PlanBudget, PlanRow
 from study.study import Study
@@ -51,12 +60,12 @@ def clock() -> Clock:
 
 
 def executor(folder: Path, clock: Clock, slots: int = 0) -> SlurmExecutor:
-    return SlurmExecutor(folder / "study", slots, "--partition=gpu", lambda: clock.now, clock.sleep)
+    return SlurmExecutor(folder / "study", slots, "--partition=gpu", 2, lambda: clock.now, clock.sleep)
 
 
 def a_task(folder: Path, name: str) -> Task:
     (folder / name).mkdir(exist_ok=True)
-    return Task(name, ("study", "B", "0"), folder / name, folder / "log")
+    return Task(folder / name / "plan.json", folder / "log")
 
 
 def poll(built: SlurmExecutor, seconds: float = 20.0) -> list[Message]:
@@ -89,18 +98,19 @@ def test_what_is_missing_is_one_array_and_each_task_is_followed(
         built.submit(a_task(tmp_path, name))
     assert poll(built) == []
     (command,) = calls(cluster, "sbatch")
-    for option in ("--array=0-2%2", "--requeue", "--signal=B:USR1@120", "--partition=gpu"):
+    for option in ("--array=0-2%2", "--requeue", "--signal=B:USR1@120", "--partition=gpu", "--gpus=2"):
         assert option in command.split()
     set_state(cluster, "RUNNING", 1)
     line = {"event": "train", "iteration": 7, "loss": 4.5}
     (tmp_path / "B1" / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     first, second = poll(built, 16.0)[:2]
     assert first == Started("B1", "1_1 on node1")
-    assert second == TaskProgress("B1", Event("train", iteration=7, loss=4.5))
-    write_exit(tmp_path / "B1", Ended("B1", 5, "words", "a note", {"peak_bytes": 3}))
+    assert second == TaskProgress("B1", MetricsLine("train", iteration=7, loss=4.5))
+    (tmp_path / "log").write_text("words\n")
+    write_exit(tmp_path / "B1", 5, {"peak_bytes": 3})
     assert not [message for message in poll(built) if isinstance(message, Ended)]  # still in the queue
     set_state(cluster, None, 1)
-    assert poll(built) == [Ended("B1", 5, "words", "a note", {"peak_bytes": 3})]
+    assert poll(built) == [Ended("B1", 5, "words", {"peak_bytes": 3})]
     assert "2 jobs continue in Slurm" in built.close()
 
 
@@ -109,12 +119,12 @@ def test_a_job_that_is_gone_without_an_exit_file_was_lost(
 ) -> None:
     built = executor(tmp_path, clock)
     (tmp_path / "B0").mkdir()
-    write_exit(tmp_path / "B0", Ended("B0", 0))  # of an earlier process
+    write_exit(tmp_path / "B0", 0)  # of an earlier process
     built.submit(a_task(tmp_path, "B0"))
     poll(built, 1.0)
     set_state(cluster, None, 0)
     assert poll(built, slurm.GRACE_SECONDS - 2) == []
-    assert poll(built, 40.0) == [Started("B0"), Ended("B0", None)]
+    assert poll(built, 40.0)[-1] == Ended("B0", None)
 
 
 def test_nothing_is_lost_while_squeue_fails(cluster: Path, clock: Clock, tmp_path: Path) -> None:
@@ -151,10 +161,10 @@ def test_a_job_that_ends_while_a_later_driver_starts_is_not_repeated(
     first.submit(a_task(tmp_path, "B0"))
     poll(first)
     second = executor(tmp_path, clock)
-    write_exit(tmp_path / "B0", Ended("B0", 0))
+    write_exit(tmp_path / "B0", 0)
     set_state(cluster, None, 0)
     second.submit(a_task(tmp_path, "B0"))
-    assert poll(second) == [Started("B0"), Ended("B0", 0)]
+    assert poll(second)[-1] == Ended("B0", 0)
     assert len(calls(cluster, "sbatch")) == 1
 
 
@@ -166,22 +176,50 @@ def test_a_waiting_job_is_cancelled_and_a_running_one_may_save(
         built.submit(a_task(tmp_path, name))
     poll(built)
     set_state(cluster, "RUNNING", 1)
-    built.stop("B0")
-    built.stop("B1")
-    assert calls(cluster, "scancel") == ["scancel 1_0", "scancel --batch --signal=TERM 1_1"]
+    built.stop(["B0", "B1"])
+    assert calls(cluster, "scancel") == ["scancel --batch --signal=TERM 1_1", "scancel 1_0"]
 
 
-def test_a_refused_array_is_an_error_with_the_words_of_slurm(
-    cluster: Path, clock: Clock, tmp_path: Path
-) -> None:
+def test_a_refusal_of_the_first_array_is_an_error(cluster: Path, clock: Clock, tmp_path: Path) -> None:
     built = executor(tmp_path, clock)
     (cluster / "sbatch.fails").touch()
-    built.submit(a_task(tmp_path, "B0"))
+    for name in ("B0", "B1", "B2"):
+        built.submit(a_task(tmp_path, name))
     with pytest.raises(UserError, match=r"sbatch: error: no; fix: CONFIG_SLURM_OPTIONS"):
         built.poll(1.0)
+    assert not list((tmp_path / "study" / "slurm").glob("*.tasks"))
     (cluster / "squeue.fails").touch()
     with pytest.raises(UserError, match="squeue failed"):
         executor(tmp_path, clock).submit(a_task(tmp_path, "B0"))
+
+
+def test_tasks_that_a_limit_refuses_wait_and_cancel_nothing(
+    cluster: Path, clock: Clock, tmp_path: Path
+) -> None:
+    built = executor(tmp_path, clock)
+    built.submit(a_task(tmp_path, "B0"))
+    poll(built)
+    set_state(cluster, "RUNNING", 0)
+    (cluster / "sbatch.fails").touch()
+    for name in ("B1", "B2"):
+        built.submit(a_task(tmp_path, name))
+    notices = [message for message in poll(built, 200.0) if isinstance(message, Notice)]
+    assert ["2 tasks are submitted later" in notice.text for notice in notices] == [True]
+    (cluster / "sbatch.fails").unlink()
+    assert not calls(cluster, "scancel")
+    poll(built, 60.0)
+    assert len(fake_slurm.read(cluster)) == 3  # all three are in the queue
+
+
+@pytest.mark.parametrize(
+    ("options", "minutes"),
+    [
+        ("--time=2", 2), ("-t 90", 90), ("--time 1:30", 1.5), ("-t04:00:00", 240), ("--time=1-2", 1560),
+        ("--time=UNLIMITED", None), ("--gres=gpu:1", None),
+    ],
+)  # fmt: skip
+def test_the_time_limit_is_read_as_sbatch_reads_it(options: str, minutes: float | None) -> None:
+    assert slurm.time_limit_minutes(options) == minutes
 
 
 def test_without_slurm_the_fix_is_named(
@@ -194,11 +232,12 @@ def test_without_slurm_the_fix_is_named(
 
 WORKER = """
 import signal, sys, time
+from pathlib import Path
 def end(number, frame):
     print("saved", file=sys.stderr)
     sys.exit(3)
 signal.signal(signal.SIGTERM, end)
-print('{"event": "train", "iteration": 1, "iterations": 9}', flush=True)
+Path(sys.argv[1]).with_name("ready").touch()
 time.sleep(600)
 """
 
@@ -214,52 +253,57 @@ def with_worker(folder: Path, code: str, **changes: str) -> Workplace:
 
 @pytest.mark.parametrize(("number", "requeued"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)])
 def test_before_the_time_limit_a_run_saves_and_its_job_is_requeued(
-    cluster: Path, tmp_path: Path, number: int, requeued: bool
+    cluster: Path, tmp_path: Path, number: int, requeued: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGTERM, from scancel, ends it for good."""
     place = with_worker(tmp_path, WORKER)
     run = place.run_dir()
-    tasks = [{"name": "B0", "arguments": ["plan.json"], "folder": str(run), "log": str(run / "log")}]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "study.executors.executor", json.dumps(tasks), "0"],
+    run.mkdir(parents=True)
+    monkeypatch.chdir(place.folder)
+    built = SlurmExecutor(place.study)
+    built.submit(Task(run / "plan.json", run / "log.txt"))
+    built.poll(0.0)
+    job = subprocess.Popen(
+        ["bash", str(cluster / "1.sh")],
         cwd=place.folder,
-        env=place.environment(RA_PLACE="slurm 7_0"),
+        env=place.environment(SLURM_ARRAY_JOB_ID="7", SLURM_ARRAY_TASK_ID="0", SLURM_JOB_ID="9"),
     )
-    wait_for(lambda: process.poll() is not None or _ready(place))
-    os.kill(process.pid, number)
-    assert process.wait(60) == EXIT_INTERRUPTED
-    end = read_exit(run, "B0")
-    if requeued:
-        assert calls(cluster, "scontrol") == ["scontrol requeue 7_0"]
-        assert end is None
-    else:
-        assert not (cluster / "calls.txt").exists()
-        assert end is not None
-        assert (end.status, end.message) == (EXIT_INTERRUPTED, "saved")
+    wait_for((run / "ready").exists)
+    os.kill(job.pid, number)
+    assert job.wait(60) == EXIT_INTERRUPTED
+    assert "saved" in (run / "log.txt").read_text()
+    assert [line.startswith("scontrol requeue 9") for line in calls(cluster, "scontrol")] == [True] * requeued
 
 
-def _ready(place: Workplace) -> bool:
-    """Whether the worker handles SIGTERM."""
-    for process, words in place._processes():
-        if "scripts.train" in words:
-            for line in Path(f"/proc/{process}/status").read_text().splitlines():
-                if line.startswith("SigCgt:"):
-                    return bool(int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
-    return False
+def test_a_process_that_is_killed_on_its_node_says_how_it_ended(
+    cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = with_worker(tmp_path, "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
+    run = place.run_dir()
+    run.mkdir(parents=True)
+    monkeypatch.chdir(place.folder)
+    built = SlurmExecutor(place.study)
+    built.submit(Task(run / "plan.json", run / "log.txt"))
+    built.poll(0.0)
+    ids = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "0", "SLURM_JOB_ID": "9"}
+    subprocess.run(["bash", str(cluster / "1.sh")], cwd=place.folder, env=place.environment(**ids))
+    assert read_exit(run)["status"] == -signal.SIGKILL
 
 
 ON_NODE = """
 import json, shutil, sys, time
 from pathlib import Path
-if sys.argv[1] == "--answer":
-    print(json.dumps({"event": "answer", "answer": json.loads(Path("target.json").read_text())}), flush=True)
+folder = Path(sys.argv[1]).parent
+if Path(sys.argv[1]).name != "plan.json":
+    answer = json.loads(Path("target.json").read_text())
+    (folder / "exit.json").write_text(json.dumps({"status": 0, "answer": answer}))
 else:
-    folder = Path(sys.argv[1]).parent
     with (folder / "processes").open("a") as processes:
         processes.write("x")
     while not Path("go").exists():
         time.sleep(0.02)
     shutil.copy(f"{folder.name}.json", folder / "run.json")
+    (folder / "exit.json").write_text('{"status": 0, "answer": null}')
 """
 
 
@@ -277,11 +321,11 @@ def test_a_study_whose_driver_is_killed_ends_with_one_submission(
         records.write(place.folder / f"B{seed}.json", a_record("B", seed, 4.0))
     study.directory.mkdir(parents=True)
     assert study.resolved == target  # by a node
-    first = SlurmExecutor(study.directory, 0, "", lambda: clock.now, clock.sleep)
+    first = SlurmExecutor(study.directory, 0, "", 0, lambda: clock.now, clock.sleep)
     for name in ("B0", "B1"):
         folder = place.run_dir(name)
         folder.mkdir(parents=True)
-        first.submit(Task(name, (str(folder / "plan.json"),), folder, folder / "log.txt"))
+        first.submit(Task(folder / "plan.json", folder / "log.txt"))
     first.poll(1.0)
     del first  # its driver is killed
     (place.folder / "go").touch()
