@@ -80,7 +80,7 @@ def local_drivers(bench: Bench) -> str:
     place.send(signal.SIGCONT, "scripts.train")  # they come back
     outputs = [process.communicate(timeout=PATIENCE_SECONDS)[0] for process in (first, second)]
     good = refused.returncode == 1 and f"is being run by process {first.pid} on" in refused.stdout
-    good = good and second.returncode == 0 and outputs[0].count("was taken over by process") == 2
+    good = good and second.returncode == 0 and outputs[0].count("was taken over by process") >= 2
     good = good and not set(before) & set(attempts(place, FOUR[:2])) and same_numbers(bench, place, FOUR)
     return outcome(good, FENCED, f"{refused.stdout[-200:]} {before} {outputs} ")
 
@@ -97,11 +97,13 @@ def time_limit(bench: Bench) -> str:
             DATA_DIR=str(bench.folder / "data"),
             SLURM_OPTIONS="--cpus-per-task=1 --time=3 --signal=B:USR1@90",
         )
-        done = place.command("scripts.study", **cluster.environment, **injected(None, slower=3.0))
-        submitted, notes = arrays(place), place.record()["notes"]
-        saved = any("interrupted by a request to stop" in note for note in notes)
-        good = not done.returncode and submitted == [["B0"]] and saved and same_numbers(bench, place)
-    return outcome(good, LIMITED, f"submitted {submitted} notes {notes} {done.stdout[-600:]}")
+        process = place.start(**cluster.environment, **injected(None, slower=3.0))
+        wait_for(lambda: place.steps() > 3)
+        before = attempts(place)
+        output, _ = process.communicate(timeout=2 * PATIENCE_SECONDS)
+        good = not process.returncode and arrays(place) == [["B0"]] and attempts(place) != before
+        good = good and same_numbers(bench, place)
+    return outcome(good, LIMITED, f"submitted {arrays(place)} {before} {output[-600:]}")
 
 
 LOST_NODE = f"its run continues on the other node and ends at {NUMBERS}"
