@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from referee.verdict.statistics import perplexity_percent
 from runtime import files, run_plan, run_record
 from runtime.dotconfig import ConfigError, read_symbols
 from runtime.files import DamagedFileError, read_json, read_text
@@ -315,6 +314,8 @@ def verdict_values(study_dir: Path) -> dict[str, Value]:
     percent, low, high: change of perplexity in percent with its 95 % interval. p: after all corrections. A number that
     the report does not have is left out.
     """
+    from referee.verdict.statistics import perplexity_percent  # loads scipy, which no worker needs
+
     try:
         verdicts: list[dict[str, Any]] = read_json(study_dir / "report.json")["verdicts"]
         found: dict[str, Value] = {}

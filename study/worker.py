@@ -9,7 +9,7 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runtime import attention_kernels, ranks, records, run_plan
 from runtime.attempt import PLACE, Fence
@@ -31,9 +31,11 @@ from study.executors.child_process import (
     EXIT_OUT_OF_MEMORY,
 )
 from study.executors.executor import read_exit, write_exit
-from study.planner import CountArms, Maps, Question, Steps, count_arms
 from study.runs import module, read_record
 from study.trackers import followed_by_trackers
+
+if TYPE_CHECKING:
+    from study.planner import Question, Steps
 
 # modules that import torch are imported where they are used: the process handles signals before
 
@@ -58,10 +60,16 @@ def _execute(path: Path, parent: int) -> tuple[int, Any]:
     stop = Stop().install(parent)
     try:
         stop.check()
-        work = run_plan.load(path) if path.name == run_plan.FILE else records.read(Question, path)
+        if path.name == run_plan.FILE:
+            work: RunPlan | Question = run_plan.load(path)
+            steps = True
+        else:
+            from study.planner import Question, Steps  # loads scipy, which a run does not need
+
+            work = records.read(Question, path)
+            steps = isinstance(work.asked, Steps)
         target = work.settings.target
         export_environment(target.name, deterministic=target.deterministic, launched=True)
-        steps = isinstance(work, RunPlan) or isinstance(work.asked, Steps)
         if steps and target.ranks > 1 and not ranks.started():
             stop.at_once = False  # the ranks are asked to stop
             command = [sys.executable, "-m", "scripts.train", str(path), "--parent", str(os.getpid())]
@@ -167,6 +175,8 @@ def refuse_another_card(planned: RecordedTarget | None, resolved: ResolvedTarget
 
 def _answer(question: Question, stop: Stop) -> Any:
     """Return plain data: counted arms, step times, why attention maps are missing, or the device of this machine."""
+    from study.planner import CountArms, Maps, Steps, count_arms
+
     settings, asked = question.settings, question.asked
     if isinstance(asked, CountArms):
         from ra.variants import variant

@@ -33,6 +33,7 @@ VALUES = {
     "EXECUTOR_LOCAL": "y",
     "LEARNING_RATES": '""',
     "CONTINUES": '""',
+    "GRPO": "n",
 }
 SLURM = {"EXECUTOR_LOCAL": "n", "EXECUTOR_SLURM": "y"}
 

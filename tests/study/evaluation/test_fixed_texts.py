@@ -16,8 +16,8 @@ def test_a_study_evaluates_its_texts_and_refuses_another_one(tmp_path: Path) -> 
     assert first.returncode == 0, first.stdout
     assert "Held-out texts" in (place.study / "report.md").read_text()
     verified = place.here("scripts.verify", "results/gpt2-ra-ablation-smoke")
-    assert "items/loss-news.npy" in verified.stdout
     assert verified.returncode == 0, verified.stdout
+    assert "items/loss-news.npy" in (place.run_dir() / "SHA256SUMS").read_text()
     place.configure(**SETTINGS, EVAL_SETS="news=news.txt more=news.txt")
     second = train(place)
     assert second.returncode == 1
