@@ -36,7 +36,7 @@ from study.arm_colors import color, color_label, legend
 from study.experiment import Experiment, finished_seeds, read_experiment
 from study.plan_file import Plan
 from study.report.method import capped, p_text, seeds_text
-from study.runs import BASELINE, DIVERGED, PENDING, Run, final_losses, provenance, read_runs
+from study.runs import BASELINE, DIVERGED, CountedRuns, Run, final_losses, provenance, read_runs
 
 METHOD = (
     "Accuracy: share of test problems whose response, by greedy decoding without noise, ends with the published number "
@@ -71,7 +71,7 @@ class ArmResult:
 
 
 @dataclass(frozen=True)
-class GrpoReport:
+class GrpoReport(CountedRuns):
     """The content of the report. problems: number of test problems."""
 
     study: str
@@ -80,21 +80,6 @@ class GrpoReport:
     arms: list[ArmResult]
     problems: int
     notes: list[str]
-
-    @property
-    def pending(self) -> int:
-        """The number of runs that the study still has to finish."""
-        return sum(run.status in PENDING for run in self.runs)
-
-    @property
-    def used(self) -> list[Run]:
-        """The runs that count."""
-        return [run for run in self.runs if run.used]
-
-    @property
-    def uncounted(self) -> list[Run]:
-        """The runs that do not count; pending ones are not among them."""
-        return [run for run in self.runs if not run.used and run.status not in PENDING]
 
     @property
     def damaged(self) -> list[str]:

@@ -213,6 +213,27 @@ def diverged_seeds(runs: list[Run]) -> dict[str, list[int]]:
     return found
 
 
+class CountedRuns:
+    """What the reports of both tasks say of their runs."""
+
+    runs: list[Run]
+
+    @property
+    def used(self) -> list[Run]:
+        """The runs that count."""
+        return [run for run in self.runs if run.used]
+
+    @property
+    def uncounted(self) -> list[Run]:
+        """The runs that do not count; pending ones are not among them."""
+        return [run for run in self.runs if not run.used and run.status not in PENDING]
+
+    @property
+    def pending(self) -> int:
+        """The number of runs that the study still has to finish."""
+        return sum(run.status in PENDING for run in self.runs)
+
+
 def final_losses(runs: Sequence[Run]) -> dict[str, dict[int, float]]:
     """Return variant -> seed -> final validation loss in nats, of runs that count."""
     table: dict[str, dict[int, float]] = {}

@@ -53,7 +53,7 @@ Value = float | str
 
 @dataclass(frozen=True)
 class Opening:
-    """What a tracker is told of a run, or of a study's verdicts."""
+    """The description of a run, or of a study's verdicts."""
 
     folder: Path
     name: str
@@ -241,19 +241,19 @@ def send(
 
 
 def of_run(run_dir: Path) -> Opening:
-    """Return what a tracker is told of a run."""
+    """Return the description of a run."""
     plan = run_plan.load(run_dir / run_plan.FILE)
     tags = (plan.arm, f"seed {plan.seed}")
     return Opening(run_dir, plan.run, plan.study, tags, settings(run_dir / "config"), plan.settings.tracking)
 
 
 def of_study(study_dir: Path) -> Opening | None:
-    """Return what a tracker is told of the verdicts; None where the report has none."""
+    """Return the description of the verdicts; None where the report has none."""
     if not verdict_values(study_dir):
         return None
     tracking = TrackingConfig.from_symbols(read_symbols(study_dir / "config"))
-    told = settings(study_dir / "config")
-    return Opening(study_dir, VERDICT, study_dir.absolute().name, (VERDICT,), told, tracking)
+    name, config = study_dir.absolute().name, settings(study_dir / "config")
+    return Opening(study_dir, VERDICT, name, (VERDICT,), config, tracking)
 
 
 def settings(config: Path) -> dict[str, str]:

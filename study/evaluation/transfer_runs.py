@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import hashlib
 import io
@@ -116,7 +117,7 @@ def device_of(config: Config, trained_on: str, machine: str) -> tuple[ResolvedTa
 
 
 @dataclass(frozen=True)
-class PlatformEvaluation:
+class PlatformEvaluation(abc.ABC):
     """A run on a device. weights: their digest. data: of the items besides the verdict's, "" without; absent: why."""
 
     run_dir: Path
@@ -166,9 +167,9 @@ class PlatformEvaluation:
         assert found
         return found
 
+    @abc.abstractmethod
     def scored(self, platform: Platform, row: Row) -> list[tuple[Row, Sequence[float]]]:
         """Return the rows with the values of their items. row: of the verdict's metric and data, without its value."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from study.executors.executor import Followed, Message, Notice, Task
 UNLIMITED = 1_000_000
 RETRIES = 3  # of a task whose node is lost
 LOOK_SECONDS = 5.0  # between two looks at the files of the running tasks
-UNPLACED_SECONDS = 30.0  # without a start of any task, before the user is told
+UNPLACED_SECONDS = 30.0  # without a start of any task, before a message to the user
 STOP_SECONDS = 90.0  # for all runs to save after a request to stop
 
 

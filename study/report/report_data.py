@@ -50,6 +50,7 @@ from study.runs import (
     PENDING,
     UNREAD,
     UNREADABLE,
+    CountedRuns,
     Run,
     final_losses,
     missing_files,
@@ -89,7 +90,7 @@ class ArmRow:
 
 
 @dataclass
-class Report:
+class Report(CountedRuns):
     """cut: runs that were cut short and ended before the others: their final losses count in no number.
 
     equal_time: counts follow step times, so that a slower variant made fewer updates. floor: the noise of the control
@@ -135,21 +136,6 @@ class Report:
         """What differences are to: the control arms, or the name of the only one."""
         arms = [row.variant for row in self.rows if row.control]
         return arms[0] if len(arms) == 1 else "control arms"
-
-    @property
-    def used(self) -> list[Run]:
-        """The runs that count."""
-        return [run for run in self.runs if run.used]
-
-    @property
-    def uncounted(self) -> list[Run]:
-        """The runs that do not count; pending ones are not among them."""
-        return [run for run in self.runs if not run.used and run.status not in PENDING]
-
-    @property
-    def pending(self) -> int:
-        """The number of runs that the study still has to finish."""
-        return sum(run.status in PENDING for run in self.runs)
 
     def controls_of(self, name: str) -> list[str]:
         """The control arms with which the verdict on an arm compares it."""
