@@ -166,7 +166,7 @@ admit: setup-core  ## VARIANT=MINE: examine one attention for leaks and other fa
 control: setup-main  ## Check that B and the reciprocal patterns are one function class (two minutes on a CPU)
 	@$(INTERPRETER) -m scripts.dev.control
 
-bench: setup-core  ## Speed; or SUITE=growth|evaluation|loss_parity|recorder|monitor (docs/benches.md)
+bench: setup-core  ## Speed; or SUITE=loss_parity|recorder|monitor (docs/benches.md)
 	@$(INTERPRETER) -m scripts.bench
 
 card: setup-core  ## Check this card: kernels, gradients, studies, memory, speed (ten minutes) [OUT=dir] [CHECKS=]

@@ -144,7 +144,7 @@ def run_suite(suite: Suite, given: Mapping[str, Any]) -> None:
 # The suites of `make bench`, one module each, every one with a SUITE.
 
 
-NAMES = ("speed", "growth", "evaluation", "loss_parity", "recorder", "monitor")
+NAMES = ("speed", "loss_parity", "recorder", "monitor")
 
 
 def load_suite(name: str) -> Suite:
