@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ import numpy as np
 from gpt2 import tokenizer
 from gpt2.initial_weights import standard_shapes, weights_digest
 from runtime import provenance, resolved_target, run_record
+from runtime.declared_symbols import numbers_of
 
 if TYPE_CHECKING:
     from gpt2.training_step import Stepper
@@ -34,7 +34,7 @@ def initial_record(
     """Return the record of a run before its first step, with the fingerprint that comparable runs share."""
     config, model = plan.settings, plan.settings.model
     fingerprint = run_record.Fingerprint(
-        model=digest(dataclasses.asdict(config.model)),
+        model=digest(numbers_of(config.model)),
         data=data_fingerprint,
         tokenizer=tokenizer.load(config.data.tokenizer).fingerprint,
         batch=digest([plan.batch.effective, plan.batch.block_size]),
@@ -54,10 +54,7 @@ def initial_record(
 
 def schedule_digest(config: Config, continues: str | None = None) -> str:
     """Digest the settings that decide the learning rate. continues: that digest of the runs that are continued."""
-    settings = dataclasses.asdict(config.optimizer)
-    budget = dataclasses.asdict(config.budget)
-    del budget["hard_limit_seconds"]  # no learning rate depends on it
-    return digest([settings, budget, *filter(None, [continues])])
+    return digest([numbers_of(config.optimizer), numbers_of(config.budget), *filter(None, [continues])])
 
 
 def digest(value: Any) -> str:

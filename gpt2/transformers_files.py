@@ -26,7 +26,7 @@ from gpt2.validation import perplexity_of
 from runtime import attention_kernels
 from runtime.errors import UserError, first_sentences
 from runtime.files import DamagedFileError, read_json
-from runtime.settings import TOKENIZERS, Config, ModelConfig, Vocabulary
+from runtime.settings import VOCABULARIES, Config, ModelConfig, Vocabulary
 from runtime.signals import Stop
 
 LAYER_NAMES = {
@@ -127,7 +127,7 @@ COMPUTED: dict[str, tuple[Any, ...]] = {
     "auto_map": (None,),  # Python code next to the weights
     "quantization_config": (None,),
 }
-KNOWN = {vocabulary.size: vocabulary for vocabulary in TOKENIZERS.values()}
+KNOWN = {vocabulary.size: vocabulary for vocabulary in VOCABULARIES.values()}
 SIZES = ("n_layer", "n_head", "n_embd", "n_positions", "vocab_size")
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from ra.noise_schedule import NoiseError, NoiseSchedule, parse_noise
 from runtime.dotconfig import number_in
 from runtime.errors import UserError
-from runtime.settings import OPTIMIZER_NUMBERS
+from runtime.settings import RECIPE_INTERVALS
 
 # Name the variants and their reciprocal layers. Needs no torch.
 #
@@ -412,7 +412,7 @@ def _noise(name: str, value: str) -> NoiseSchedule:
 
 
 def _number(name: str, key: str, value: str) -> float:
-    _, interval = OPTIMIZER_NUMBERS[RECIPE[key]]
+    interval = RECIPE_INTERVALS[RECIPE[key]]
     number = number_in(interval, value)
     if number is None:
         raise VariantError(

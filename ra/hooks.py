@@ -23,7 +23,7 @@ from ra import arms, custom
 from ra.arms import VariantError, is_custom, source
 from ra.global_state import FIX, GlobalState
 from runtime.dotconfig import number_in
-from runtime.settings import OPTIMIZER_NUMBERS, AlternationSettings
+from runtime.settings import RECIPE_INTERVALS, AlternationSettings
 
 PARTS = ("attention", "norm", "mlp", "position")
 
@@ -86,9 +86,9 @@ def _recipe(values: Any) -> dict[str, float]:
     if not isinstance(values, Mapping):
         raise TypeError(f"recipe is {type(values).__name__}, not a dictionary of settings of the optimizer")
     for setting, value in values.items():
-        if setting not in OPTIMIZER_NUMBERS:
-            raise ValueError(f"recipe has no setting {setting}; settings: {', '.join(OPTIMIZER_NUMBERS)}")
-        _, interval = OPTIMIZER_NUMBERS[setting]
+        if setting not in RECIPE_INTERVALS:
+            raise ValueError(f"recipe has no setting {setting}; settings: {', '.join(RECIPE_INTERVALS)}")
+        interval = RECIPE_INTERVALS[setting]
         if (
             isinstance(value, bool)
             or not isinstance(value, int | float)

@@ -181,6 +181,10 @@ class Symbols:
             raise self.error(name, "is neither y nor n; fix: use y or n, unquoted")
         return entry.value == "y"
 
+    def is_on(self, name: str) -> bool:
+        """Return whether a flag is y. Kconfig leaves out a flag without a prompt that is n."""
+        return name in self.entries and self.flag(name)
+
     def number(self, name: str, interval: str) -> float:
         """Return a finite float within the interval, such as "[0, 1)", from a string symbol."""
         value = number_in(interval, self.text(name))

@@ -1,6 +1,6 @@
-"""Convert a strictly parsed .config to frozen dataclasses. Checks the ranges of floats, which Kconfig lacks.
+"""The settings of a run, a field a symbol of .config, and the checks of values that depend on each other.
 
-Kconfig holds the defaults. `study.study_settings` reads the symbols of the study.
+Kconfig holds the defaults. `study.study_settings` has the symbols of the study.
 """
 
 from __future__ import annotations
@@ -8,10 +8,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 from referee.errors import NumericsError
 from referee.numerics.monitor.targets import parse_targets, parse_triggers
 from runtime.batch_plan import micro_batches, nearest
+from runtime.declared_symbols import Symbol, read, symbols_of
 from runtime.dotconfig import Symbols, read_symbols, split_words
 
 
@@ -30,12 +32,7 @@ class Vocabulary:
 
 GPT2 = Vocabulary("gpt2", 50257)
 BYTES = Vocabulary("bytes", 257)
-TOKENIZERS = {"TOKENIZER_GPT2": GPT2, "TOKENIZER_BYTES": BYTES}
-
-
-def vocabulary(symbols: Symbols) -> Vocabulary:
-    """Read the tokenizer."""
-    return TOKENIZERS[symbols.choice(TOKENIZERS)]
+VOCABULARIES = {"gpt2": GPT2, "bytes": BYTES}
 
 
 OF_EVERY_RUN = ("validation", "hellaswag", "choice")  # names of data that rows of results have already
@@ -87,29 +84,24 @@ class MonitorSettings:
     referee.numerics.monitor.monitor_settings; one of them turns everything on for `full_steps` steps.
     """
 
-    enabled: bool = False
-    interval: int = 10
-    targets: tuple[str, ...] = ()
-    triggers: tuple[str, ...] = ()
-    full_steps: int = 20
+    enabled: Annotated[bool, Symbol("MONITOR", "free")] = False
+    interval: Annotated[int, Symbol("MONITOR_INTERVAL", "free", needs="MONITOR")] = 10
+    targets: Annotated[tuple[str, ...], Symbol("MONITOR_TARGETS", "free", needs="MONITOR")] = ()
+    triggers: Annotated[tuple[str, ...], Symbol("MONITOR_TRIGGERS", "free", needs="MONITOR")] = ()
+    full_steps: Annotated[int, Symbol("MONITOR_FULL_STEPS", "free", needs="MONITOR")] = 20
 
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> MonitorSettings:
-        if not symbols.flag("MONITOR"):
-            return cls()
-        words = {name: split_words(symbols.text(f"MONITOR_{name}")) for name in ("TARGETS", "TRIGGERS")}
-        for name, parse in (("TARGETS", parse_targets), ("TRIGGERS", parse_triggers)):
+        settings = read(cls, symbols)
+        for name, words, parse in (
+            ("MONITOR_TARGETS", settings.targets, parse_targets),
+            ("MONITOR_TRIGGERS", settings.triggers, parse_triggers),
+        ):
             try:
-                parse(words[name])
+                parse(words)
             except NumericsError as error:
-                raise symbols.error(f"MONITOR_{name}", f"cannot be used: {error}") from error
-        return cls(
-            enabled=True,
-            interval=symbols.integer("MONITOR_INTERVAL"),
-            targets=words["TARGETS"],
-            triggers=words["TRIGGERS"],
-            full_steps=symbols.integer("MONITOR_FULL_STEPS"),
-        )
+                raise symbols.error(name, f"cannot be used: {error}") from error
+        return settings
 
 
 NOT_MONITORED = MonitorSettings()
@@ -133,17 +125,15 @@ def numerics_fix(symbols: Symbols) -> str:
     return " ".join(words)
 
 
-# symbol -> (name, layers, heads, width): GPT-2's four published sizes, and three smaller ones
-MODELS = {
-    "GPT2_MODEL_TINY": ("tiny", 2, 2, 64),
-    "GPT2_MODEL_MINI": ("mini", 4, 4, 128),
-    "GPT2_MODEL_SMALL": ("small", 6, 6, 384),
-    "GPT2_MODEL_124M": ("124m", 12, 12, 768),
-    "GPT2_MODEL_350M": ("350m", 24, 16, 1024),
-    "GPT2_MODEL_774M": ("774m", 36, 20, 1280),
-    "GPT2_MODEL_1558M": ("1558m", 48, 25, 1600),
+MODELS = {  # layers, heads and width: GPT-2's four published sizes, and three smaller ones
+    "tiny": (2, 2, 64),
+    "mini": (4, 4, 128),
+    "small": (6, 6, 384),
+    "124m": (12, 12, 768),
+    "350m": (24, 16, 1024),
+    "774m": (36, 20, 1280),
+    "1558m": (48, 25, 1600),
 }
-CUSTOM_MODEL = "GPT2_MODEL_CUSTOM"  # layers, heads and width of symbols of their own
 TARGETS = {
     "TARGET_AUTO": "auto",
     "TARGET_A100_40G": "a100-40g",
@@ -157,19 +147,10 @@ TARGETS = {
     "TARGET_910C": "910c",
     "TARGET_CPU": "cpu",
 }
-OPTIMIZER_NUMBERS = {  # field of OptimizerConfig -> symbol, interval
-    "learning_rate": ("LEARNING_RATE", "(0, 1]"),
-    "min_learning_rate_ratio": ("MIN_LEARNING_RATE_RATIO", "[0, 1]"),
-    "warmup_fraction": ("WARMUP_FRACTION", "[0, 1)"),
-    "weight_decay": ("WEIGHT_DECAY", "[0, 10]"),
-    "beta1": ("ADAM_BETA1", "[0, 1)"),
-    "beta2": ("ADAM_BETA2", "[0, 1)"),
-    "epsilon": ("ADAM_EPSILON", "(0, 1]"),
-    "grad_clip": ("GRAD_CLIP", "[0, inf)"),
-}
 MIXES = {"ALTERNATION_MIX_OUTPUT": "output", "ALTERNATION_MIX_SCORE": "score", "ALTERNATION_MIX_HARD": "hard"}
 SCHEDULES = {"SCHEDULE_COSINE": "cosine", "SCHEDULE_WSD": "wsd"}
 DTYPES = {"DTYPE_AUTO": "auto", "DTYPE_FLOAT32": "float32", "DTYPE_BFLOAT16": "bfloat16"}
+TOKENIZERS = {"TOKENIZER_GPT2": GPT2.name, "TOKENIZER_BYTES": BYTES.name}
 DATASETS = {
     "DATASET_EMBEDDED": "embedded",
     "DATASET_FINEWEB_EDU": "fineweb-edu",
@@ -185,16 +166,19 @@ CORE_WORK = 1e10
 MICRO_TOKENS = {"cpu": 4096, "gpu": 65536}  # tokens of a micro-batch beyond which a step is no faster
 
 
+SIZES = {f"GPT2_MODEL_{name.upper()}": name for name in (*MODELS, "custom")}
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """One of MODELS, or "custom". block_size: tokens of a sequence. dropout: probability."""
 
-    size: str
-    layers: int
-    heads: int
-    width: int
-    block_size: int
-    dropout: float
+    size: Annotated[str, Symbol("GPT2_MODEL_", "numbers", "model", members=SIZES)]
+    layers: Annotated[int, Symbol("GPT2_LAYERS", "numbers", "model")]
+    heads: Annotated[int, Symbol("GPT2_HEADS", "numbers", "model")]
+    width: Annotated[int, Symbol("GPT2_WIDTH", "numbers", "model")]
+    block_size: Annotated[int, Symbol("GPT2_BLOCK_SIZE", "numbers", "model")]
+    dropout: Annotated[float, Symbol("GPT2_DROPOUT", "numbers", "model", "[0, 1)")]
     vocabulary: int = GPT2.size
     padded_vocabulary: int = GPT2.padded
 
@@ -206,24 +190,32 @@ class ModelConfig:
 
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> ModelConfig:
-        block_size, dropout = symbols.integer("GPT2_BLOCK_SIZE"), symbols.number("GPT2_DROPOUT", "[0, 1)")
-        ids = vocabulary(symbols)
-        chosen = symbols.choice((*MODELS, CUSTOM_MODEL))
-        size = _custom_size(symbols) if chosen == CUSTOM_MODEL else MODELS[chosen]
-        return cls(*size, block_size, dropout, ids.size, ids.padded)
+        """Read the settings. ConfigError where the heads of a custom model do not divide its width."""
+        ids, size = VOCABULARIES[TOKENIZERS[symbols.choice(TOKENIZERS)]], SIZES[symbols.choice(SIZES)]
+        shape = dict(zip(("layers", "heads", "width"), MODELS.get(size, ()), strict=False))
+        model = read(cls, symbols, vocabulary=ids.size, padded_vocabulary=ids.padded, **shape)
+        if not (model.layers and model.heads and model.width) or model.width % model.heads:
+            raise symbols.error(
+                "GPT2_WIDTH",
+                f"is not a multiple of CONFIG_GPT2_HEADS={model.heads}; fix: use {64 * model.heads}",
+            )
+        return model
 
 
 @dataclass(frozen=True)
 class BatchConfig:
-    """Sequences per optimizer step, and per forward pass (micro 0: the planner chooses)."""
+    """Sequences per optimizer step, and per forward pass (micro 0: the planner chooses).
 
-    effective: int
-    micro: int
+    The plan of a study fixes the micro-batch. Another study may have another; the difference is rounding.
+    """
+
+    effective: Annotated[int, Symbol("EFFECTIVE_BATCH", "numbers", "batch")]
+    micro: Annotated[int, Symbol("MICRO_BATCH", "numbers", "batch")]
 
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> BatchConfig:
-        effective, micro = symbols.integer("EFFECTIVE_BATCH"), symbols.integer("MICRO_BATCH")
-        ranks = symbols.integer("RANKS")
+        batch, ranks = read(cls, symbols), symbols.integer("RANKS")
+        effective, micro = batch.effective, batch.micro
         if effective < 1:
             raise symbols.error("EFFECTIVE_BATCH", "is not a batch; fix: use at least 1 sequence")
         if effective % ranks:
@@ -240,7 +232,7 @@ class BatchConfig:
             raise symbols.error(
                 "MICRO_BATCH", f"does not divide {share}CONFIG_EFFECTIVE_BATCH={effective}; fix: use {fix}"
             )
-        return cls(effective, micro)
+        return batch
 
 
 @dataclass(frozen=True)
@@ -250,21 +242,20 @@ class BudgetConfig:
     hard_limit_seconds: of wall time, after which a run is cut.
     """
 
-    max_time_seconds: int
-    max_tokens: int
-    max_iterations: int
-    hard_limit_seconds: int = 0
+    max_time_seconds: Annotated[int, Symbol("GPT2_MAX_TIME", "numbers", "budget")]
+    max_tokens: Annotated[int, Symbol("GPT2_MAX_TOKENS", "numbers", "budget")]
+    max_iterations: Annotated[int, Symbol("GPT2_MAX_ITERS", "numbers", "budget")]
+    hard_limit_seconds: Annotated[int, Symbol("GPT2_HARD_LIMIT", "free")] = 0
 
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> BudgetConfig:
-        names = ("GPT2_MAX_TIME", "GPT2_MAX_TOKENS", "GPT2_MAX_ITERS")
-        seconds, tokens, iterations = (symbols.integer(name) for name in names)
-        if not (seconds or tokens or iterations):
+        budget = read(cls, symbols)
+        if not (budget.max_time_seconds or budget.max_tokens or budget.max_iterations):
             raise symbols.error(
-                names[0],
+                "GPT2_MAX_TIME",
                 "and CONFIG_GPT2_MAX_TOKENS=0 and CONFIG_GPT2_MAX_ITERS=0 give no budget; set one above 0",
             )
-        return cls(seconds, tokens, iterations, symbols.integer("GPT2_HARD_LIMIT"))
+        return budget
 
     @property
     def text(self) -> str:
@@ -284,34 +275,39 @@ class OptimizerConfig:
     schedule: see gpt2.optimizer.learning_rate. Only "wsd" uses decay_fraction.
     """
 
-    learning_rate: float
-    min_learning_rate_ratio: float
-    warmup_fraction: float
-    weight_decay: float
-    beta1: float
-    beta2: float
-    epsilon: float
-    grad_clip: float
-    schedule: str = "cosine"
-    decay_fraction: float = 0.0
+    learning_rate: Annotated[float, Symbol("LEARNING_RATE", "numbers", "schedule", "(0, 1]")]
+    min_learning_rate_ratio: Annotated[
+        float, Symbol("MIN_LEARNING_RATE_RATIO", "numbers", "schedule", "[0, 1]")
+    ]
+    warmup_fraction: Annotated[float, Symbol("WARMUP_FRACTION", "numbers", "schedule", "[0, 1)")]
+    weight_decay: Annotated[float, Symbol("WEIGHT_DECAY", "numbers", "schedule", "[0, 10]")]
+    beta1: Annotated[float, Symbol("ADAM_BETA1", "numbers", "schedule", "[0, 1)")]
+    beta2: Annotated[float, Symbol("ADAM_BETA2", "numbers", "schedule", "[0, 1)")]
+    epsilon: Annotated[float, Symbol("ADAM_EPSILON", "numbers", "schedule", "(0, 1]")]
+    grad_clip: Annotated[float, Symbol("GRAD_CLIP", "numbers", "schedule", "[0, inf)")]
+    schedule: Annotated[str, Symbol("SCHEDULE_", "numbers", "schedule", members=SCHEDULES)] = "cosine"
+    decay_fraction: Annotated[
+        float, Symbol("DECAY_FRACTION", "numbers", "schedule", "(0, 1]", needs="SCHEDULE_WSD")
+    ] = 0.0
 
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> OptimizerConfig:
-        schedule = SCHEDULES[symbols.choice(SCHEDULES)]
-        warmup_fraction = symbols.number(*OPTIMIZER_NUMBERS["warmup_fraction"])
-        decay_fraction = 0.0
-        if schedule == "wsd":
-            decay_fraction = symbols.number("DECAY_FRACTION", "(0, 1]")
-            if warmup_fraction + decay_fraction > 1:
-                raise symbols.error(
-                    "DECAY_FRACTION",
-                    f"and CONFIG_WARMUP_FRACTION={warmup_fraction:g} are more than the budget; "
-                    "fix: use at most 1 together",
-                )
-        numbers = {
-            field: symbols.number(symbol, interval) for field, (symbol, interval) in OPTIMIZER_NUMBERS.items()
-        }
-        return cls(**numbers, schedule=schedule, decay_fraction=decay_fraction)
+        optimizer = read(cls, symbols)
+        if optimizer.warmup_fraction + optimizer.decay_fraction > 1:
+            raise symbols.error(
+                "DECAY_FRACTION",
+                f"and CONFIG_WARMUP_FRACTION={optimizer.warmup_fraction:g} are more than the budget; "
+                "fix: use at most 1 together",
+            )
+        return optimizer
+
+
+# setting of a recipe -> its interval
+RECIPE_INTERVALS = {
+    name: symbol.within
+    for name, symbol in symbols_of(OptimizerConfig).items()
+    if symbol.within and not symbol.needs
+}
 
 
 @dataclass(frozen=True)
@@ -321,38 +317,30 @@ class DataConfig:
     tokenizer: a name of gpt2.tokenizer.
     """
 
-    dataset: str
-    files: tuple[str, ...]
-    max_tokens: int
-    directory: Path
-    workers: int
-    tokenizer: str = GPT2.name
+    dataset: Annotated[str, Symbol("DATASET_", "numbers", "data", members=DATASETS)]
+    files: Annotated[tuple[str, ...], Symbol("DATASET_FILES", "numbers", "data")]
+    max_tokens: Annotated[int, Symbol("DATASET_MAX_TOKENS", "numbers", "data")]
+    directory: Annotated[Path, Symbol("DATA_DIR", "free", "folder")]
+    workers: Annotated[int, Symbol("DATA_WORKERS", "free")]
+    tokenizer: Annotated[str, Symbol("TOKENIZER_", "numbers", "tokenizer", members=TOKENIZERS)] = GPT2.name
 
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> DataConfig:
-        member = symbols.choice(DATASETS)
-        files = split_words(symbols.text("DATASET_FILES"))
-        if files in (("y",), ("n",)):
+        data, member = read(cls, symbols), symbols.choice(DATASETS)
+        if data.files in (("y",), ("n",)):
             raise symbols.error(
                 "DATASET_FILES", "takes file globs, not y or n; fix: use a glob such as texts/*.txt"
             )
-        if member == "DATASET_LOCAL" and not files:
+        if member == "DATASET_LOCAL" and not data.files:
             raise symbols.error(
                 member, "needs CONFIG_DATASET_FILES, which is empty; fix: use a glob such as texts/*.txt"
             )
-        if member != "DATASET_LOCAL" and files:
+        if member != "DATASET_LOCAL" and data.files:
             raise symbols.error(
                 "DATASET_FILES",
                 f"and CONFIG_{member}=y exclude each other; fix: remove one (CONFIG_DATASET_LOCAL=y uses files)",
             )
-        return cls(
-            dataset=DATASETS[member],
-            files=files,
-            max_tokens=symbols.integer("DATASET_MAX_TOKENS"),
-            directory=symbols.folder("DATA_DIR"),
-            workers=symbols.integer("DATA_WORKERS"),
-            tokenizer=vocabulary(symbols).name,
-        )
+        return data
 
 
 @dataclass(frozen=True)
@@ -362,31 +350,25 @@ class EvaluationConfig:
     sets: held-out texts, evaluated at the end.
     """
 
-    tokens: int
-    interval_tokens: int
-    hellaswag: bool
-    hellaswag_file: Path | None
-    hellaswag_limit: int
-    sets: tuple[EvalSet, ...] = ()
+    tokens: Annotated[int, Symbol("EVAL_TOKENS", "numbers", "validation")]
+    interval_tokens: Annotated[int, Symbol("EVAL_INTERVAL_TOKENS", "verdict")]
+    hellaswag: Annotated[bool, Symbol("HELLASWAG", "verdict")]
+    hellaswag_file: Annotated[Path | None, Symbol("HELLASWAG_FILE", "verdict", needs="HELLASWAG")] = None
+    hellaswag_limit: Annotated[int, Symbol("HELLASWAG_LIMIT", "verdict", needs="HELLASWAG")] = 0
+    sets: Annotated[tuple[EvalSet, ...], Symbol("EVAL_SETS", "verdict")] = ()
 
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> EvaluationConfig:
-        tokens, block_size = symbols.integer("EVAL_TOKENS"), symbols.integer("GPT2_BLOCK_SIZE")
-        if tokens < block_size:
+        evaluation, block_size = (
+            read(cls, symbols, sets=eval_sets(symbols)),
+            symbols.integer("GPT2_BLOCK_SIZE"),
+        )
+        if evaluation.tokens < block_size:
             raise symbols.error(
                 "EVAL_TOKENS",
                 f"is less than one sequence of CONFIG_GPT2_BLOCK_SIZE={block_size}; fix: use {block_size} or more",
             )
-        hellaswag = symbols.flag("HELLASWAG")
-        file = symbols.text("HELLASWAG_FILE") if hellaswag else ""
-        return cls(
-            tokens=tokens,
-            interval_tokens=symbols.integer("EVAL_INTERVAL_TOKENS"),
-            hellaswag=hellaswag,
-            hellaswag_file=Path(file) if file else None,
-            hellaswag_limit=symbols.integer("HELLASWAG_LIMIT") if hellaswag else 0,
-            sets=eval_sets(symbols),
-        )
+        return evaluation
 
 
 @dataclass(frozen=True)
@@ -398,40 +380,27 @@ class TargetConfig:
     ranks_timeout_seconds: longest wait of a rank for another.
     """
 
-    name: str
-    dtype: str
-    compile: bool
-    cpu_threads: int
-    detected: str
-    scale_cpu: bool
-    deterministic: bool = False
-    ranks: int = 1
-    ranks_timeout_seconds: int = 600
+    name: Annotated[str, Symbol("TARGET_", "numbers", "target", members=TARGETS)]
+    dtype: Annotated[str, Symbol("DTYPE_", "numbers", "target", members=DTYPES)]
+    compile: Annotated[bool, Symbol("COMPILE", "rounding")]
+    cpu_threads: Annotated[int, Symbol("CPU_THREADS", "rounding")]
+    detected: Annotated[str, Symbol("DETECTED", "numbers", "target")]
+    # Kconfig leaves it out where it is n.
+    scale_cpu: Annotated[bool, Symbol("SCALE_CPU", "numbers", "target", needs="SCALE_CPU")] = False
+    deterministic: Annotated[bool, Symbol("DETERMINISTIC", "rounding")] = False
+    ranks: Annotated[int, Symbol("RANKS", "rounding")] = 1
+    ranks_timeout_seconds: Annotated[int, Symbol("RANKS_TIMEOUT", "free")] = 600
 
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> TargetConfig:
-        name, dtype = TARGETS[symbols.choice(TARGETS)], DTYPES[symbols.choice(DTYPES)]
-        ranks = symbols.integer("RANKS")
-        return cls(
-            name=name,
-            dtype=dtype,
-            compile=symbols.flag("COMPILE"),
-            cpu_threads=symbols.integer("CPU_THREADS"),
-            detected=detected(symbols),
-            scale_cpu="SCALE_CPU" in symbols and symbols.flag("SCALE_CPU"),  # .config omits n
-            deterministic=symbols.flag("DETERMINISTIC"),
-            ranks=ranks,
-            ranks_timeout_seconds=symbols.integer("RANKS_TIMEOUT")
-            if ranks > 1
-            else cls.ranks_timeout_seconds,
-        )
+        default = {} if symbols.integer("RANKS") > 1 else {"ranks_timeout_seconds": cls.ranks_timeout_seconds}
+        return read(cls, symbols, detected=detected(symbols), **default)
 
 
 # the hardware of this machine, for commands without a .config
 ANY_TARGET = TargetConfig("auto", "auto", compile=False, cpu_threads=0, detected="auto", scale_cpu=False)
 
 
-GRPO_NUMBERS = ("response_tokens", "evaluate_steps", "evaluate_limit", "evaluate_batch")
 GRPO_NEEDS = {
     "GPT2_MAX_TIME": "0",
     "GPT2_MAX_TOKENS": "0",
@@ -445,14 +414,14 @@ GRPO_NEEDS = {
 class GrpoConfig:
     """GRPO on problems with numbers as answers."""
 
-    model: str  # a folder, or a name on the hub
-    train_file: str  # "": GSM8K of the hub
-    test_file: str
-    group: int  # responses per problem
-    response_tokens: int  # at most
-    evaluate_steps: int  # between two evaluations
-    evaluate_limit: int  # test problems; 0: all
-    evaluate_batch: int  # test problems at once
+    model: Annotated[str, Symbol("GRPO_MODEL", "numbers")]  # a folder, or a name on the hub
+    train_file: Annotated[str, Symbol("GRPO_TRAIN_FILE", "numbers")]  # "": GSM8K of the hub
+    test_file: Annotated[str, Symbol("GRPO_TEST_FILE", "numbers")]
+    group: Annotated[int, Symbol("GRPO_GROUP", "numbers")]  # responses per problem
+    response_tokens: Annotated[int, Symbol("GRPO_RESPONSE_TOKENS", "numbers")]  # at most
+    evaluate_steps: Annotated[int, Symbol("GRPO_EVALUATE_STEPS", "verdict")]  # between two evaluations
+    evaluate_limit: Annotated[int, Symbol("GRPO_EVALUATE_LIMIT", "verdict")]  # test problems; 0: all
+    evaluate_batch: Annotated[int, Symbol("GRPO_EVALUATE_BATCH", "verdict")]  # test problems at once
 
     @property
     def files(self) -> tuple[tuple[str, str], tuple[str, str]]:
@@ -475,36 +444,26 @@ class GrpoConfig:
             if symbols.entries[name].value != needed:
                 fix = f"fix: CONFIG_{name}={needed}"
                 raise symbols.error(name, f"and CONFIG_GRPO=y exclude each other; {fix}")
-        return cls(
-            model=symbols.text("GRPO_MODEL"),
-            train_file=symbols.text("GRPO_TRAIN_FILE"),
-            test_file=symbols.text("GRPO_TEST_FILE"),
-            group=group,
-            **{name: symbols.integer(f"GRPO_{name.upper()}") for name in GRPO_NUMBERS},
-        )
+        return read(cls, symbols)
 
 
 @dataclass(frozen=True)
 class TrackingConfig:
     """Experiment loggers in processes beside the run. Without wandb its mode is "off" and its project ""."""
 
-    wandb: bool
-    wandb_mode: str
-    wandb_project: str
-    tensorboard: bool = False
+    wandb: Annotated[bool, Symbol("WANDB", "free")]
+    wandb_mode: Annotated[str, Symbol("WANDB_MODE", "free", needs="WANDB")] = "off"
+    wandb_project: Annotated[str, Symbol("WANDB_PROJECT", "free", needs="WANDB")] = ""
+    tensorboard: Annotated[bool, Symbol("TENSORBOARD", "free")] = False
 
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> TrackingConfig:
-        wandb, mode, project = symbols.flag("WANDB"), "off", ""
-        if wandb:
-            mode, project = symbols.text("WANDB_MODE"), symbols.text("WANDB_PROJECT")
-            if mode not in ("online", "offline"):
-                raise symbols.error("WANDB_MODE", "is not a mode; fix: use online or offline")
-            if not re.fullmatch(r"[A-Za-z0-9._-]{1,128}", project):
-                raise symbols.error(
-                    "WANDB_PROJECT", "is not a project name; fix: use letters, digits, . _ and -"
-                )
-        return cls(wandb, mode, project, symbols.flag("TENSORBOARD"))
+        tracking = read(cls, symbols)
+        if tracking.wandb and tracking.wandb_mode not in ("online", "offline"):
+            raise symbols.error("WANDB_MODE", "is not a mode; fix: use online or offline")
+        if tracking.wandb and not re.fullmatch(r"[A-Za-z0-9._-]{1,128}", tracking.wandb_project):
+            raise symbols.error("WANDB_PROJECT", "is not a project name; fix: use letters, digits, . _ and -")
+        return tracking
 
 
 @dataclass(frozen=True)
@@ -516,23 +475,18 @@ class AlternationSettings:
     calls in backward instead of storing their outputs. gate_every: steps between two gradients of the hard gate.
     """
 
-    mix: str
-    initial_probability: float
-    learning_rate_multiplier: float
-    recompute: bool = False
-    gate_every: int = 1
+    mix: Annotated[str, Symbol("ALTERNATION_MIX_", "numbers", members=MIXES)]
+    initial_probability: Annotated[float, Symbol("ALTERNATION_INIT", "numbers", within="(0, 1)")]
+    learning_rate_multiplier: Annotated[
+        float, Symbol("ALTERNATION_LR_MULTIPLIER", "numbers", within="(0, 100000]")
+    ]
+    recompute: Annotated[bool, Symbol("ALTERNATION_RECOMPUTE", "rounding")] = False
+    gate_every: Annotated[int, Symbol("ALTERNATION_GATE_EVERY", "numbers", needs="ALTERNATION_MIX_HARD")] = 1
 
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> AlternationSettings:
-        """Read the symbols. ConfigError where a value is out of range."""
-        mix = MIXES[symbols.choice(MIXES)]
-        return cls(
-            mix=mix,
-            initial_probability=symbols.number("ALTERNATION_INIT", "(0, 1)"),
-            learning_rate_multiplier=symbols.number("ALTERNATION_LR_MULTIPLIER", "(0, 100000]"),
-            recompute=symbols.flag("ALTERNATION_RECOMPUTE"),
-            gate_every=symbols.integer("ALTERNATION_GATE_EVERY") if mix == "hard" else 1,
-        )
+        """Read the settings. ConfigError where a value is out of range."""
+        return read(cls, symbols)
 
 
 @dataclass(frozen=True)
@@ -551,11 +505,12 @@ class Config:
     target: TargetConfig
     tracking: TrackingConfig
     alternation: AlternationSettings
-    checkpoint_seconds: int
+    checkpoint_seconds: Annotated[int, Symbol("CHECKPOINT_SECONDS", "free")]
     sha256: str
-    numerics_fix: str = ""
+    numerics_fix: Annotated[str, Symbol("NUMERICS_FIX", "numbers")] = ""
     monitor: MonitorSettings = NOT_MONITORED
-    grpo: GrpoConfig | None = None  # None: the runs train GPT-2
+    # None: the runs train GPT-2
+    grpo: Annotated[GrpoConfig | None, Symbol("GRPO", "numbers")] = None
 
     @property
     def small_step(self) -> bool:
@@ -568,20 +523,11 @@ class Config:
 
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> Config:
-        built = cls(
-            model=ModelConfig.from_symbols(symbols),
-            batch=BatchConfig.from_symbols(symbols),
-            budget=BudgetConfig.from_symbols(symbols),
-            optimizer=OptimizerConfig.from_symbols(symbols),
-            data=DataConfig.from_symbols(symbols),
-            evaluation=EvaluationConfig.from_symbols(symbols),
-            target=TargetConfig.from_symbols(symbols),
-            tracking=TrackingConfig.from_symbols(symbols),
-            alternation=AlternationSettings.from_symbols(symbols),
-            checkpoint_seconds=symbols.integer("CHECKPOINT_SECONDS"),
+        built = read(
+            cls,
+            symbols,
             sha256=symbols.sha256,
             numerics_fix=numerics_fix(symbols),
-            monitor=MonitorSettings.from_symbols(symbols),
             grpo=GrpoConfig.from_symbols(symbols),
         )
         if built.target.cpu_threads or built.target.ranks > 1 or not built.small_step:
@@ -592,16 +538,6 @@ class Config:
 def load_config(path: Path | str) -> Config:
     """Load the .config at `path`. ConfigError names the first fault."""
     return Config.from_symbols(read_symbols(path))
-
-
-def _custom_size(symbols: Symbols) -> tuple[str, int, int, int]:
-    """Return name, layers, heads and width of a custom model. ConfigError where the heads do not divide the width."""
-    layers, heads, width = (symbols.integer(name) for name in ("GPT2_LAYERS", "GPT2_HEADS", "GPT2_WIDTH"))
-    if not (layers and heads and width) or width % heads:
-        raise symbols.error(
-            "GPT2_WIDTH", f"is not a multiple of CONFIG_GPT2_HEADS={heads}; fix: use {64 * heads}"
-        )
-    return "custom", layers, heads, width
 
 
 def detected(symbols: Symbols) -> str:

@@ -14,9 +14,9 @@ from referee.numerics.setup.checklist_rows import Tables, write_checklist
 from referee.numerics.setup.script_settings import add_setting
 from runtime import run_record
 from runtime.errors import UserError, run_command
-from runtime.symbol_effects import declared
 from study.compare.loaded_studies import read_settings
 from study.make_arguments import command_arguments
+from study.study_settings import declared
 
 USAGE = "fix: make pack-run RUN=results/STUDY/runs/NAME [OUT=a.zip]"
 

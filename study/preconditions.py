@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING
 from ra import arms
 from ra.arms import parse_arm
 from runtime import files, run_record
+from runtime.declared_symbols import Effect
 from runtime.errors import UserError, free_bytes, gib
 from runtime.files import DamagedFileError, read_bytes, read_text
 from runtime.settings import Config, ModelConfig
-from runtime.symbol_effects import Effect, declared
 from study import plan_file
 from study.experiment import planned_seeds, recorded_primary
 from study.hellaswag_scores import HELLASWAG, accuracy, items_text
 from study.runs import read_records, read_runs
+from study.study_settings import declared
 
 if TYPE_CHECKING:
     from ra.variants import Variant

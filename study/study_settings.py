@@ -1,12 +1,13 @@
-"""The settings of a study in .config: name, variants, seeds, folder of results. Needs no torch."""
+"""The settings of a study in .config, a field a symbol, and the declarations of all symbols."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 from ra.arms import (
     BASELINE,
@@ -16,8 +17,9 @@ from ra.arms import (
     refuse_equal_arms,
     refuse_misnamed_files,
 )
+from runtime.declared_symbols import Symbol, read, walk
 from runtime.dotconfig import Symbols, number_in
-from runtime.settings import OPTIMIZER_NUMBERS, BudgetConfig, ModelConfig
+from runtime.settings import RECIPE_INTERVALS, BudgetConfig, Config, ModelConfig
 from study.executors.slurm_executor import SIGNAL_SECONDS, time_limit_minutes
 
 SYMBOL = "LEARNING_RATES"
@@ -29,7 +31,7 @@ def read_rates(symbols: Symbols, variants: Sequence[str]) -> tuple[str, ...]:
     typed = symbols.text(SYMBOL).split()
     if not typed:
         return ()
-    _, interval = OPTIMIZER_NUMBERS["learning_rate"]
+    interval = RECIPE_INTERVALS["learning_rate"]
     values: dict[float, str] = {}
     for rate in typed:
         value = None if "+" in rate else number_in(interval, rate)
@@ -78,21 +80,24 @@ class StudySettings:
     executor: "local", "slurm" or "ray".
     """
 
-    name: str
-    variants: tuple[str, ...]
-    seeds: int
-    results_dir: Path
-    equal_time: bool
-    equivalence_margin: float = math.log(1.01)
-    primary: str = ""
-    rates: tuple[str, ...] = ()
-    tuning_seeds: int = 0
-    continues: Path | None = None
-    slots: int = 0
-    executor: str = "local"
-    slurm_options: str = ""
-    ray_address: str = ""
-    first_seed: int = 0
+    name: Annotated[str, Symbol("STUDY_NAME", "verdict", "study")]  # plan.json has it
+    variants: Annotated[tuple[str, ...], Symbol("VARIANTS", "verdict", "design")]
+    seeds: Annotated[int, Symbol("SEEDS", "verdict", "design")]
+    results_dir: Annotated[Path, Symbol("RESULTS_DIR", "free", "folder")]
+    equal_time: Annotated[bool, Symbol("BUDGET_EQUAL_TIME", "numbers", "plan")]
+    equivalence_margin: Annotated[
+        float, Symbol("EQUIVALENCE_MARGIN_PERCENT", "verdict", within="(0, 100)")
+    ] = math.log(1.01)
+    primary: Annotated[str, Symbol("PRIMARY", "verdict", "design")] = ""
+    rates: Annotated[tuple[str, ...], Symbol("LEARNING_RATES", "numbers")] = ()
+    tuning_seeds: Annotated[int, Symbol("TUNING_SEEDS", "numbers")] = 0
+    continues: Annotated[Path | None, Symbol("CONTINUES", "numbers", "start")] = None
+    # Where CPU_THREADS is 0, the runs at once share the cores.
+    slots: Annotated[int, Symbol("SLOTS", "rounding")] = 0
+    executor: Annotated[str, Symbol("EXECUTOR_", "free", members=EXECUTORS)] = "local"
+    slurm_options: Annotated[str, Symbol("SLURM_OPTIONS", "free", needs="EXECUTOR_SLURM")] = ""
+    ray_address: Annotated[str, Symbol("RAY_ADDRESS", "free", needs="EXECUTOR_RAY")] = ""
+    first_seed: Annotated[int, Symbol("FIRST_SEED", "verdict")] = 0
 
     @property
     def directory(self) -> Path:
@@ -108,33 +113,42 @@ class StudySettings:
     def from_symbols(cls, symbols: Symbols) -> StudySettings:
         """Read the settings. ConfigError for an unsafe name, an unknown variant, or a run without a limit."""
         BudgetConfig.from_symbols(symbols)
-        name, seeds = symbols.text("STUDY_NAME"), symbols.integer("SEEDS")
-        if not SAFE_NAME.fullmatch(name):
+        variants = _variants(symbols)
+        rates = read_rates(symbols, variants)
+        settings = read(
+            cls,
+            symbols,
+            variants=variants,
+            primary=_primary(symbols, variants),
+            rates=rates,
+            tuning_seeds=symbols.integer("TUNING_SEEDS") if rates else 0,
+        )
+        if not SAFE_NAME.fullmatch(settings.name):
             raise symbols.error(
                 "STUDY_NAME",
                 "is not a safe folder name; fix: use up to 64 letters, digits, . _ and -, the first a letter or digit",
             )
-        if seeds < 1:
+        if settings.seeds < 1:
             raise symbols.error("SEEDS", "leaves nothing to run; fix: CONFIG_SEEDS=1 or more")
-        variants, executor = _variants(symbols), EXECUTORS[symbols.choice(EXECUTORS)]
-        percent = symbols.number("EQUIVALENCE_MARGIN_PERCENT", "(0, 100)")
-        return cls(
-            name=name,
-            variants=variants,
-            seeds=seeds,
-            results_dir=symbols.folder("RESULTS_DIR"),
-            equal_time=symbols.flag("BUDGET_EQUAL_TIME"),
-            equivalence_margin=percent / 100 if symbols.flag("GRPO") else math.log(1 + percent / 100),
-            primary=_primary(symbols, variants),
-            rates=(rates := read_rates(symbols, variants)),
-            tuning_seeds=symbols.integer("TUNING_SEEDS") if rates else 0,
-            continues=_continues(symbols),
-            slots=symbols.integer("SLOTS"),
-            executor=executor,
-            slurm_options=_slurm_options(symbols) if executor == "slurm" else "",
-            ray_address=symbols.text("RAY_ADDRESS") if executor == "ray" else "",
-            first_seed=symbols.integer("FIRST_SEED"),
-        )
+        if settings.continues:
+            _refuse_continuing(symbols)
+        if settings.executor == "slurm":
+            _check_slurm_options(symbols, settings.slurm_options)
+        share = settings.equivalence_margin / 100  # the symbol is in percent
+        return replace(settings, equivalence_margin=share if symbols.flag("GRPO") else math.log(1 + share))
+
+
+# Each symbol of Kconfig; a choice by its members and by its name.
+SYMBOLS = {
+    name: symbol
+    for symbol in (*walk(Config), *walk(StudySettings))
+    for name in (symbol.name.rstrip("_"), *symbol.members)
+}
+
+
+def declared(name: str) -> Symbol:
+    """Return the declaration of a symbol or of a choice. An unknown symbol may change numbers."""
+    return SYMBOLS.get(name) or Symbol(name, "numbers")
 
 
 def _variants(symbols: Symbols) -> tuple[str, ...]:
@@ -179,22 +193,19 @@ def _primary(symbols: Symbols, variants: tuple[str, ...]) -> str:
     return primary_arm(name, variants)
 
 
-def _continues(symbols: Symbols) -> Path | None:
-    """Return the folder of the study to continue. ConfigError where its runs have no state to continue from."""
-    text = symbols.text("CONTINUES")
-    if text and not symbols.flag("SCHEDULE_WSD"):
+def _refuse_continuing(symbols: Symbols) -> None:
+    """Raise ConfigError where the runs of the shorter study have no state to continue from, or rates are tuned."""
+    if not symbols.flag("SCHEDULE_WSD"):
         raise symbols.error("CONTINUES", ONLY_WSD)
-    if text and symbols.text("LEARNING_RATES"):
+    if symbols.text("LEARNING_RATES"):
         raise symbols.error(
             "CONTINUES",
             "and CONFIG_LEARNING_RATES exclude each other: longer runs can need other rates; fix: remove one",
         )
-    return Path(text) if text else None
 
 
-def _slurm_options(symbols: Symbols) -> str:
-    """Return the options of sbatch. ConfigError where a quote is not closed, or no time is left to save."""
-    options = symbols.text("SLURM_OPTIONS")
+def _check_slurm_options(symbols: Symbols, options: str) -> None:
+    """Raise ConfigError where a quote is not closed, or no time is left to save."""
     try:
         minutes = time_limit_minutes(options)
     except ValueError as error:
@@ -206,4 +217,3 @@ def _slurm_options(symbols: Symbols) -> str:
             f"limits a job to {minutes:g} minutes, and runs begin to save {SIGNAL_SECONDS} s before their limit; fix: "
             "a longer --time",
         )
-    return options

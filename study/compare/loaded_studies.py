@@ -21,12 +21,10 @@ from runtime.dotconfig import ConfigError, parse_lines, read_text
 from runtime.errors import UserError
 from runtime.records import Task
 from runtime.run_record import RunRecord
-from runtime.symbol_effects import WORDS, declared
 from study.report import report_data as build
 from study.report.report_data import Report
 from study.runs import Run, module, task_of
-
-CHOICES = tuple(word for word in WORDS if word.endswith("_"))  # the member that is y is the value
+from study.study_settings import declared
 
 
 @dataclass
@@ -113,14 +111,14 @@ def read_settings(run_dir: Path) -> dict[str, str] | None:
 
 
 def folded(values: dict[str, str]) -> dict[str, str]:
-    """The same settings with each choice of CHOICES as one symbol, whose value is the member that is y."""
+    """The same settings with each choice as one symbol, whose value is the member that is y."""
     result = {}
     for name, value in values.items():
-        prefix = next((prefix for prefix in CHOICES if name.startswith(prefix)), None)
-        if prefix is None or value not in ("y", "n") or name == "TARGET_DETECTED_CPU":
+        symbol = declared(name)
+        if not symbol.members:
             result[name] = value
         elif value == "y":
-            result[prefix.rstrip("_")] = name.removeprefix(prefix).lower()
+            result[symbol.name.rstrip("_")] = name.removeprefix(symbol.name).lower()
     return result
 
 

@@ -25,10 +25,10 @@ from referee.numerics.setup.checklist_rows import (
 )
 from runtime.provenance import FORMAT, SATURATION, VARIABLES
 from runtime.run_record import Environment
-from runtime.symbol_effects import declared
 from study.compare.loaded_studies import LoadedStudy
 from study.hellaswag_scores import TASKS, EndingsTask, accuracy, items_text
 from study.runs import Run
+from study.study_settings import declared
 
 Read = Callable[[Run], Any]
 
@@ -198,10 +198,10 @@ def _values(config: Mapping[str, str]) -> dict[str, str]:
 
 def meaning(name: str, learned: bool) -> tuple[str, str]:
     """Return the severity of a differing symbol and the reason. learned: whether all studies have LEARNED."""
-    effect, entry = declared(name)
-    if effect != "numbers":
-        return HARMLESS, ROUNDING if effect == "rounding" else ASIDE
-    if entry in ("budget", "plan"):
+    symbol = declared(name)
+    if symbol.effect != "numbers":
+        return HARMLESS, ROUNDING if symbol.effect == "rounding" else ASIDE
+    if symbol.entry in ("budget", "plan"):
         return HARMLESS, BUDGET
     if name.startswith(LEARNED_PREFIX) and not learned:
         return HARMLESS, f"it affects {LEARNED} alone, which not all studies have"

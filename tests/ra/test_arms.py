@@ -24,7 +24,7 @@ from ra.arms import (
     refuse_equal_arms,
 )
 from runtime.run_record import run_name
-from runtime.settings import OPTIMIZER_NUMBERS
+from runtime.settings import RECIPE_INTERVALS
 
 FILES = published_variants()
 ATTENTIONS = [*PATTERNS, *FILES, "RA:0-1,3"]
@@ -44,7 +44,7 @@ modified = st.lists(st.sampled_from(KEYS), unique=True).map(
 
 def test_the_sample_values_cover_every_modifier() -> None:
     assert set(VALUES) == set(KEYS)
-    assert set(RECIPE.values()) <= set(OPTIMIZER_NUMBERS)
+    assert set(RECIPE.values()) <= set(RECIPE_INTERVALS)
 
 
 @given(st.sampled_from([name for name in ATTENTIONS if name != "RALEARN"]), modified)

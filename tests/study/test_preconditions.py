@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from runtime.errors import UserError
-from runtime.symbol_effects import declared
 from scripts import study as command
 from study.kconfig_rules import load_kconfig
 from study.preconditions import locked, quarantine_damaged, refuse_another_configuration
+from study.study_settings import declared
 from tests.checked_files import write_checked
 from tests.study.sample_records import a_study
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from runtime.symbol_effects import declared
 from study.compare import compared_studies as build
 from study.compare.loaded_studies import folded
 from study.compare.study_checklist import COVERED, HASHED, meaning
 from study.kconfig_rules import load_kconfig
+from study.study_settings import declared
 from tests.study.compared import Settings, a_study, recorded, setting
 
 HASH = "optimizer and budget (hash)"

@@ -1,19 +1,19 @@
-"""Each symbol of Kconfig is declared once, and the declarations are true of the settings and of a run."""
+"""Each symbol of Kconfig is a field of the settings, and its declaration is true of a run."""
 
+import dataclasses
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
 from gpt2.fingerprint import schedule_digest
+from runtime.declared_symbols import symbol_of, walk
 from runtime.dotconfig import read_symbols
 from runtime.settings import Config
-from runtime.symbol_effects import SYMBOLS as TABLE
-from runtime.symbol_effects import WORDS, declared
-from study.compare.loaded_studies import CHOICES
 from study.kconfig_rules import load_kconfig
+from study.study_settings import StudySettings, declared
 from tests import small_runs
 from tests.faults.workplace import Workplace
 from tests.runtime import test_config
@@ -21,25 +21,38 @@ from tests.small_runs import outcome, same
 
 KCONFIG = load_kconfig("cpu")
 SYMBOLS = {symbol.name for symbol in KCONFIG.unique_defined_syms}
+DECLARED = [*walk(Config), *walk(StudySettings)]
+DERIVED = {"vocabulary", "padded_vocabulary", "sha256"}  # fields without a symbol
 DOCUMENT = Path(__file__).parents[2] / "docs/configuration.md"
 
 
-def test_each_symbol_is_declared_once_and_a_start_has_one_choice() -> None:
-    words = " ".join(TABLE.values()).split()
-    found = {
-        word: [name for name in SYMBOLS if word == name or (word in CHOICES and name.startswith(word))]
-        for word in words
-    }
-    assert sorted(name for names in found.values() for name in names) == sorted(SYMBOLS)
-    assert all(found.values())
-    for word in CHOICES:
-        assert len({KCONFIG.syms[name].choice for name in found[word]} - {None}) == 1
+def test_each_symbol_is_one_field_and_a_choice_has_its_members() -> None:
+    names = [name for symbol in DECLARED for name in symbol.members or (symbol.name,)]
+    assert sorted(names) == sorted(SYMBOLS)
+    for choice in KCONFIG.unique_choices:
+        members = {symbol.name for symbol in choice.syms}
+        assert [set(symbol.members) for symbol in DECLARED if members & symbol.members.keys()] == [members]
+
+
+def undeclared(kind: Any) -> set[str]:
+    """Return the fields of a dataclass and of those in it that have no symbol."""
+    names = set()
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        if not symbol_of(hint):
+            names |= undeclared(hint) if dataclasses.is_dataclass(hint) else {name}
+    return names
+
+
+def test_each_field_has_a_symbol_or_follows_from_others() -> None:
+    assert undeclared(Config) | undeclared(StudySettings) == DERIVED
 
 
 @pytest.mark.parametrize("effect", ["rounding", "verdict", "free"])
 def test_the_documentation_has_the_declarations(effect: str) -> None:
     (row,) = re.findall(rf"^\| {effect}\b.*\| (.*) \|$", DOCUMENT.read_text(), re.MULTILINE)
-    assert re.findall(r"`(\w+)(?:\.\.\.)?`", row) == [name for name in WORDS if WORDS[name].effect == effect]
+    assert re.findall(r"`(\w+)(?:\.\.\.)?`", row) == [
+        symbol.name for symbol in DECLARED if symbol.effect == effect
+    ]
 
 
 OTHER = {
@@ -50,8 +63,6 @@ WSD = {"SCHEDULE_COSINE": None, "SCHEDULE_WSD": "y", "DECAY_FRACTION": '"0.2"'}
 SINGLE = (
     "DETECTED",
     "SCALE_CPU",
-    "SCHEDULE_",
-    "DATASET_EMB",
     "DATASET_FILES",
     "MONITOR",
     "WANDB",
@@ -83,14 +94,16 @@ def entries(changes: dict[str, Any]) -> dict[str, Any]:
 
 def test_exactly_the_settings_of_effect_numbers_change_an_entry_of_the_record() -> None:
     values = {**test_config.VALUES, **WSD}
-    single = (*SINGLE, *(word for word in CHOICES if word != "DATASET_"))
+    members = {name for symbol in DECLARED for name in symbol.members}
     tried = {
-        name: another(name, value) for name, value in values.items() if value and not name.startswith(single)
+        name: another(name, value)
+        for name, value in values.items()
+        if value and name not in members and not name.startswith(SINGLE)
     }
     for name, value in tried.items():
         before, after = entries(WSD), entries(WSD | {name: value})
-        effect, entry = declared(name)
-        expected = ["schedule" if entry == "budget" else entry] if effect == "numbers" else []
+        entry = declared(name).entry
+        expected = ["schedule" if entry == "budget" else entry] if declared(name).effect == "numbers" else []
         assert [entry for entry in before if before[entry] != after[entry]] == expected, name
     assert len(tried) > 20
     assert entries(WSD)["schedule"] != entries({})["schedule"]
