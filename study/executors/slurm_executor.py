@@ -16,6 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from runtime import files
@@ -229,9 +230,8 @@ def time_limit_minutes(options: str) -> float | None:
 
     Forms: minutes, minutes:seconds, hours:minutes:seconds, and days-hours[:minutes[:seconds]].
     """
-    words = shlex.split(options)
     limit = None
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in pairwise([*shlex.split(options), ""]):
         if word in ("-t", "--time"):
             limit = following
         elif word.startswith("--time="):

@@ -215,7 +215,7 @@ def test_tasks_that_a_limit_refuses_wait_and_cancel_nothing(
     ("options", "minutes"),
     [
         ("--time=2", 2), ("-t 90", 90), ("--time 1:30", 1.5), ("-t04:00:00", 240), ("--time=1-2", 1560),
-        ("--time=UNLIMITED", None), ("--gres=gpu:1", None),
+        ("--time=UNLIMITED", None), ("--gres=gpu:1", None), ("", None),
     ],
 )  # fmt: skip
 def test_the_time_limit_is_read_as_sbatch_reads_it(options: str, minutes: float | None) -> None:
