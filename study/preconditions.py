@@ -8,14 +8,15 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ra import arms
 from ra.arms import parse_arm
-from runtime import files, run_record
+from runtime import files, records, run_plan, run_record
 from runtime.declared_symbols import Effect
 from runtime.errors import UserError, free_bytes, gib
 from runtime.files import DamagedFileError, read_bytes, read_text
+from runtime.run_plan import RunPlan
 from runtime.settings import Config, ModelConfig
 from study import plan_file
 from study.experiment import planned_seeds, recorded_primary
@@ -101,6 +102,49 @@ def refuse_another_configuration(directory: Path, config_text: str) -> None:
             "variants can be added, and nothing else of effect on its numbers and verdicts changes; fix: set another "
             "CONFIG_STUDY_NAME, or restore the first values in .config"
         )
+
+
+# Entries of a run's plan that may change when the run continues: place, device, the split of a batch, and symbols of
+# effect rounding or free. iterations has what follows from the budget.
+MAY_CHANGE = (
+    "batch.micro", "batch.accumulation", "batch.world_size", "predicted_bytes", "target", "hellaswag",
+    "hellaswag_absent", "settings.alternation.recompute", "settings.budget", "settings.checkpoint_seconds",
+    "settings.data.directory", "settings.data.workers", "settings.evaluation.hellaswag_file", "settings.monitor",
+    "settings.sha256", "settings.target", "settings.tracking",
+)  # fmt: skip
+
+
+def refuse_another_plan(run_dir: Path, plan: RunPlan) -> None:
+    """Raise UserError where a run that has begun has a damaged plan.json, or one that gives it other numbers.
+
+    plan: what the study plans for the run now.
+    """
+    path = run_dir / run_plan.FILE
+    if not (run_dir / "metrics.jsonl").exists() and not checkpoint_bytes(run_dir):
+        return
+    fix = f"fix: restore the file from a copy, or delete {run_dir} to train the run from the start"
+    try:
+        before = records.read(RunPlan, path)
+    except FileNotFoundError:
+        return
+    except DamagedFileError as error:
+        raise UserError(f"{error}, and its run has begun; {fix}") from error
+    if differing := list(_differing(before.to_json(), plan.to_json())):
+        raise UserError(
+            f"{path} differs from the plan that the study makes now ({'; '.join(differing)}), and its run has begun; "
+            f"{fix}"
+        )
+
+
+def _differing(before: Any, now: Any, name: str = "") -> Iterator[str]:
+    """Yield each entry with its two values that differs in two plans of a run, and may not."""
+    if name in MAY_CHANGE or before == now:
+        return
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in {**before, **now}:
+            yield from _differing(before.get(key), now.get(key), f"{name}.{key}" if name else key)
+    else:
+        yield f"{name}: {before} -> {now}"
 
 
 def differing_symbols(before: str, now: str, effects: Set[Effect], free: Set[str]) -> list[str]:

@@ -50,6 +50,7 @@ from study.preconditions import (
     locked,
     quarantine_damaged,
     refuse_another_configuration,
+    refuse_another_plan,
     refuse_other_items,
     require_space,
     snapshot_sources,
@@ -212,6 +213,8 @@ class Study:
         """Execute the pending runs, with a report after each."""
         executor = self.executor()  # reads the queue before it is known what is finished
         left = self.runs.pending()
+        for run in left:
+            refuse_another_plan(self.runs.folder(*run), self.plan_run(plan, *run))
         self.require_space(plan)
         local = self.settings.executor == "local"
         if local:

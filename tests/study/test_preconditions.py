@@ -3,16 +3,26 @@
 import os
 import shutil
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from runtime.batch_plan import plan_batch
 from runtime.errors import UserError
+from runtime.run_plan import RunPlan
 from scripts import study as command
 from study.kconfig_rules import load_kconfig
-from study.preconditions import locked, quarantine_damaged, refuse_another_configuration
+from study.preconditions import (
+    locked,
+    quarantine_damaged,
+    refuse_another_configuration,
+    refuse_another_plan,
+)
 from study.study_settings import declared
+from tests import small_runs
 from tests.checked_files import write_checked
 from tests.study.sample_records import a_study
 
@@ -149,3 +159,46 @@ def test_without_the_study_s_configuration_that_of_a_run_is_compared(study: Path
     refuse_another_configuration(study, TEXT)
     with pytest.raises(UserError, match=r"RAALL0/config .*CONFIG_GPT2_MAX_ITERS: 10 -> 11"):
         refuse_another_configuration(study, text(GPT2_MAX_ITERS="11"))
+
+
+def other_rate(plan: RunPlan) -> RunPlan:
+    optimizer = replace(plan.settings.optimizer, learning_rate=1e-3)
+    return plan.replace(settings=replace(plan.settings, optimizer=optimizer))
+
+
+@pytest.mark.parametrize(
+    ("change", "differs"),
+    [
+        (lambda plan: plan, ""),
+        (lambda plan: plan.replace(batch=plan_batch(4, 1, 1, 16), predicted_bytes=9), ""),
+        (lambda plan: plan.replace(settings=replace(plan.settings, checkpoint_seconds=1)), ""),
+        (lambda plan: plan.replace(iterations=9), "iterations: 10 -> 9"),
+        (other_rate, "settings.optimizer.learning_rate: 0.003 -> 0.001"),
+    ],
+)
+def test_a_run_that_has_begun_continues_only_by_the_plan_that_gives_the_same_numbers(
+    change: Callable[[RunPlan], RunPlan], differs: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "s/runs/B0"
+    plan = small_runs.planned(folder, small_runs.configuration(tmp_path, 10), "B")
+    refuse_another_plan(folder, change(plan))  # it has not begun
+    (folder / "metrics.jsonl").write_text("")
+    if not differs:
+        refuse_another_plan(folder, change(plan))
+        return
+    with pytest.raises(UserError, match="fix: restore the file") as raised:
+        refuse_another_plan(folder, change(plan))
+    assert f"runs/B0/plan.json differs from the plan that the study makes now ({differs})" in str(
+        raised.value
+    )
+
+
+def test_a_damaged_plan_of_a_run_that_has_begun_is_named_and_stays(tmp_path: Path) -> None:
+    folder = tmp_path / "s/runs/B0"
+    plan = small_runs.planned(folder, small_runs.configuration(tmp_path, 10), "B")
+    (folder / "plan.json").write_bytes(content := (folder / "plan.json").read_bytes().replace(b"10", b"11"))
+    refuse_another_plan(folder, plan)
+    (folder / "metrics.jsonl").write_text("")
+    with pytest.raises(UserError, match=r"plan.json was altered: .*; fix: restore the file"):
+        refuse_another_plan(folder, plan)
+    assert (folder / "plan.json").read_bytes() == content
