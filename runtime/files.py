@@ -17,14 +17,19 @@ from typing import Any, TextIO
 from runtime.errors import UserError
 
 
-def finite(value: Any) -> Any:
-    """Return plain data with NaN and infinities replaced by None, because JSON has neither."""
+def json_data(value: Any) -> Any:
+    """Return plain data with what JSON in UTF-8 lacks replaced: NaN and infinities by None, lone surrogates by escapes.
+
+    The text of an error has a surrogate for each byte of a file's name that is no UTF-8.
+    """
     if isinstance(value, float) and not math.isfinite(value):
         return None
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
     if isinstance(value, dict):
-        return {str(key): finite(item) for key, item in value.items()}
+        return {json_data(str(key)): json_data(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
+        return [json_data(item) for item in value]
     return value
 
 
@@ -82,7 +87,7 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Replace the file atomically by `value` as JSON."""
-    write_text(path, json.dumps(finite(value), indent=1, allow_nan=False) + "\n")
+    write_text(path, json.dumps(json_data(value), indent=1, allow_nan=False) + "\n")
 
 
 SIZE_LIMIT = 256 * 2**20  # bytes of a file, unless the caller gives another limit

@@ -106,7 +106,7 @@ class MetricsLog:
         """Write run.json with these entries."""
         self.record |= {"status": status, "error": error, "notes": self.notes} | entries
         if ranks.first():
-            run_record.write(self.directory, run_record.from_json(files.finite(to_plain(self.record))))
+            run_record.write(self.directory, run_record.from_json(to_plain(self.record)))
 
     def saved_sum(self) -> MetricsSum:
         """Flush metrics.jsonl to the disk; return its length and its SHA-256."""
@@ -231,5 +231,5 @@ def truncate_metrics(path: Path, iteration: int, evaluated: Sequence[int] = ()) 
 
 def append_metrics(file: TextIO, line: dict[str, Any]) -> None:
     """Append one JSON object as a line and flush it, so that a killed run loses none."""
-    file.write(json.dumps(files.finite(line), allow_nan=False) + "\n")
+    file.write(json.dumps(files.json_data(line), allow_nan=False) + "\n")
     file.flush()

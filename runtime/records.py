@@ -58,8 +58,8 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def to_plain(value: Any) -> Any:
-    """Return plain JSON data: lists for tuples, None for NaN and infinities."""
-    return msgspec.json.decode(msgspec.json.encode(value, enc_hook=_plain))
+    """Return plain JSON data: lists for tuples, see `files.json_data`."""
+    return files.json_data(msgspec.to_builtins(value, enc_hook=_plain))
 
 
 def _plain(value: Any) -> str:

@@ -1,5 +1,6 @@
 import copy
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime import records, run_record
+from runtime import files, records, run_record
+from runtime.metrics_log import MetricsLog, last_lines
 from runtime.records import InvalidJsonError
 
 
@@ -109,6 +111,26 @@ def test_nan_and_infinity_are_written_as_null(tmp_path: Path) -> None:
     assert validation
     assert validation.loss is None
     assert validation.perplexity is None
+
+
+def test_the_name_of_a_file_that_is_no_utf_8_is_written_with_escapes(tmp_path: Path) -> None:
+    """The error of a run that failed on such a file is on record, and the failure is not hidden by another one."""
+    name = os.fsdecode(b"texts/caf\xe9.txt")
+    error = f"FileNotFoundError: {name}"
+    failed = run_record.from_json(full()).replace(status="failed", error=error, notes=(name,))
+    run_record.write(tmp_path, failed)
+    record = run_record.load(tmp_path)
+    assert (record.error, record.notes) == (
+        r"FileNotFoundError: texts/caf\udce9.txt",
+        (r"texts/caf\udce9.txt",),
+    )
+    log = MetricsLog(tmp_path, failed)
+    log.write("failed", error, {})
+    with log:
+        log.note(1, error)
+    files.write_json(tmp_path / "exit.json", {"status": 1, "answer": {name: name}})
+    assert files.read_json(tmp_path / "exit.json")["answer"] == {record.notes[0]: record.notes[0]}
+    assert last_lines(tmp_path)["note"].message == record.error == run_record.load(tmp_path).error
 
 
 @pytest.mark.parametrize(
