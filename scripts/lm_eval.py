@@ -40,11 +40,11 @@ def main() -> int:
         raise UserError(
             "lm_eval is not installed; fix: make lm-eval, or pip install 'lm_eval[hf]==0.4.13'"
         ) from None
-    from study.evaluation.lm_eval_page import TaskResults, results_document
+    from study.evaluation.lm_eval_page import results_document, results_of
     from study.evaluation.lm_eval_runs import evaluate_run, load_tasks
 
     tasks = load_tasks(names, given.task_data)
-    found = []
+    results = []
     for number, run in enumerate(runs, 1):
         evaluated = evaluate_run(run, tasks)
         existing = [name for name in tasks if name not in evaluated.computed]
@@ -52,12 +52,7 @@ def main() -> int:
               + (f"; existing results of {', '.join(existing)}" if existing else ""), flush=True)  # fmt: skip
         for note in evaluated.notes:
             print(f"{run.name}: {note}")
-        found.append((run.resolve().parents[1].name, evaluated))
-    several = len({study for study, _ in found}) > 1
-    results = []
-    for study, one in found:
-        before, record = f"{study}/" * several, one.record
-        results.append(TaskResults(before + record.run, before + record.variant, record.seed, one.tasks))
+        results += [result for found in evaluated.tasks for result in results_of(found)]
     print()
     print(render_terminal(results_document(results)))
     print("\nresults: evaluations/ in each run's folder; make report STUDY=... shows those of a study")

@@ -14,29 +14,24 @@ import numpy as np
 
 from referee.pages.document import COPY, SORT, Block, BulletList, Document, Note, Paragraph, Section, Table
 from referee.pages.markup import Text
+from referee.verdict.rows import Row
 from referee.verdict.statistics import mean, standard_deviation
 from runtime.records import read_items
-from runtime.run_record import EVALUATIONS, LaterEvaluation, read_evaluation
+from runtime.run_record import EVALUATIONS, LaterEvaluation, read_evaluation, run_name
 from study.arm_colors import color_label
 from study.runs import BASELINE, Run
 
-CHANCE, TRUNCATED = (
-    "chance",
-    "truncated",
-)  # metrics: accuracy of guessing; share of rows longer than the block size
+CHANCE, TRUNCATED = "chance", "truncated"  # metrics: accuracy of guessing; share of rows over the block size
 ACCURACY, PERPLEXITY = "mean", "perplexity"  # how a value follows from its items
 
 
 @dataclass(frozen=True)
-class Metric:
-    """A metric of a task. name: as the harness names it; a filter of the answers follows a comma.
+class Result:
+    """A row of a task with the values of its single items; None where one is not a number."""
 
-    items: the value of each item; None where one is not a number.
-    """
-
-    name: str
-    value: float
+    row: Row
     items: np.ndarray | None = None
+    harness: str = ""  # its version
 
     @property
     def right_or_wrong(self) -> bool:
@@ -45,36 +40,13 @@ class Metric:
 
     @property
     def kind(self) -> str:
-        """How `value` follows from the items: their mean, exp(-mean) (a perplexity), or "" for another way."""
-        average = math.nan if self.items is None else mean(self.items.tolist())
-        if math.isclose(average, self.value, rel_tol=1e-6, abs_tol=1e-9):
+        """How the value follows from the items: their mean, exp(-mean) (a perplexity), or "" for another way."""
+        average, value = math.nan if self.items is None else mean(self.items.tolist()), self.row.value
+        if math.isclose(average, value, rel_tol=1e-6, abs_tol=1e-9):
             return ACCURACY
-        if -700 < average and math.isclose(math.exp(-average), self.value, rel_tol=1e-6):
+        if -700 < average and math.isclose(math.exp(-average), value, rel_tol=1e-6):
             return PERPLEXITY
         return ""
-
-
-@dataclass(frozen=True)
-class TaskResult:
-    """The results of a task. data: its name, and the digest of what it asks and of its items."""
-
-    task: str
-    data: str
-    harness: str
-    items: int
-    metrics: Sequence[Metric]
-    truncated: float = 0.0  # share of the rows
-    chance: float | None = None
-
-
-@dataclass(frozen=True)
-class TaskResults:
-    """The results of a run. arm: the name under which its seeds are averaged."""
-
-    run: str
-    arm: str
-    seed: int
-    tasks: Sequence[TaskResult]
 
 
 def folder_of(run_dir: Path, task: str) -> Path:
@@ -82,24 +54,19 @@ def folder_of(run_dir: Path, task: str) -> Path:
     return run_dir / EVALUATIONS / f"lm-eval-{task}"
 
 
-def task_result(found: LaterEvaluation) -> TaskResult:
-    """Return the results of a task from its rows."""
-    values = {row.metric: row.value for row in found.rows}
-    rows = [row for row in found.rows if row.metric not in (CHANCE, TRUNCATED)]
-    return TaskResult(
-        rows[0].dataset,
-        rows[0].data,
-        found.about["harness"] or "",
-        rows[0].items,
-        [Metric(row.metric, row.value, read_items(found.folder, row)) for row in rows],
-        values[TRUNCATED],
-        values.get(CHANCE),
-    )
+def results_of(found: LaterEvaluation) -> list[Result]:
+    """Return the rows of an evaluation with their items."""
+    harness = found.about["harness"] or ""
+    return [Result(row, read_items(found.folder, row), harness) for row in found.rows]
 
 
 @dataclass(frozen=True)
-class ArmValue:
-    """A metric of an arm, averaged over its seeds: perplexities geometrically."""
+class ArmScore:
+    """A metric of an arm, averaged over its seeds, or its difference from the baseline, paired by seed and by item.
+
+    Perplexities are averaged geometrically; their difference is that of their logarithms, in nats per item. The two
+    standard errors answer different questions: other items, or another training.
+    """
 
     arm: str
     task: str
@@ -107,113 +74,96 @@ class ArmValue:
     kind: str
     share: bool  # each item is right or wrong
     value: float
-    stderr: float | None  # over the items, of this average; None without the values of the items
+    stderr_items: (
+        float | None
+    )  # over the items, for these trained models; None without the values of the items
     seeds: list[int]
     items: int
-    chance: float | None  # of guessing
-
-
-@dataclass(frozen=True)
-class ArmDifference:
-    """Arm minus baseline, paired by seed and by item. Of a perplexity: of its logarithm, in nats per item.
-
-    The two standard errors answer different questions: other items, or another training.
-    """
-
-    arm: str
-    baseline: str
-    task: str
-    metric: str
-    kind: str
-    share: bool
-    difference: float
-    stderr_items: float | None  # over the items, for these trained models
-    stderr_seeds: float | None  # over the seeds; None for one seed
-    seeds: list[int]
-    items: int
+    baseline: str = ""  # "": the value of the arm
+    stderr_seeds: float | None = None  # of a difference over the seeds; None for one seed
+    chance: float | None = None  # of guessing
 
 
 @dataclass(frozen=True)
 class TaskComparison:
     """notes: results that were left out, and rows that were truncated."""
 
-    values: list[ArmValue]
-    differences: list[ArmDifference]
+    values: list[ArmScore]
+    differences: list[ArmScore]
     notes: list[str]
 
 
-def compare_arms(results: Sequence[TaskResults]) -> TaskComparison:
+def compare_arms(results: Sequence[Result]) -> TaskComparison:
     """Average each arm and compare it with the baseline: B, or without it the first arm."""
-    arms = list(dict.fromkeys(result.arm for result in results))
+    several = len({one.row.study for one in results}) > 1
+
+    def named(row: Row, name: str) -> str:
+        """Name an arm or a run: with its study where there are several."""
+        return f"{row.study}/{name}" if several else name
+
+    arms = list(dict.fromkeys(named(one.row, one.row.arm) for one in results))
     baseline = BASELINE if BASELINE in arms else next(iter(arms), "")
-    notes: list[str] = []
-    values: list[ArmValue] = []
-    differences: list[ArmDifference] = []
-    for task in dict.fromkeys(one.task for result in results for one in result.tasks):
-        found = {(r.arm, r.seed): (r, one) for r in results for one in r.tasks if one.task == task}
-        most = Counter(one.data for _, one in found.values()).most_common(1)[0][0]
-        others = [r.run for r, one in found.values() if one.data != most]
-        if others:
-            notes.append(f"{task} leaves out {', '.join(others)}: other items or another version than most")
-        cut = [f"{r.run} {one.truncated:.0%}" for r, one in found.values() if one.truncated]
-        if cut:
-            notes.append(f"{task}: rows longer than the block size lost their beginning: {', '.join(cut)}")
-        same = {key: one for key, (_, one) in found.items() if one.data == most}
-        for name in dict.fromkeys(metric.name for one in same.values() for metric in one.metrics):
-            metrics = {key: m for key, one in same.items() for m in one.metrics if m.name == name}
-            result = next(iter(same.values()))
-            for arm in arms:
-                by_seed = {seed: metric for (other, seed), metric in metrics.items() if other == arm}
-                base = {seed: metric for (other, seed), metric in metrics.items() if other == baseline}
-                if by_seed:
-                    values.append(_value(arm, result, by_seed))
+    found = TaskComparison([], [], [])
+    for task in dict.fromkeys(one.row.dataset for one in results):
+        of_task = [one.row for one in results if one.row.dataset == task]
+        usual = Counter(row.data for row in of_task).most_common(1)[0][0]
+        runs = {row: named(row, run_name(row.arm, row.seed)) for row in of_task}
+        if others := dict.fromkeys(runs[row] for row in of_task if row.data != usual):
+            found.notes.append(
+                f"{task} leaves out {', '.join(others)}: other items or another version than most"
+            )
+        if cut := [
+            f"{runs[row]} {row.value:.0%}" for row in of_task if row.metric == TRUNCATED and row.value
+        ]:
+            found.notes.append(
+                f"{task}: rows longer than the block size lost their beginning: {', '.join(cut)}"
+            )
+        table: dict[str, dict[str, dict[int, Result]]] = {}  # metric -> arm -> seed
+        for one in (one for one in results if one.row.data == usual):
+            by_arm = table.setdefault(one.row.metric, {})
+            by_arm.setdefault(named(one.row, one.row.arm), {})[one.row.seed] = one
+        guessing = next((row.value for row in of_task if row.metric == CHANCE and row.data == usual), None)
+        for by_arm in (by_arm for metric, by_arm in table.items() if metric not in (CHANCE, TRUNCATED)):
+            for arm in (arm for arm in arms if arm in by_arm):
+                found.values.append(_value(arm, by_arm[arm], guessing))
                 if arm != baseline:
-                    differences += _difference(arm, baseline, result, by_seed, base)
-    return TaskComparison(values, differences, notes)
+                    found.differences.extend(
+                        _difference(arm, baseline, by_arm[arm], by_arm.get(baseline, {}))
+                    )
+    return found
 
 
-def _value(arm: str, result: TaskResult, by_seed: dict[int, Metric]) -> ArmValue:
-    metrics = list(by_seed.values())
-    first, kinds = metrics[0], {metric.kind for metric in metrics}
-    value, stderr = mean([metric.value for metric in metrics]), None
+def _value(arm: str, by_seed: dict[int, Result], chance: float | None) -> ArmScore:
+    results = list(by_seed.values())
+    row, kinds = results[0].row, {one.kind for one in results}
+    value, stderr = mean([one.row.value for one in results]), None
     if kinds in ({ACCURACY}, {PERPLEXITY}):
-        stderr = _item_error(np.array([metric.items for metric in metrics]).mean(axis=0))
+        stderr = _item_error(np.array([one.items for one in results]).mean(axis=0))
     if kinds == {PERPLEXITY}:
-        value = math.exp(mean([math.log(metric.value) for metric in metrics]))
+        value = math.exp(mean([math.log(one.row.value) for one in results]))
         stderr = stderr and value * stderr
-    share = all(metric.right_or_wrong for metric in metrics)
-    chance = result.chance if share else None
-    about = (arm, result.task, first.name, first.kind, share)
-    return ArmValue(*about, value, stderr, sorted(by_seed), result.items, chance)
+    share = all(one.right_or_wrong for one in results)
+    about = (arm, row.dataset, row.metric, results[0].kind, share)
+    return ArmScore(*about, value, stderr, sorted(by_seed), row.items, chance=chance if share else None)
 
 
 def _difference(
-    arm: str, baseline: str, result: TaskResult, by_seed: dict[int, Metric], base: dict[int, Metric]
-) -> list[ArmDifference]:
+    arm: str, baseline: str, by_seed: dict[int, Result], base: dict[int, Result]
+) -> list[ArmScore]:
     seeds = sorted(by_seed.keys() & base.keys())
     pairs = [(by_seed[seed], base[seed]) for seed in seeds]
-    kinds = {metric.kind for pair in pairs for metric in pair}
+    kinds = {one.kind for pair in pairs for one in pair}
     if kinds not in ({ACCURACY}, {PERPLEXITY}):
         return []
     sign = -1.0 if kinds == {PERPLEXITY} else 1.0  # items of a perplexity are log-likelihoods
     rows = np.array([sign * (one.items - other.items) for one, other in pairs])  # type: ignore[operator]
     means = rows.mean(axis=1).tolist()
-    share = all(metric.right_or_wrong for pair in pairs for metric in pair)
-    first = pairs[0][0]
+    share = all(one.right_or_wrong for pair in pairs for one in pair)
+    row = pairs[0][0].row
+    about = (arm, row.dataset, row.metric, pairs[0][0].kind, share)
+    error = standard_deviation(means) / math.sqrt(len(seeds)) if len(seeds) > 1 else None
     return [
-        ArmDifference(
-            arm=arm,
-            baseline=baseline,
-            task=result.task,
-            metric=first.name,
-            kind=first.kind,
-            share=share,
-            difference=mean(means),
-            stderr_items=_item_error(rows.mean(axis=0)),
-            stderr_seeds=standard_deviation(means) / math.sqrt(len(seeds)) if len(seeds) > 1 else None,
-            seeds=seeds,
-            items=rows.shape[1],
-        )
+        ArmScore(*about, mean(means), _item_error(rows.mean(axis=0)), seeds, rows.shape[1], baseline, error)
     ]
 
 
@@ -237,21 +187,20 @@ ABOUT_DIFFERENCES = (
 )
 
 
-def results_document(results: Sequence[TaskResults]) -> Document:
+def results_document(results: Sequence[Result]) -> Document:
     """Return the results of runs, for the terminal."""
     return Document("", [*_tables(compare_arms(results), ()), Paragraph(NO_VERDICT)])
 
 
-def read_results(study_dir: Path, used: Sequence[Run]) -> list[TaskResults]:
+def read_results(study_dir: Path, used: Sequence[Run]) -> list[Result]:
     """Read the results of the counted runs, of their last weights."""
-    found = []
+    results = []
     for run in used:
-        folders = sorted(folder_of(run.file(study_dir, ""), "").parent.glob("lm-eval-*/"))
-        read = [one for folder in folders if (one := read_evaluation(folder, run.record))]
-        tasks = [task_result(one) for one in read if one.rows[0].tokens == run.record.progress.tokens]
-        if tasks:
-            found.append(TaskResults(run.name, run.variant, run.record.seed, tasks))
-    return found
+        for folder in sorted(folder_of(run.file(study_dir, ""), "").parent.glob("lm-eval-*/")):
+            found = read_evaluation(folder, run.record)
+            if found and found.rows[0].tokens == run.record.progress.tokens:
+                results += results_of(found)
+    return results
 
 
 def downstream_section(study_dir: Path, used: Sequence[Run], variants: Sequence[str]) -> Section:
@@ -259,8 +208,9 @@ def downstream_section(study_dir: Path, used: Sequence[Run], variants: Sequence[
     results = read_results(study_dir, used)
     if not results:
         return Section("Downstream tasks", [])
-    missing = [run.name for run in used if run.name not in {each.run for each in results}]
-    harness = ", ".join(dict.fromkeys(one.harness for each in results for one in each.tasks))
+    evaluated = {(one.row.arm, one.row.seed) for one in results}
+    missing = [run.name for run in used if (run.variant, run.record.seed) not in evaluated]
+    harness = ", ".join(dict.fromkeys(one.harness for one in results))
     return Section("Downstream tasks", [
         Paragraph(f"Evaluated by lm-evaluation-harness {harness} (make lm-eval). {NO_VERDICT}"),
         *_tables(compare_arms(results), variants),
@@ -293,7 +243,7 @@ def _tables(found: TaskComparison, variants: Sequence[str]) -> list[Block]:
         "task": lambda one: one.task,
         "metric": lambda one: f"ln {one.metric}" if one.kind == PERPLEXITY else one.metric,
         "baseline": lambda one: one.baseline,
-        "difference": lambda one: _number(one.difference, one.share, sign=True),
+        "difference": lambda one: _number(one.value, one.share, sign=True),
         "± items": lambda one: _number(one.stderr_items, one.share),
         "± seeds": lambda one: _number(one.stderr_seeds, one.share),
         "seeds": lambda one: str(len(one.seeds)),
@@ -302,12 +252,12 @@ def _tables(found: TaskComparison, variants: Sequence[str]) -> list[Block]:
     return [values, Note(ABOUT_VALUES), *paired, BulletList(found.notes, small=True)]
 
 
-def _value_text(value: ArmValue) -> str:
+def _value_text(value: ArmScore) -> str:
+    chance, stderr = value.chance, value.stderr_items
     if abs(value.value) >= 1e6:
-        return f"{value.value:.1e}" + ("" if value.stderr is None else f" ± {value.stderr:.1e}")
+        return f"{value.value:.1e}" + ("" if stderr is None else f" ± {stderr:.1e}")
     scale, unit, digits = (100, " %", 1) if value.share else (1, "", 4 if abs(value.value) < 100 else 1)
-    error = "" if value.stderr is None else f" ± {scale * value.stderr:,.{digits}f}"
-    chance, stderr = value.chance, value.stderr
+    error = "" if stderr is None else f" ± {scale * stderr:,.{digits}f}"
     near = chance is not None and stderr is not None and abs(value.value - chance) <= 2 * stderr
     return f"{scale * value.value:,.{digits}f}{error}{unit}{' †' if near else ''}"
 

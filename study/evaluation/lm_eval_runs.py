@@ -24,8 +24,9 @@ from referee.numerics.text_files import json_lines
 from referee.verdict.rows import Row
 from runtime import run_record
 from runtime.errors import UserError, first_sentences
+from runtime.run_record import LaterEvaluation
 from study.evaluation.lm_eval_model import RunModel
-from study.evaluation.lm_eval_page import CHANCE, TRUNCATED, TaskResult, folder_of, task_result
+from study.evaluation.lm_eval_page import CHANCE, TRUNCATED, folder_of
 from study.evaluation.loaded_runs import finished_record, require_last_weights
 
 # Load tasks of lm-evaluation-harness, from local files where TASK_DATA names a folder, else from the hub.
@@ -201,8 +202,7 @@ Scored = tuple[Row, list[float] | None]
 class EvaluatedTasks:
     """The results of a run. computed: the tasks that were evaluated now; the others existed. notes: on its weights."""
 
-    record: run_record.RunRecord
-    tasks: list[TaskResult]
+    tasks: list[LaterEvaluation]
     computed: list[str]
     notes: list[str]
 
@@ -235,8 +235,8 @@ def evaluate_run(run_dir: Path, tasks: Mapping[str, Any]) -> EvaluatedTasks:
             found = run_record.read_evaluation(folder, record)
             computed.append(name)
         assert found
-        results.append(task_result(found))
-    return EvaluatedTasks(record, results, computed, list(model.run.notes))
+        results.append(found)
+    return EvaluatedTasks(results, computed, list(model.run.notes))
 
 
 def _evaluate(model: RunModel, name: str, task: Any, row: Row) -> list[Scored]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from runtime import checkpoint, run_record
-from study.evaluation.lm_eval_page import TaskResult, task_result
+from study.evaluation.lm_eval_page import CHANCE, TRUNCATED, Result, results_of
 from study.evaluation.lm_eval_runs import load_tasks
 from study.evaluation.loaded_runs import load_run
 from study.verify import verify_study
@@ -45,8 +45,10 @@ def evaluated(folder: Path) -> dict[str, run_record.LaterEvaluation]:
     return {one.rows[0].dataset: one for one in found}
 
 
-def found(place: Workplace, run: str) -> dict[str, TaskResult]:
-    return {name: task_result(one) for name, one in evaluated(place.run_dir(run)).items()}
+def found(place: Workplace, run: str) -> dict[str, dict[str, Result]]:
+    """Return task -> metric -> result of a run."""
+    tasks = {name: results_of(one) for name, one in evaluated(place.run_dir(run)).items()}
+    return {name: {one.row.metric: one for one in results} for name, results in tasks.items()}
 
 
 @pytest.fixture(scope="module")
@@ -65,25 +67,23 @@ def test_every_run_gets_every_task_with_items_errors_and_versions(place: Workpla
         assert {one.rows[0].tokens for one in evaluated(place.run_dir(run)).values()} == {tokens}
         tasks = found(place, run)
         assert sorted(tasks) == sorted(NAMES)
-        for one in tasks.values():
-            assert one.harness == "0.4.13"
-            assert 0 <= one.truncated <= 1
-            for metric in one.metrics:
-                assert len(metric.items) == one.items, metric
-                assert metric.kind in ("mean", "perplexity"), metric
-    chances = {name: one.chance for name, one in found(place, "B0").items()}
-    assert chances == {
-        "hellaswag": 0.25, "piqa": 0.5, "arc_easy": 0.25, "winogrande": 0.5, "lambada_openai": None,
-    }  # fmt: skip
+        for metrics in tasks.values():
+            assert 0 <= metrics.pop(TRUNCATED).row.value <= 1
+            metrics.pop(CHANCE, None)
+            for one in metrics.values():
+                assert (len(one.items), one.harness) == (one.row.items, "0.4.13"), one
+                assert one.kind in ("mean", "perplexity"), one
+    chances = {name: one[CHANCE].row.value for name, one in found(place, "B0").items() if CHANCE in one}
+    assert chances == {"hellaswag": 0.25, "piqa": 0.5, "arc_easy": 0.25, "winogrande": 0.5}
     assert "bootstrapping" not in printed
     assert "it/s]" not in printed
 
 
 def test_arms_are_paired_by_seed_and_item(place: Workplace, printed: str) -> None:
     def likelihoods(run: str) -> np.ndarray:
-        (metric,) = [one for one in found(place, run)["lambada_openai"].metrics if one.name == "perplexity"]
-        assert math.exp(-np.mean(metric.items)) == pytest.approx(metric.value, rel=1e-6)
-        return metric.items
+        one = found(place, run)["lambada_openai"]["perplexity"]
+        assert math.exp(-np.mean(one.items)) == pytest.approx(one.row.value, rel=1e-6)
+        return one.items
 
     gaps = np.stack([likelihoods(f"B{seed}") - likelihoods(f"RALEARN{seed}") for seed in (0, 1)])
     errors = [rows.std(ddof=1) / math.sqrt(rows.size) for rows in (gaps.mean(0), gaps.mean(1))]

@@ -9,13 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from referee.verdict.rows import Row
 from runtime import run_record
 from study.evaluation.lm_eval_page import (
     NO_VERDICT,
     TRUNCATED,
-    Metric,
-    TaskResult,
-    TaskResults,
+    Result,
     compare_arms,
     folder_of,
 )
@@ -26,20 +25,17 @@ from tests.study.sample_records import a_study
 LIKELIHOODS = [-2.5, -4.0, -1.25, -3.0]
 
 
-def accuracy(right: str) -> Metric:
-    return Metric("acc", right.count("1") / len(right), np.array([float(one) for one in right]))
+def accuracy(arm: str, seed: int, right: str, digest: str = "q") -> Result:
+    items = np.array([float(one) for one in right])
+    return Result(a_row(arm, seed, "acc", items.mean(), digest), items)
 
 
-def perplexity(items: list[float]) -> Metric:
-    return Metric("perplexity", math.exp(-np.mean(items)), np.array(items))
+def perplexity(arm: str, items: list[float]) -> Result:
+    return Result(a_row(arm, 0, "perplexity", math.exp(-np.mean(items))), np.array(items))
 
 
-def task(*metrics: Metric, digest: str = "q") -> TaskResult:
-    return TaskResult("piqa", f"piqa@{digest}", "0.4.13", 4, metrics, 0.0, 0.5)
-
-
-def results(arm: str, seed: int, *tasks: TaskResult) -> TaskResults:
-    return TaskResults(f"{arm}{seed}", arm, seed, tasks)
+def a_row(arm: str, seed: int, metric: str, value: float, digest: str = "q") -> Row:
+    return Row("s", arm, seed, "tiny", "fp32", f"piqa@{digest}", metric, 1, value, 4)
 
 
 bits = st.lists(st.lists(st.booleans(), min_size=6, max_size=6), min_size=4, max_size=4)
@@ -49,50 +45,48 @@ bits = st.lists(st.lists(st.booleans(), min_size=6, max_size=6), min_size=4, max
 def test_differences_of_accuracies_are_paired_over_items_and_over_seeds(answers: list[list[bool]]) -> None:
     rows = ["".join("01"[bit] for bit in row) for row in answers]
     found = compare_arms([
-        results("RALEARN", 0, task(accuracy(rows[0]))), results("B", 0, task(accuracy(rows[1]))),
-        results("RALEARN", 1, task(accuracy(rows[2]))), results("B", 1, task(accuracy(rows[3]))),
-        results("RALEARN", 2, task(accuracy(rows[2]))),
+        accuracy("RALEARN", 0, rows[0]), accuracy("B", 0, rows[1]), accuracy("RALEARN", 1, rows[2]),
+        accuracy("B", 1, rows[3]), accuracy("RALEARN", 2, rows[2]),
     ])  # fmt: skip
     (difference,) = found.differences
     matrix = np.array(answers, dtype=float)
     gaps = np.stack([matrix[0] - matrix[1], matrix[2] - matrix[3]])
     assert (difference.arm, difference.baseline, difference.seeds) == ("RALEARN", "B", [0, 1])
-    assert difference.difference == pytest.approx(gaps.mean())
+    assert difference.value == pytest.approx(gaps.mean())
     assert difference.stderr_items == pytest.approx(stats.sem(gaps.mean(axis=0)))
     assert difference.stderr_seeds == pytest.approx(stats.sem(gaps.mean(axis=1)))
     value = next(one for one in found.values if one.arm == "B")
     assert value.value == pytest.approx(matrix[[1, 3]].mean())
-    assert value.stderr == pytest.approx(stats.sem(matrix[[1, 3]].mean(axis=0)))
+    assert value.stderr_items == pytest.approx(stats.sem(matrix[[1, 3]].mean(axis=0)))
 
 
 def test_the_value_of_one_seed_has_the_error_of_the_harness() -> None:
-    (value,) = compare_arms([results("B", 0, task(accuracy("0111")))]).values
-    assert (value.value, value.stderr) == (0.75, pytest.approx(math.sqrt(0.75 * 0.25 / 3)))
+    (value,) = compare_arms([accuracy("B", 0, "0111")]).values
+    assert (value.value, value.stderr_items) == (0.75, pytest.approx(math.sqrt(0.75 * 0.25 / 3)))
 
 
 def test_perplexities_are_compared_by_their_logarithms() -> None:
     other = [item - 0.5 for item in LIKELIHOODS[:3]] + [LIKELIHOODS[3] + 1.0]
-    found = compare_arms([
-        results("B", 0, task(perplexity(LIKELIHOODS))), results("RAALL", 0, task(perplexity(other))),
-    ])  # fmt: skip
+    runs = perplexity("B", LIKELIHOODS), perplexity("RAALL", other)
+    found = compare_arms(runs)
     (difference,) = found.differences
-    ratio = perplexity(other).value / perplexity(LIKELIHOODS).value
-    assert difference.difference == pytest.approx(math.log(ratio))
+    ratio = runs[1].row.value / runs[0].row.value
+    assert difference.value == pytest.approx(math.log(ratio))
     assert difference.stderr_items == pytest.approx(stats.sem([0.5, 0.5, 0.5, -1.0]))
     assert difference.stderr_seeds is None
 
 
 def test_a_value_that_does_not_follow_from_its_items_is_shown_and_not_paired() -> None:
-    odd = Metric("f1", 0.9, np.array([0.1, 0.2]))
-    found = compare_arms([results("B", 0, task(odd)), results("RAALL", 0, task(odd))])
+    odd = [Result(a_row(arm, 0, "f1", 0.9), np.array([0.1, 0.2])) for arm in ("B", "RAALL")]
+    found = compare_arms(odd)
     assert [value.value for value in found.values] == [0.9, 0.9]
     assert found.differences == []
 
 
 def test_results_on_other_items_or_of_another_version_are_left_out_and_named() -> None:
     found = compare_arms([
-        results("B", 0, task(accuracy("0101"))), results("RALEARN", 0, task(accuracy("0111"))),
-        results("RALEARN", 1, task(accuracy("0111"), digest="x")), results("B", 1, task(accuracy("0111"))),
+        accuracy("B", 0, "0101"), accuracy("RALEARN", 0, "0111"), accuracy("RALEARN", 1, "0111", digest="x"),
+        accuracy("B", 1, "0111"),
     ])  # fmt: skip
     assert [one.seeds for one in found.differences] == [[0]]
     (note,) = found.notes
