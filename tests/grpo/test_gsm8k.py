@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo.gsm8k import Problem, UserError, digest, read_problems, reward, standard_error
+from grpo.gsm8k import Problem, UserError, digest, read_problems, reward
 from tests.published import published
 
 
@@ -64,7 +64,3 @@ def test_a_missing_file_names_its_symbol(tmp_path: Path) -> None:
 def test_the_digest_depends_on_every_problem() -> None:
     one, other = Problem("a", "1"), Problem("a", "2")
     assert len({digest([one]), digest([other]), digest([one, other]), digest([])}) == 4
-
-
-def test_the_standard_error_is_that_of_a_share() -> None:
-    assert standard_error(0.7642, 1319) == pytest.approx(0.011689, abs=1e-6)

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from gpt2.initial_weights import keyed_normal
-from grpo.rollout import bit_sums, noisy_norms, rollout_noise
+from grpo.rollout import noisy_norms, rollout_noise
 from ra.noise_schedule import PRESETS, NoiseError, NoiseSchedule
 
 IDS = torch.arange(12).view(2, 6)
@@ -79,29 +79,6 @@ def test_weights_are_the_same_objects_and_bits_after_a_rollout_that_fails_too(
     for name, value in model.named_parameters():
         assert value is before[name][0]
         assert torch.equal(value, before[name][1])
-
-
-@pytest.mark.parametrize(
-    "name", ["model.layers.1.mlp.up_proj.weight", "model.layers.0.input_layernorm.weight"]
-)
-def test_a_rollout_that_changes_a_bit_is_an_error(model: Qwen2ForCausalLM, name: str) -> None:
-    weight = dict(model.named_parameters())[name]
-    with (
-        pytest.raises(RuntimeError, match=f"the rollout of step 50 changed {name}"),
-        rollout_noise(model, STRONG, 0, 50, 116),
-        torch.no_grad(),
-    ):
-        weight.view(-1)[5] = torch.nextafter(weight.view(-1)[5], torch.tensor(2.0))
-
-
-def test_bits_of_every_number_format_are_compared(model: Qwen2ForCausalLM) -> None:
-    for dtype in (torch.float64, torch.bfloat16, torch.float16):
-        model.to(dtype)
-        before = bit_sums(model)
-        with torch.no_grad():
-            model.model.norm.weight[3] *= -1
-        changed = [name for name, total in bit_sums(model).items() if total != before[name]]
-        assert changed == ["model.norm.weight"]
 
 
 def test_a_model_without_such_norms_is_refused() -> None:
