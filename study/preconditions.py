@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from ra import arms
 from ra.arms import parse_arm
 from runtime import files, records, run_plan, run_record
-from runtime.declared_symbols import Effect
+from runtime.declared_symbols import Effect, symbols_of
 from runtime.errors import UserError, free_bytes, gib
 from runtime.files import DamagedFileError, read_bytes, read_text
 from runtime.run_plan import RunPlan
@@ -104,13 +105,11 @@ def refuse_another_configuration(directory: Path, config_text: str) -> None:
         )
 
 
-# Entries of a run's plan that may change when the run continues: place, device, the split of a batch, and symbols of
-# effect rounding or free. iterations has what follows from the budget.
+# Entries of a run's plan that may change when it continues, besides symbols of effect rounding or free: the split of a
+# batch, the device, the place of the items. iterations has what follows from the budget.
 MAY_CHANGE = (
     "batch.micro", "batch.accumulation", "batch.world_size", "predicted_bytes", "target", "hellaswag",
-    "hellaswag_absent", "settings.alternation.recompute", "settings.budget", "settings.checkpoint_seconds",
-    "settings.data.directory", "settings.data.workers", "settings.evaluation.hellaswag_file", "settings.monitor",
-    "settings.sha256", "settings.target", "settings.tracking",
+    "hellaswag_absent", "settings.sha256",
 )  # fmt: skip
 
 
@@ -129,22 +128,26 @@ def refuse_another_plan(run_dir: Path, plan: RunPlan) -> None:
         return
     except DamagedFileError as error:
         raise UserError(f"{error}, and its run has begun; {fix}") from error
-    if differing := list(_differing(before.to_json(), plan.to_json())):
+    if differing := list(_differing(before, plan)):
         raise UserError(
             f"{path} differs from the plan that the study makes now ({'; '.join(differing)}), and its run has begun; "
             f"{fix}"
         )
 
 
-def _differing(before: Any, now: Any, name: str = "") -> Iterator[str]:
+def _differing(before: Any, now: Any, place: str = "") -> Iterator[str]:
     """Yield each entry with its two values that differs in two plans of a run, and may not."""
-    if name in MAY_CHANGE or before == now:
+    if not (isinstance(before, RunPlan) or dataclasses.is_dataclass(before)) or type(before) is not type(now):
+        if before != now:
+            yield f"{place}: {before} -> {now}"
         return
-    if isinstance(before, dict) and isinstance(now, dict):
-        for key in {**before, **now}:
-            yield from _differing(before.get(key), now.get(key), f"{name}.{key}" if name else key)
-    else:
-        yield f"{name}: {before} -> {now}"
+    symbols = {} if isinstance(before, RunPlan) else symbols_of(type(before))
+    for name in get_type_hints(type(before)):
+        inner = f"{place}.{name}" if place else name
+        if inner not in MAY_CHANGE and (
+            name not in symbols or symbols[name].effect in ("numbers", "verdict")
+        ):
+            yield from _differing(getattr(before, name), getattr(now, name), inner)
 
 
 def differing_symbols(before: str, now: str, effects: Set[Effect], free: Set[str]) -> list[str]:
