@@ -94,12 +94,8 @@ def entries(changes: dict[str, Any]) -> dict[str, Any]:
 
 def test_exactly_the_settings_of_effect_numbers_change_an_entry_of_the_record() -> None:
     values = {**test_config.VALUES, **WSD}
-    members = {name for symbol in DECLARED for name in symbol.members}
-    tried = {
-        name: another(name, value)
-        for name, value in values.items()
-        if value and name not in members and not name.startswith(SINGLE)
-    }
+    names = {symbol.name for symbol in walk(Config) if not symbol.name.startswith(SINGLE)}
+    tried = {name: another(name, values[name]) for name in names & values.keys()}
     for name, value in tried.items():
         before, after = entries(WSD), entries(WSD | {name: value})
         entry = declared(name).entry

@@ -11,29 +11,14 @@ from hypothesis import strategies as st
 
 from runtime.dotconfig import ConfigError, Symbols, parse_lines, quote
 from study.study_settings import StudySettings
+from tests.runtime.test_config import DEFAULTS
 
-VALUES = {
+VALUES = DEFAULTS | {
     "STUDY_NAME": '"night-1"',
     "VARIANTS": '"B RALEARN RA:0,2-3"',
-    "PRIMARY": '""',
     "SEEDS": "3",
-    "FIRST_SEED": "0",
-    "RESULTS_DIR": '"results"',
-    "BUDGET_EQUAL_TIME": "n",
-    "EQUIVALENCE_MARGIN_PERCENT": '"1.0"',
     "GPT2_MAX_TIME": "40",
-    "GPT2_MAX_TOKENS": "0",
     "GPT2_MAX_ITERS": "0",
-    "GPT2_MODEL_MINI": "y",
-    "GPT2_BLOCK_SIZE": "128",
-    "GPT2_DROPOUT": '"0.0"',
-    "GPT2_HARD_LIMIT": "0",
-    "TOKENIZER_GPT2": "y",
-    "SLOTS": "0",
-    "EXECUTOR_LOCAL": "y",
-    "LEARNING_RATES": '""',
-    "CONTINUES": '""',
-    "GRPO": "n",
 }
 SLURM = {"EXECUTOR_LOCAL": "n", "EXECUTOR_SLURM": "y"}
 

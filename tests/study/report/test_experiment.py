@@ -20,10 +20,10 @@ def test_the_first_line_has_model_data_length_and_rate(tmp_path: Path) -> None:
     (study / "config").write_text("".join(lines))
     found = as_json(build_report(study))["experiment"]
     assert (found["model"], found["layers"], found["heads"], found["width"]) == ("mini", 4, 4, 128)
-    assert found["learning_rate"] == "0.001"
-    for part in ("mini", "4 layers", "width 128", "4 heads", found["data"], "300 updates x 512", "0.001"):
+    assert found["learning_rate"] == "0.0012"
+    for part in ("mini", "4 layers", "width 128", "4 heads", found["data"], "300 updates x 512", "0.0012"):
         assert part in found["text"]
-    (study / "config").write_text("".join(lines[1:]))  # a line is lost
+    (study / "config").write_text("".join(line for line in lines if "GRAD_CLIP" not in line))
     assert as_json(build_report(study))["experiment"]["model"] is None
 
 
