@@ -206,7 +206,7 @@ class RolloutNoiseTrainer(GRPOTrainer):  # type: ignore[misc]
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         loss = super()._compute_loss(model, inputs)
         found = logp_diff(inputs["sampling_per_token_logps"], self._training_logps, inputs["completion_mask"])
-        self._differences += [(one.mean, one.mean_absolute) for one in found.sequences]
+        self._differences += [(float(row.mean()), float(abs(row).mean())) for row in found.differences]
         return loss
 
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 
 import numpy as np
@@ -17,9 +16,6 @@ from referee.numerics.diagnose.spikes import CurveSpike, find_spikes
 from referee.numerics.rows import TableRow
 from referee.verdict.loss_files import Curve, LossCurve
 
-# Two curves at their common steps: alignment of step numbers, differences, and what rounding explains.
-
-
 LOSS, NORM = "loss", "gradient norm"
 EPSILON = {"float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10, "float64": 2.0**-52}
 # Growth of a difference within one step that rounding explains. Measured between correct kernels: 4.3 where training is
@@ -28,27 +24,29 @@ GROWTH = {LOSS: 16.0, NORM: 256.0}
 CLEARER = 10.0  # times closer must the curves be for a shift of their step numbers
 LARGEST = 1e100  # relative difference; means of it are finite
 DIGITS = 500  # values that show how many digits the file has
+MOST_STEPS = 100  # of growth; more have a power that no float holds
 
 
 @dataclass(frozen=True)
-class DifferingValue:
-    """A common value of both curves."""
+class CommonValue:
+    """A loss or gradient norm that both curves have."""
 
     step: int
     what: str  # LOSS or NORM
     first: float
     second: float
     relative: float  # the difference; 0 where both are equal, infinite where one is not a number
+    explained: float  # the relative difference that rounding explains
 
 
 @dataclass(frozen=True)
 class CurvePair:
-    """Two curves and their common steps."""
+    """Two curves at their common steps."""
 
     first: LossCurve
     second: LossCurve
     steps: list[int]
-    epsilon: float = EPSILON["float32"]
+    values: list[CommonValue]  # in the order of computation: the loss of a step, then its gradient norm
     offset: int = 0  # added to the steps of the second curve
     notes: tuple[str, ...] = ()
 
@@ -56,59 +54,65 @@ class CurvePair:
     def sides(self) -> tuple[LossCurve, LossCurve]:
         return self.first, self.second
 
-    def differences(self) -> dict[int, float]:
-        """Return step -> |first - second| / |first| of the loss, where both are finite."""
-        return {
-            place.step: place.relative
-            for place in self.places
-            if place.what == LOSS and math.isfinite(place.first) and math.isfinite(place.second)
-        }
+    @property
+    def losses(self) -> list[CommonValue]:
+        """Return the losses that are finite on both sides."""
+        values = (value for value in self.values if value.what == LOSS)
+        return [value for value in values if math.isfinite(value.first) and math.isfinite(value.second)]
 
-    @functools.cached_property
-    def places(self) -> list[DifferingValue]:
-        """Every common value in the order of computation: the loss of a step, then its gradient norm.
-
-        The divisor of losses around zero, as of a policy gradient, is at least their median size.
-        """
-        found = []
-        norms = [side.gradient_norms for side in self.sides]
-        losses = [loss for loss in self.first.losses.values() if math.isfinite(loss)]
-        has_both_signs = losses and min(losses) < 0 < max(losses)
-        floor = float(np.median(np.abs(losses))) if has_both_signs else 0.0
-        for step in self.steps:
-            found.append(_place(step, LOSS, self.first.losses[step], self.second.losses[step], floor))
-            if step in norms[0] and step in norms[1]:
-                found.append(_place(step, NORM, norms[0][step], norms[1][step]))
-        return found
-
-    def first_unequal(self) -> DifferingValue | None:
+    @property
+    def unequal(self) -> CommonValue | None:
         """Return the first value that is not equal to the last bit, or the last digit of the file."""
-        return next((place for place in self.places if place.relative), None)
+        return next((value for value in self.values if value.relative), None)
 
-    def first_beyond_rounding(self) -> DifferingValue | None:
+    @property
+    def beyond(self) -> CommonValue | None:
         """Return the first value that differs by more than rounding and its growth explain."""
-        return next((place for place, explained in self.explained() if place.relative > explained), None)
+        return next((value for value in self.values if value.relative > value.explained), None)
 
-    def explained(self) -> Iterator[tuple[DifferingValue, float]]:
-        """Yield every common value and the relative difference that rounding explains.
 
-        It is GROWTH^g x (epsilon + the largest difference before), for g steps since the last common one, and one unit
-        of the last digit in the file.
-        """
-        largest, last = 0.0, self.steps[0] - 1
-        quantum = {
-            LOSS: _quantum([side.losses for side in self.sides]),
-            NORM: _quantum([side.gradient_norms for side in self.sides]),
-        }
-        for place in self.places:
-            gap = max(1, place.step - last)
-            growth = math.exp(min(700.0, gap * math.log(GROWTH[place.what])))
-            size = abs(place.first) if math.isfinite(place.first) else math.inf
-            digits = 1.01 * quantum[place.what] / max(size, 1e-300)
-            yield place, growth * (self.epsilon + largest) + digits
-            if math.isfinite(place.relative):
-                largest = max(largest, place.relative)
-            last = place.step
+def _common_values(sides: Sequence[LossCurve], steps: Sequence[int], epsilon: float) -> list[CommonValue]:
+    """Return every common value with its relative difference.
+
+    Rounding explains GROWTH^g x (epsilon + the largest difference before), for g steps since the last common one, and
+    one unit of the last digit in the file. The divisor of losses around zero, as of a policy gradient, is at least
+    their median size.
+    """
+    curves = {LOSS: [side.losses for side in sides], NORM: [side.gradient_norms for side in sides]}
+    digits = {what: max(map(_last_digit, both)) for what, both in curves.items()}
+    losses = [loss for loss in sides[0].losses.values() if math.isfinite(loss)]
+    has_both_signs = bool(losses) and min(losses) < 0 < max(losses)
+    floors = {LOSS: float(np.median(np.abs(losses))) if has_both_signs else 0.0, NORM: 0.0}
+    values: list[CommonValue] = []
+    largest, last = 0.0, steps[0] - 1
+    for step in steps:
+        for what, (mine, other) in curves.items():
+            if step not in mine or step not in other:
+                continue
+            size = max(abs(mine[step]), floors[what], 1e-300) if math.isfinite(mine[step]) else math.inf
+            relative = _relative(mine[step], other[step], size)
+            growth = GROWTH[what] ** min(max(1, step - last), MOST_STEPS)
+            explained = growth * (epsilon + largest) + 1.01 * digits[what] / size
+            values.append(CommonValue(step, what, mine[step], other[step], relative, explained))
+            largest = max(largest, relative) if math.isfinite(relative) else largest
+            last = step
+    return values
+
+
+def _relative(first: float, second: float, size: float) -> float:
+    if first == second or (math.isnan(first) and math.isnan(second)):
+        return 0.0
+    if not (math.isfinite(first) and math.isfinite(second)):
+        return math.inf
+    return min(abs(first - second) / size, LARGEST)
+
+
+def _last_digit(curve: Curve) -> float:
+    """Return the unit of the last printed digit; 0 for values of full precision."""
+    texts = [f"{value:.15g}" for value in list(curve.values())[:DIGITS] if math.isfinite(value)]
+    decimals = max((len(text.partition(".")[2]) for text in texts), default=0)
+    full = not decimals or any("e" in text or len(text) > 14 for text in texts)
+    return 0.0 if full else 10.0**-decimals
 
 
 def pair_curves(
@@ -116,8 +120,8 @@ def pair_curves(
 ) -> CurvePair:
     """Pair two curves. NumericsError without a common step.
 
-    offset: to add to the steps of the second curve. By default it is 0, or 1 or -1 where one trainer counts steps from
-    0 and the other from 1: where the curves are far closer so.
+    offset: to add to the steps of the second curve. By default it is 0, or 1 or -1 where one curve begins at step 0,
+    the other at step 1, and they are far closer so.
     """
     counts = [len(side.losses) for side in (first, second)]
     notes = [
@@ -126,9 +130,9 @@ def pair_curves(
         if not side.numbered and counts[0] != counts[1]
     ]
     if offset is None:
-        distances = {shift: _distance(first, second.shifted(shift)) for shift in (0, 1, -1)}
-        best = min(distances, key=lambda shift: distances[shift])
-        offset = best if CLEARER * distances[best] < distances[0] else 0
+        shift = first.steps[0] - second.steps[0] if {first.steps[0], second.steps[0]} == {0, 1} else 0
+        closer = CLEARER * _distance(first, second.shifted(shift)) < _distance(first, second)
+        offset = shift if closer else 0
         if offset:
             notes.append(
                 f"the steps of {second.name} are shifted by {offset:+d}, where the curves agree best"
@@ -145,43 +149,37 @@ def pair_curves(
         notes.append(
             f"{len(steps)} common steps, {steps[0]} to {steps[-1]}, of {counts[0]} and {counts[1]} logged ones"
         )
-    return CurvePair(first, second, steps, epsilon, offset, tuple(notes))
+    values = _common_values((first, second), steps, epsilon)
+    return CurvePair(first, second, steps, values, offset, (*notes, *_reading_notes(first, second)))
+
+
+def _reading_notes(*curves: LossCurve) -> list[str]:
+    texts = {
+        "damaged": "lines without a number are left out",
+        "repeated": "lines repeat a step: the last counts",
+    }
+    return [
+        f"{curve.name}: {count} {text}"
+        for curve in curves
+        for name, text in texts.items()
+        if (count := getattr(curve, name))
+    ]
 
 
 def _distance(first: LossCurve, second: LossCurve) -> float:
     """Return the median relative difference at the first common steps; infinite without three of them."""
     steps = sorted(first.losses.keys() & second.losses.keys())[:100]
-    found = [_place(step, LOSS, first.losses[step], second.losses[step]).relative for step in steps]
+    pairs = [(first.losses[step], second.losses[step]) for step in steps]
+    found = [_relative(mine, other, max(abs(mine), 1e-300)) for mine, other in pairs]
     enough = len(found) > 2 or (found and first.losses.keys() == second.losses.keys())
     return float(np.median(found)) if enough else math.inf
-
-
-def _place(step: int, what: str, first: float, second: float, floor: float = 0.0) -> DifferingValue:
-    if first == second or (math.isnan(first) and math.isnan(second)):
-        return DifferingValue(step, what, first, second, 0.0)
-    if not (math.isfinite(first) and math.isfinite(second)):
-        return DifferingValue(step, what, first, second, math.inf)
-    size = max(abs(first), floor, 1e-300)
-    return DifferingValue(step, what, first, second, min(abs(first - second) / size, LARGEST))
-
-
-def _quantum(curves: Sequence[Curve]) -> float:
-    """Return the unit of the last printed digit; 0 for values of full precision."""
-    return max((_unit(list(curve.values())[:DIGITS]) for curve in curves), default=0.0)
-
-
-def _unit(values: Sequence[float]) -> float:
-    texts = [f"{value:.15g}" for value in values if math.isfinite(value)]
-    decimals = max((len(text.partition(".")[2]) for text in texts), default=0)
-    full = not decimals or any("e" in text or len(text) > 14 for text in texts)
-    return 0.0 if full else 10.0**-decimals
 
 
 TOLERANCE = 0.01  # relative difference of the loss (section 1.3)
 FIRST_STEPS = 5  # the first several steps
 TENTH = 10  # the first steps, and a window of the running mean, are at most a tenth of the common steps
 ODDS = 8  # at equal rates, an excess that counts has a probability of at most one in eight: 3 to 0, 5 to 1, 7 to 2
-NEAR = 16  # logged steps within which spikes of both runs are one event
+NEAR = 16  # steps within which spikes of both runs are one event
 CHANCE = 0.05  # of all evaluations together
 ERROR = "_stderr"  # in the name of a column
 
@@ -219,8 +217,6 @@ class Diagnosis:
 
     pair: CurvePair
     findings: list[SymptomFinding]
-    unequal: DifferingValue | None  # the first value that is unequal in any bit
-    beyond: DifferingValue | None  # the first that rounding does not explain
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -238,26 +234,32 @@ class Diagnosis:
             for found in self.findings
             if found.symptom not in (BEYOND, ROUNDING, EQUAL)
         ]
-        values = {"first unequal": self.unequal, "first beyond rounding": self.beyond}
-        if self.unequal == self.beyond:
-            del values["first unequal"]
-        for name, value in values.items():
-            if value is not None:
-                texts = f"{value.second:.9g}", f"{value.first:.9g}"
-                rows.append(TableRow(name, value.what, f"step {value.step}", *texts, value.relative))
-        return rows
+        unequal, beyond = self.pair.unequal, self.pair.beyond
+        values = {"first unequal": unequal if unequal != beyond else None, "first beyond rounding": beyond}
+        return rows + [
+            TableRow(
+                name,
+                value.what,
+                f"step {value.step}",
+                f"{value.second:.9g}",
+                f"{value.first:.9g}",
+                value.relative,
+                value.explained,
+            )
+            for name, value in values.items()
+            if value
+        ]
 
 
 @np.errstate(over="ignore", invalid="ignore")  # losses up to the largest float
 def diagnose(pair: CurvePair, same_settings: bool = False) -> Diagnosis:
     """Apply the rules in the order of SYMPTOMS. same_settings: whether both runs have the same machine and settings."""
-    unequal, beyond = pair.first_unequal(), pair.first_beyond_rounding()
-    notes = [*pair.notes, *(note for side in pair.sides for note in _reading_notes(side))]
+    unequal, beyond, notes = pair.unequal, pair.beyond, [*pair.notes]
     found = [_of(NOT_REPRODUCIBLE, unequal)] if same_settings and unequal else []
     found += [*_overflow(pair, notes), *_first_steps(pair)]
     if not any(finding.symptom == FIRST_STEP for finding in found):
-        spikes = {what: [_spikes_of(pair, side, what) for side in (0, 1)] for what in (LOSS, NORM)}
-        later = [*_more_spikes(spikes, notes), *_drift(pair, spikes[LOSS])]
+        spikes = {what: _spikes_of(pair, what) for what in (LOSS, NORM)}
+        later = [*_more_spikes(spikes), *_drift(pair, spikes[LOSS])]
         found += sorted(later, key=lambda finding: finding.step)
     parted = differing_evaluations(pair)
     notes += [f"{name}: {first} against {second}" for name, first, second in parted if found]
@@ -265,19 +267,11 @@ def diagnose(pair: CurvePair, same_settings: bool = False) -> Diagnosis:
     if not found:
         small = _of(BEYOND, beyond) if beyond else _of(ROUNDING, unequal) if unequal else None
         found = [small or SymptomFinding(EQUAL, pair.steps[0])]
-    return Diagnosis(pair, found, unequal, beyond, notes)
+    return Diagnosis(pair, found, notes)
 
 
-def _of(symptom: str, value: DifferingValue) -> SymptomFinding:
+def _of(symptom: str, value: CommonValue) -> SymptomFinding:
     return SymptomFinding(symptom, value.step, value.what, f"{value.first!r}", f"{value.second!r}")
-
-
-def _reading_notes(curve: LossCurve) -> list[str]:
-    counts = (
-        (curve.damaged, "lines without a number are left out"),
-        (curve.repeated, "lines repeat a step: the last of a step counts"),
-    )
-    return [f"{curve.name}: {count} {text}" for count, text in counts if count]
 
 
 # -- the rules
@@ -289,10 +283,10 @@ def _overflow(pair: CurvePair, notes: list[str]) -> list[SymptomFinding]:
     It counts where the last step is one of them, or the other run has no such step or clearly fewer.
     """
     bad: list[dict[int, str]] = [{}, {}]  # of each run: step -> loss or norm
-    for place in pair.places:
-        for side, value in enumerate((place.first, place.second)):
-            if not math.isfinite(value):
-                bad[side].setdefault(place.step, place.what)
+    for value in pair.values:
+        for side, number in enumerate((value.first, value.second)):
+            if not math.isfinite(number):
+                bad[side].setdefault(value.step, value.what)
     alone = [sorted(bad[side].keys() - bad[1 - side].keys()) for side in (0, 1)]
     first, second = (f"not finite in {len(steps)} steps" for steps in bad)
     found = []
@@ -319,67 +313,54 @@ def more_frequent(count: int, other: int) -> bool:
 
 def _first_steps(pair: CurvePair) -> list[SymptomFinding]:
     """Find a loss that differs by over 1 % at the first common step, or in the mean of the first five."""
-    differences = list(pair.differences().items())
-    first = differences[: max(1, min(FIRST_STEPS, len(differences) // TENTH))]
-    if not first or max(first[0][1], math.fsum(value for _, value in first) / len(first)) <= TOLERANCE:
+    losses = pair.losses
+    first = losses[: max(1, min(FIRST_STEPS, len(losses) // TENTH))]
+    if (
+        not first
+        or max(first[0].relative, math.fsum(loss.relative for loss in first) / len(first)) <= TOLERANCE
+    ):
         return []
-    step = next(step for step, value in first if value > TOLERANCE)
-    return [_of(FIRST_STEP, next(place for place in pair.places if place.step == step))]
+    return [_of(FIRST_STEP, next(loss for loss in first if loss.relative > TOLERANCE))]
 
 
-Spikes = list[tuple[int, CurveSpike]]  # step and spike
+def _spikes_of(pair: CurvePair, what: str) -> list[list[CurveSpike]]:
+    """Return the spikes of each side; their positions are common steps."""
+    values = [value for value in pair.values if value.what == what]
+    jumps = LOSS_JUMPS if what == LOSS else NORM_JUMPS
+    sides = ([value.first for value in values], [value.second for value in values])
+    return [
+        [replace(spike, first=values[spike.first].step, last=values[spike.last].step) for spike in found]
+        for found in (find_spikes(np.array(side), jumps) for side in sides)
+    ]
 
 
-def _spikes_of(pair: CurvePair, side: int, what: str) -> Spikes:
-    curves = [curve.losses if what == LOSS else curve.gradient_norms for curve in pair.sides]
-    steps = [step for step in pair.steps if step in curves[0] and step in curves[1]]
-    series = np.array([curves[side][step] for step in steps])
-    found = find_spikes(series, LOSS_JUMPS if what == LOSS else NORM_JUMPS)
-    return [(steps[spike.first], spike) for spike in found]
-
-
-def _more_spikes(spikes: dict[str, list[Spikes]], notes: list[str]) -> list[SymptomFinding]:
+def _more_spikes(spikes: dict[str, list[list[CurveSpike]]]) -> list[SymptomFinding]:
+    """Find a run with clearly more spikes; the first is the first without a spike of the other run near."""
     found = []
     for what, sides in spikes.items():
-        alone = [_without_match(sides[side], sides[1 - side]) for side in (0, 1)]
-        first, second = (f"{len(steps)} spikes" for steps in alone)
+        first, second = (f"{len(steps)} spikes" for steps in sides)
         for side in (0, 1):
-            if more_frequent(len(alone[side]), len(alone[1 - side])):
-                found.append(SymptomFinding(SPIKES, alone[side][0], what, first, second, side))
-            elif alone[side]:
-                notes.append(
-                    f"spikes of the {what} in one run, from step {alone[side][0]}: {first} against {second}"
-                )
+            mine, others = sides[side], sides[1 - side]
+            if more_frequent(len(mine), len(others)):
+                alone = [
+                    one.first for one in mine if all(abs(one.first - two.first) > NEAR for two in others)
+                ]
+                step = next(iter(alone), mine[0].first)
+                found.append(SymptomFinding(SPIKES, step, what, first, second, side))
     return found
 
 
-def _without_match(mine: Spikes, others: Spikes) -> list[int]:
-    """Return the steps of the spikes without one of the other run near; each of those matches one."""
-    free = [spike for _, spike in others]
-    alone = []
-    for step, spike in mine:
-        near = next((other for other in free if abs(other.first - spike.first) <= NEAR), None)
-        if near is None:
-            alone.append(step)
-        else:
-            free.remove(near)
-    return alone
-
-
-def _drift(pair: CurvePair, spikes: Sequence[Spikes]) -> list[SymptomFinding]:
+def _drift(pair: CurvePair, spikes: Sequence[Sequence[CurveSpike]]) -> list[SymptomFinding]:
     """Find the first tenth of the common steps whose mean difference is over the tolerance, without spikes."""
-    every = [spike for of_run in spikes for _, spike in of_run]
-    within = {pair.steps[place] for spike in every for place in range(spike.first, spike.last + 1)}
-    items = [(step, value) for step, value in pair.differences().items() if step not in within]
-    width = max(1, len(items) // TENTH)
-    if len(items) < 2:
+    within = [range(spike.first, spike.last + 1) for of_run in spikes for spike in of_run]
+    losses = [loss for loss in pair.losses if not any(loss.step in steps for steps in within)]
+    width = max(1, len(losses) // TENTH)
+    if len(losses) < 2:
         return []
-    sums = np.cumsum([0.0, *(value for _, value in items)])
+    sums = np.cumsum([0.0, *(loss.relative for loss in losses)])
     over = np.flatnonzero((sums[width:] - sums[:-width]) / width > TOLERANCE)
-    if not len(over):
-        return []
-    first = next(step for step, value in items[over[0] :] if value > TOLERANCE)
-    return [_of(DRIFT, next(place for place in pair.places if place.step == first))]
+    later = losses[over[0] :] if len(over) else []
+    return [_of(DRIFT, loss) for loss in later if loss.relative > TOLERANCE][:1]
 
 
 def differing_evaluations(pair: CurvePair) -> list[tuple[str, str, str]]:
@@ -434,6 +415,6 @@ def step_to_record(diagnosis: Diagnosis) -> int | None:
         return None
     if symptom in (NOT_REPRODUCIBLE, OVERFLOW, DOWNSTREAM):
         return step
-    first = diagnosis.beyond or diagnosis.unequal
-    steps = [first.step] if first else []
-    return min([*steps, step] if symptom == SPIKES or not steps else steps)
+    first = diagnosis.pair.beyond or diagnosis.pair.unequal
+    assert first is not None
+    return min(first.step, step) if symptom == SPIKES else first.step

@@ -13,8 +13,8 @@ import argparse
 import itertools
 import math
 import zipfile
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,51 +33,55 @@ Rows = list[NDArray[np.float64]]  # a row for each sequence
 
 
 @dataclass(frozen=True)
-class TokenDiff:
-    """One token with its log-probabilities."""
-
-    sequence: int
-    position: int  # in the row of its sequence, from 0
-    response: int  # its number among the response tokens, from 0
-    rollout: float
-    training: float
-
-
-@dataclass(frozen=True)
-class SequenceDiff:
-    """The differences of one sequence, rollout - training."""
-
-    tokens: int
-    mean: float
-    mean_absolute: float
-    units: float  # the largest difference, in roundings of the log-probability in float32
-    prefill: float  # absolute difference of the first response token, which prefill computes
-    decode: float | None  # mean absolute difference of the later ones; None where there are none
-    first: TokenDiff | None  # over the threshold
-    differences: list[float]  # of every token, 0 outside the mask
-
-
-@dataclass(frozen=True)
 class LogpDiff:
-    """The result of a comparison."""
+    """Log-probabilities of the response tokens of each sequence, and how they differ."""
 
-    value: float  # logp_diff
-    mean_absolute: float
+    rollout: Rows
+    training: Rows
+    positions: list[NDArray[np.int64]]  # of the response tokens in the row of their sequence, from 0
+    differences: Rows  # rollout - training
     threshold: float
-    sequences: list[SequenceDiff]
-    first_token: float  # mean absolute difference of the first response tokens, which prefill computes
-    decode: float  # of the later ones; 0 where there are none
 
     @property
-    def first(self) -> TokenDiff | None:
-        """The first token over the threshold, of the first sequence that has one."""
-        return next((one.first for one in self.sequences if one.first), None)
+    def value(self) -> float:
+        """Return logp_diff."""
+        return _mean(self.differences)
+
+    @property
+    def mean_absolute(self) -> float:
+        return _mean(map(np.abs, self.differences))
+
+    @property
+    def first_token(self) -> float:
+        """Return the mean absolute difference of the first response tokens, which prefill computes."""
+        return _mean(np.abs(row[:1]) for row in self.differences)
+
+    @property
+    def decode(self) -> float:
+        """Return that of the later ones; 0 where there are none."""
+        return _mean(np.abs(row[1:]) for row in self.differences if len(row) > 1)
+
+    @property
+    def over(self) -> dict[int, int]:
+        """Return the first response token over the threshold, by its number, of each sequence that has one."""
+        over = {
+            number: np.flatnonzero(~(np.abs(row) <= self.threshold))
+            for number, row in enumerate(self.differences)
+        }
+        return {number: int(places[0]) for number, places in over.items() if len(places)}
 
     @property
     def verdict(self) -> str:
         if not abs(self.value) <= self.threshold:
             return OVER
         return WITHIN if self.mean_absolute <= self.threshold else CANCEL
+
+
+@np.errstate(invalid="ignore", over="ignore")
+def _mean(rows: Iterable[NDArray[np.float64]]) -> float:
+    """Return the mean of the means of rows; 0 without a row."""
+    means = [row.mean() for row in rows]
+    return float(np.mean(means)) if means else 0.0
 
 
 def logp_diff(
@@ -103,18 +107,15 @@ def logp_diff(
         raise NumericsError("there are no sequences; fix: give at least one")
     if any(np.isnan(mask).any() for mask in masks):
         raise NumericsError("response_mask has NaN; fix: give 0 or 1")
-    sequences = [
-        _sequence(number, *rows, threshold) for number, rows in enumerate(zip(a, b, masks, strict=True))
-    ]
-    later = [one.decode for one in sequences if one.decode is not None]
-    return LogpDiff(
-        value=float(np.mean([one.mean for one in sequences])),
-        mean_absolute=float(np.mean([one.mean_absolute for one in sequences])),
-        threshold=threshold,
-        sequences=sequences,
-        first_token=float(np.mean([one.prefill for one in sequences])),
-        decode=float(np.mean(later)) if later else 0.0,
-    )
+    places = [np.flatnonzero(mask) for mask in masks]
+    if empty := [number for number, place in enumerate(places) if not len(place)]:
+        raise NumericsError(
+            f"sequence {empty[0]} has no response tokens; fix: leave it out, or correct response_mask"
+        )
+    a, b = ([row[place] for row, place in zip(rows, places, strict=True)] for rows in (a, b))
+    with np.errstate(invalid="ignore", over="ignore"):
+        differences = [mine - other for mine, other in zip(a, b, strict=True)]
+    return LogpDiff(a, b, places, differences, threshold)
 
 
 def _rows(value: Any, name: str) -> Rows:
@@ -130,34 +131,6 @@ def _rows(value: Any, name: str) -> Rows:
     if wrong := next((row for row in rows if row.ndim != 1), None):
         raise NumericsError(f"{name} has {wrong.ndim + 1} dimensions; fix: give (sequences, tokens)")
     return rows
-
-
-@np.errstate(invalid="ignore", over="ignore")
-def _sequence(
-    number: int, a: NDArray[np.float64], b: NDArray[np.float64], mask: NDArray[np.float64], threshold: float
-) -> SequenceDiff:
-    where = np.flatnonzero(mask)
-    if not where.size:
-        raise NumericsError(
-            f"sequence {number} has no response tokens; fix: leave it out, or correct response_mask"
-        )
-    differences = np.zeros(len(a))
-    differences[where] = a[where] - b[where]
-    size, first = np.abs(differences[where]), None
-    over = np.flatnonzero(~(size <= threshold))
-    if over.size:
-        place = int(where[over[0]])
-        first = TokenDiff(number, place, int(over[0]), float(a[place]), float(b[place]))
-    return SequenceDiff(
-        tokens=len(where),
-        mean=float(differences[where].mean()),
-        mean_absolute=float(size.mean()),
-        units=float(np.max(size / (FLOAT32 * np.maximum(1, np.abs(b[where]))))),
-        prefill=float(size[0]),
-        decode=float(size[1:].mean()) if len(size) > 1 else None,
-        first=first,
-        differences=differences.tolist(),
-    )
 
 
 # -- files
@@ -247,19 +220,27 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def show(found: LogpDiff, folder: Path | None) -> int:
     """Print the result, sequences over the threshold first. Returns 0. folder: of logp_diff.json."""
-    ordered = sorted(enumerate(found.sequences), key=lambda pair: pair[1].first is None)
-    count = len(ordered)
+    names = ("value", "mean_absolute", "threshold", "first_token", "decode")
+    numbers = {name: getattr(found, name) for name in names}
+    rows = sorted(table_rows(found), key=lambda row: not row.place)
     path = folder / "logp_diff.json" if folder else None
     if path:  # before the output: a folder that cannot be written is one line
+        differences = [row.tolist() for row in found.differences]
+        positions = [row.tolist() for row in found.positions]
+        content = {"verdict": found.verdict, **numbers, "differences": differences, "positions": positions}
         with writing(path, "give another folder by -o"):
-            write_json(path, {"verdict": found.verdict, "logp_diff": found.value, **asdict(found)})
+            write_json(path, content)
     print(
         f"logp_diff: {found.verdict}",
-        f"{found.value:.3g}: the mean over {count} sequences of rollout - training; threshold {found.threshold:g}",
+        f"{found.value:.3g}: the mean over {len(rows)} sequences of rollout - training; threshold {found.threshold:g}",
         f"mean absolute difference {found.mean_absolute:.3g}: first response tokens (prefill alone) "
         f"{found.first_token:.3g}, later tokens (decode) {found.decode:.3g}",
-        *text_table(_row(number, one) for number, one in ordered[:MOST_ROWS]),
-        *([f"{count - MOST_ROWS} more sequences: -o FOLDER writes them"] if count > MOST_ROWS else []),
+        *text_table(rows[:MOST_ROWS]),
+        *(
+            [f"{len(rows) - MOST_ROWS} more sequences: -o FOLDER writes them"]
+            if len(rows) > MOST_ROWS
+            else []
+        ),
         advice(found),
         *([f"wrote {path}"] if path else []),
         sep="\n",
@@ -267,14 +248,18 @@ def show(found: LogpDiff, folder: Path | None) -> int:
     return 0
 
 
-def _row(number: int, one: SequenceDiff) -> TableRow:
-    """Return a sequence as a row: its first token over the threshold, with rollout as target."""
-    means = f"mean {one.mean:.3g}, absolute {one.mean_absolute:.3g}"
-    row = TableRow(f"sequence {number}", f"{one.tokens} tokens", units=one.units, evidence=means)
-    if one.first is None:
-        return row
-    place = f"token {one.first.response} (position {one.first.position})"
-    return replace(row, place=place, target=f"{one.first.rollout:.6g}", golden=f"{one.first.training:.6g}")
+@np.errstate(invalid="ignore", over="ignore")
+def table_rows(found: LogpDiff) -> Iterator[TableRow]:
+    """Yield a row for each sequence: its first token over the threshold, with rollout as target."""
+    for number, row in enumerate(found.differences):
+        sizes, golden, place = np.abs(row), found.training[number], found.over.get(number)
+        units = float(np.max(sizes / (FLOAT32 * np.maximum(1, np.abs(golden)))))
+        means = f"mean {row.mean():.3g}, absolute {sizes.mean():.3g}"
+        texts = ("", "", "")
+        if place is not None:
+            token = f"token {place} (position {found.positions[number][place]})"
+            texts = token, f"{found.rollout[number][place]:.6g}", f"{golden[place]:.6g}"
+        yield TableRow(f"sequence {number}", f"{len(row)} tokens", *texts, units=units, evidence=means)
 
 
 def advice(found: LogpDiff) -> str:
@@ -285,8 +270,6 @@ def advice(found: LogpDiff) -> str:
     """
     if found.verdict == WITHIN:
         return "Next: nothing to do; go on with the training (section 2.3.3)."
-    if 10 * found.first_token > found.decode or any(
-        one.first and one.first.response == 0 for one in found.sequences
-    ):
+    if 10 * found.first_token > found.decode or 0 in found.over.values():
         return "Next: the prefill differs too: record both forward passes on one sequence, and compare the records."
     return "Next: only decoding differs: check how the KV cache is cleared, written and read."

@@ -309,5 +309,5 @@ def shows(symptom: str, replay: ReplayedStep, played: Played) -> bool:
         )
         with contextlib.suppress(NumericsError):  # no common step
             curves = LossCurve("replay", played.losses, played.norms), LossCurve("golden", losses, norms)
-            return pair_curves(*curves, 0, replay.epsilon).first_beyond_rounding() is not None
+            return pair_curves(*curves, 0, replay.epsilon).beyond is not None
     return False

@@ -48,8 +48,8 @@ def test_correct_kernels_stay_within_half_of_the_bounds(one_thread: None) -> Non
     unequal = 0
     for other in others:
         pair = pair_curves(golden, other)
-        unequal += pair.first_unequal() is not None
-        assert all(place.relative <= explained / 2 for place, explained in pair.explained())
+        unequal += pair.unequal is not None
+        assert all(value.relative <= value.explained / 2 for value in pair.values)
         assert diagnose(pair).symptom in ("rounding", "equal")
     assert unequal
     assert GROWTH[LOSS] == 16

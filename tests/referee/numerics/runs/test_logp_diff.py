@@ -60,7 +60,8 @@ def test_it_is_the_definition_whatever_is_outside_the_mask(case: Any, threshold:
         for place, (x, y, flag) in enumerate(zip(a, b, m, strict=True))
         if flag and abs(x - y) > threshold
     ]
-    assert ((found.first.sequence, found.first.position) if found.first else None) == (expected or [None])[0]
+    first = next(iter(found.over.items()), None)
+    assert (first and (first[0], found.positions[first[0]][first[1]])) == (expected or [None])[0]
 
 
 # Rollout, where training is -1 for each token: verdict, and whether decoding alone is accused.
@@ -123,7 +124,7 @@ def test_every_type_of_file_gives_the_same_result(tmp_path: Path, suffixes: tupl
     a, b = (tmp_path / f"{name}{suffix}" for name, suffix in zip("ab", suffixes, strict=True))
     found = compare_files(save(a, ROLLOUT, MASK), save(b, TRAINING, MASK))
     assert found.value == (0.25 + 0.125) / 2
-    assert [one.tokens for one in found.sequences] == [2, 2]
+    assert [len(row) for row in found.differences] == [2, 2]
 
 
 def test_the_command_prints_a_table_and_writes_json(
@@ -133,10 +134,8 @@ def test_the_command_prints_a_table_and_writes_json(
     assert main(["logp-diff", str(a), str(b), "-o", str(tmp_path / "out")]) == 0
     assert "logp_diff: over the threshold" in capsys.readouterr().out
     content = json.loads((tmp_path / "out" / "logp_diff.json").read_text())
-    assert content["logp_diff"] == 0.1875
-    token = {"sequence": 0, "position": 2, "response": 1, "rollout": -3.0, "training": -3.5}
-    assert content["sequences"][0]["first"] == token
-    assert [one["differences"] for one in content["sequences"]] == [[0.0, 0.0, 0.5], [0.0, 0.25, 0.0]]
+    assert content["value"] == 0.1875
+    assert (content["differences"], content["positions"]) == ([[0.0, 0.5], [0.0, 0.25]], [[1, 2], [0, 1]])
 
 
 def text(content: str) -> Callable[[Path], None]:
