@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import harmonic_mean, median
@@ -17,19 +17,11 @@ from study.analysis.eval_set_results import evaluated_texts
 from study.analysis.verdict import Losses, control_losses
 from study.experiment import Configuration, configuration
 from study.runs import PENDING, Run, final_losses, read_expected, read_runs
-from study.study_settings import StudySettings
+from study.study_settings import StudySettings, declared
 from study.tuned_rates import most_judged, tuning_arms
 
-SAME = (
-    "GPT2_MODEL_",
-    "DATASET_",
-    "TOKENIZER_",
-    "GPT2_BLOCK_SIZE",
-    "GPT2_LAYERS",
-    "GPT2_HEADS",
-    "GPT2_WIDTH",
-)  # model and data
-SHAPES_NOISE = ("EFFECTIVE_BATCH", "GPT2_MAX_ITERS", "GPT2_MAX_TIME", "GPT2_MAX_TOKENS", "LEARNING_RATE")
+SAME = ("model", "data", "tokenizer")  # entries of a record that the studies have in common
+SHAPES_NOISE = ("batch", "budget", "schedule")  # entries that may change the noise
 LEAST_SEEDS = 3  # of an arm's differences, below which they give no noise of their own
 
 
@@ -105,20 +97,27 @@ def find_past_studies(results_dir: Path, settings: Configuration) -> list[PastSt
     found = []
     for directory in sorted(results_dir.glob("*/")) if results_dir.is_dir() else []:
         saved = next((read for run in sorted(directory.glob("runs/*/")) if (read := configuration(run))), {})
-        if not saved or _chosen(saved) != _chosen(settings) or not read_expected(directory).variants:
+        if (
+            not saved
+            or _entries(saved, SAME) != _entries(settings, SAME)
+            or not read_expected(directory).variants
+        ):
             continue
         runs = read_runs(directory)
         used = tuple(run for run in runs if run.used)
         if used and not any(run.status in PENDING for run in runs):
-            differing = tuple(name for name in SHAPES_NOISE if saved.get(name) != settings.get(name))
-            found.append(PastStudy(directory, used, differing))
+            before, now = _entries(saved, SHAPES_NOISE), _entries(settings, SHAPES_NOISE)
+            differing = [name for name in before | now if before.get(name) != now.get(name)]
+            found.append(PastStudy(directory, used, tuple(differing)))
     return sorted(found, key=_newest, reverse=True)
 
 
-def _chosen(settings: Configuration) -> Mapping[str, str]:
-    """Return the settings of model and data; a choice that is off counts as absent."""
+def _entries(settings: Configuration, entries: Sequence[str]) -> dict[str, str]:
+    """Return the settings that these entries of a record hold; what is off or empty counts as absent."""
     return {
-        name: value for name, value in settings.items() if name.startswith(SAME) and value not in ("n", "")
+        name: value
+        for name, value in settings.items()
+        if declared(name).entry in entries and value not in ("n", "")
     }
 
 

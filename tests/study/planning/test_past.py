@@ -24,11 +24,8 @@ def finished_study(
     a_study(folder, seeds, variants=variants, hellaswag=False)
     lines = []
     for name, value in (SETTINGS | changed).items():
-        quoted = name in ("DATASET_FILES", "LEARNING_RATE")
-        lines.append(
-            f"# CONFIG_{name} is not set" if value == "n" else f'CONFIG_{name}="{value}"' if quoted
-            else f"CONFIG_{name}={value}"
-        )  # fmt: skip
+        text = value if value == "y" or value.isdecimal() else f'"{value}"'
+        lines.append(f"# CONFIG_{name} is not set" if value == "n" else f"CONFIG_{name}={text}")
     for run in (folder / "runs").iterdir():
         (run / "config").write_text("\n".join(lines) + "\n")
         edit(folder, run.name)  # its checksums have the configuration

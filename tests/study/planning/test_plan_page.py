@@ -62,11 +62,7 @@ def shown(symbols: Symbols, given: float | None = None) -> str:
 
 
 def a_past_study(symbols: Symbols, name: str = "past", **changed: str) -> Path:
-    keys = ("GPT2_MODEL_MINI", "GPT2_MODEL_TINY", "GPT2_BLOCK_SIZE", "TOKENIZER_BYTES", "DATASET_EMBEDDED",
-            "DATASET_MAX_TOKENS", "EFFECTIVE_BATCH", "LEARNING_RATE", "GPT2_MAX_TIME", "GPT2_MAX_ITERS",
-            "GPT2_MAX_TOKENS")  # fmt: skip
-    values = {key: value for key, value in settings_of(symbols).items() if key in keys}
-    return finished_study(Path("results") / name, **values | changed)
+    return finished_study(Path("results") / name, **settings_of(symbols) | changed)
 
 
 def test_without_a_finished_study_the_budget_is_the_time_and_the_noise_is_unknown() -> None:
