@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpt2.validation import HUB_FILE, read_text
 from ra.variants import variant
 from referee.pages.document import Block, BulletList, Document, Paragraph, Section, Table
 from referee.verdict.statistics import perplexity_percent
 from runtime.detected_hardware import cpu_threads, detect_hardware
 from runtime.dotconfig import Symbols
-from runtime.errors import UserError, free_bytes, gib
+from runtime.errors import free_bytes, gib
 from runtime.gpu_specs import GIB, TargetError
 from runtime.resolved_target import ResolvedTarget, resolve
-from runtime.settings import CORE_WORK, Config, EvalSet
+from runtime.settings import CORE_WORK, Config
 from study import plan_file
 from study.analysis.designs import MOST_CONTROLS, StudyDesign
 from study.analysis.verdict import VERDICT_SEEDS
@@ -26,7 +25,6 @@ from study.preconditions import earlier_looks, needed_bytes
 from study.report.method import hours_text, seeds_text, size
 from study.runs import RunList
 from study.study_settings import StudySettings
-from study.terminal import FORWARD_SHARE
 from study.tuned_rates import judged_names, judged_study, most_judged, read_choice, tuning_study
 
 # Forecast a study before its first run: runs, hours, disk space, memory. Nothing is trained or timed.
@@ -195,27 +193,7 @@ def _hours(
             train, source, None, "evaluation, saving and starting are not included: no finished study"
         )
     seconds = here[0].overhead_seconds()
-    other = f"{seconds:.0f} s of other time a run, as in {here[0].directory}"
-    for one in config.evaluation.sets:
-        if one.name in here[0].evaluated:
-            continue  # the overhead contains it
-        if tokens := _text_tokens(one, config):
-            more = tokens * here[0].seconds_per_token() * FORWARD_SHARE
-            seconds += more
-            other += f", and {more:.0f} s for the {tokens:,} tokens of {one.name}"
-        else:
-            other += f"; {one.name} of CONFIG_EVAL_SETS is not included: its text cannot be read here yet"
-    return Hours(train, source, seconds, other)
-
-
-def _text_tokens(one: EvalSet, config: Config) -> int:
-    """Return the tokens of a held-out text on this machine; 0 where it cannot be read. Nothing is downloaded."""
-    if not one.pattern and not (config.data.directory / HUB_FILE).is_file():
-        return 0
-    try:
-        return read_text(one, config.data, config.model.block_size, report=lambda text: None).tokens
-    except UserError:
-        return 0
+    return Hours(train, source, seconds, f"{seconds:.0f} s of other time a run, as in {here[0].directory}")
 
 
 def _training(
@@ -374,10 +352,7 @@ def sight_blocks(settings: StudySettings, sight: StudySight) -> list[Block]:
         "a run varies": _deviation,
         "detects": _range,
         f"runs for {margin}": lambda row: _design(row.cheapest, sight),
-        "if the noise is at its upper limit": lambda row: _design(row.cheapest_high, sight),
     }
-    if all(row.noise.dof is None for row in sight.rows):
-        del columns["if the noise is at its upper limit"]
     sources = BulletList([f"Noise of {row.name}: {row.source}." for row in sight.rows])
     return [Paragraph(about), Table.of(sight.rows, columns), sources]
 
@@ -422,9 +397,7 @@ def _remarks(sight: StudySight) -> list[str]:
     if sight.judged > 1:
         found.append("The other judged arms are exploratory: they share Holm's correction and detect less.")
     if any(row.noise.dof is not None for row in sight.rows):
-        found.append(
-            "In brackets: at the ends of the 95 % interval of the noise. Last column: at its upper end."
-        )
+        found.append("In brackets: at the ends of the 95 % interval of the noise.")
     if any(row.noise.arm != row.noise.control for row in sight.rows):
         found.append("Two numbers: a run of the judged arm / of a control arm.")
     else:

@@ -13,7 +13,6 @@ from referee.verdict.looks import nominal_levels
 from referee.verdict.statistics import mean, noise_floor, standard_deviation
 from runtime.files import read_json
 from study.analysis.designs import Noise, StudyDesign, cheapest_design, detectable_difference
-from study.analysis.eval_set_results import evaluated_texts
 from study.analysis.verdict import Losses, control_losses
 from study.experiment import Configuration, configuration
 from study.runs import PENDING, Run, final_losses, read_expected, read_runs
@@ -70,11 +69,6 @@ class PastStudy:
                 wall = (folder / "run.json").stat().st_mtime - (folder / "config").stat().st_mtime
                 found.append(max(wall, clock.total) - clock.train)
         return median(found) if found else 0.0
-
-    @property
-    def evaluated(self) -> set[str]:
-        """The held-out texts on which every run was evaluated at its end."""
-        return set.intersection(*(set(evaluated_texts(run)) for run in self.runs))
 
     def seconds_per_token(self) -> float:
         """Training seconds of a token, of the slowest variant."""
@@ -142,8 +136,7 @@ class Sight:
     """The difference that a study detects (nats, 80 % power) at one noise.
 
     name: whose noise it is. source: of the noise, in words. sees: None for a study without a verdict. low, high: at the
-    ends of the noise's 95 % interval. cheapest: the design of the fewest runs that detects the margin; cheapest_high:
-    with the noise at the upper end.
+    ends of the noise's 95 % interval. cheapest: the design of the fewest runs that detects the margin.
     """
 
     name: str
@@ -153,7 +146,6 @@ class Sight:
     low: float | None
     high: float | None
     cheapest: StudyDesign | None
-    cheapest_high: StudyDesign | None
 
 
 @dataclass(frozen=True)
@@ -250,7 +242,6 @@ def _sight(
         names, rates = (*CONTROLS[:controls], *others), settings.rates
         return len(most_judged(names, rates)) * seeds + len(tuning_arms(names, rates)) * settings.tuning_seeds
 
-    margin = settings.equivalence_margin
     return Sight(
         name=name,
         source=source,
@@ -258,8 +249,7 @@ def _sight(
         sees=_sees(noise, controls, seeds, level),
         low=_sees(low, controls, seeds, level),
         high=_sees(high, controls, seeds, level),
-        cheapest=cheapest_design(noise, margin, runs),
-        cheapest_high=cheapest_design(high, margin, runs),
+        cheapest=cheapest_design(noise, settings.equivalence_margin, runs),
     )
 
 

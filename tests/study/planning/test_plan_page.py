@@ -12,7 +12,6 @@ import pytest
 from referee.pages.document import render_terminal
 from referee.verdict.looks import nominal_levels
 from referee.verdict.power import mde
-from runtime import records, run_record
 from runtime.dotconfig import Symbols, read_symbols
 from runtime.settings import CORE_WORK, load_config
 from study import plan_file
@@ -111,34 +110,6 @@ def test_a_finished_study_gives_noise_and_overhead_and_its_other_settings_are_na
     assert "Noise of RALEARN: its differences in results/past" in text
     assert "140 s of other time a run, as in results/past" in text
     assert "published" not in text
-
-
-def test_held_out_texts_that_the_finished_study_did_not_evaluate_cost_a_forward_pass_of_their_tokens() -> (
-    None
-):
-    Path("long.txt").write_text("some words\n" * 500)
-    symbols = configured('CONFIG_EVAL_SETS="long=long.txt wikitext-2"')
-    study = a_past_study(symbols)
-    device = forecast(symbols, []).memory.target.partition("(")[2][:-1]
-    for run in study.glob("runs/*"):
-        edit(study, run.name, target={"device": device})
-    past = find_past_studies(Path("results"), settings_of(symbols))
-    hours = forecast(symbols, past).hours
-    assert hours.other == pytest.approx(140 + 5500 * past[0].seconds_per_token() / 3)
-    assert (
-        "for the 5,500 tokens of long; wikitext-2 of CONFIG_EVAL_SETS is not included" in hours.other_source
-    )
-    for run in study.glob("runs/*"):
-        record = run_record.load(run)
-        rows = records.read_rows(run, (record.study, record.variant, record.seed))
-        added = [
-            rows[0].replace(data=f"{name}@a", metric="words", value=1000) for name in ("long", "wikitext-2")
-        ]
-        records.write_rows(run, [*rows, *added])
-        run_record.write(run, record)
-    past = find_past_studies(Path("results"), settings_of(symbols))
-    hours = forecast(symbols, past).hours
-    assert (hours.other, "long" in hours.other_source) == (pytest.approx(140.0), False)
 
 
 def test_a_plan_gives_its_step_times_and_finished_runs_are_not_pending() -> None:
