@@ -76,7 +76,7 @@ def grouped(used: Sequence[Run]) -> dict[str, list[Run]]:
 def _validations(run: Run) -> dict[int, tuple[float, float]]:
     """Tokens -> (training seconds, loss) of each evaluation with a finite loss."""
     seconds = chosen(run.rows, VALIDATION, "train_seconds")
-    return {tokens: (seconds[tokens].value, loss) for tokens, loss in run.losses.items()}
+    return {tokens: (seconds[tokens].value, loss) for tokens, loss in run.values.items()}
 
 
 def _curve(variant: str, seeds: int, points: list[list[tuple[float, float, float]]]) -> Curve:

@@ -36,7 +36,7 @@ from study.arm_colors import color, color_label, legend
 from study.experiment import Experiment, finished_seeds, read_experiment
 from study.plan_file import Plan
 from study.report.method import capped, p_text, seeds_text
-from study.runs import BASELINE, DIVERGED, CountedRuns, Run, final_losses, provenance, read_runs
+from study.runs import BASELINE, DIVERGED, CountedRuns, Run, final_values, provenance, read_runs
 
 METHOD = (
     "Accuracy: share of test problems whose response, by greedy decoding without noise, ends with the published number "
@@ -123,7 +123,7 @@ def build_report(study_dir: Path) -> GrpoReport:
 def judge_accuracies(plan: Plan | None, runs: Sequence[Run]) -> dict[str, Verdict]:
     """Return arm -> verdict. An arm with a diverged run has none."""
     lost = {run.variant for run in runs if run.cause == DIVERGED}
-    table = final_losses([run for run in runs if run.used and run.variant not in lost])
+    table = final_values([run for run in runs if run.used and run.variant not in lost])
     settings = (plan.margin, plan.primary, plan.looks) if plan else (MARGIN, "", {})
     first_seed = plan.first_seed if plan else 0
     found = judge(table, *settings, finished_seeds(plan, runs), first_seed, higher=True)
@@ -135,7 +135,7 @@ def _result(study_dir: Path, name: str, runs: Sequence[Run], verdicts: dict[str,
     accuracies: dict[int, dict[int, float]] = {}
     for run in (run for run in own if run.used):
         tokens_per_step = run.record.batch.effective * run.record.batch.block_size
-        for tokens, value in run.losses.items():
+        for tokens, value in run.values.items():
             accuracies.setdefault(tokens // tokens_per_step, {})[run.record.seed] = value
     diverged = {run.name: run.record.error or "" for run in own if run.cause == DIVERGED}
     steps = [step for run in own for step in read_steps(run.file(study_dir, "metrics.jsonl")).steps]

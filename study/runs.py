@@ -123,14 +123,14 @@ class Run:
     rows: tuple[Row, ...] = field(default=(), repr=False)
 
     @property
-    def losses(self) -> dict[int, float]:
-        """Tokens -> validation loss in nats, of GRPO accuracy, of every evaluation with a finite one."""
+    def values(self) -> dict[int, float]:
+        """Tokens -> value of the task's metric (METRICS: validation loss in nats, accuracy) at every evaluation."""
         return {tokens: row.value for tokens, row in chosen(self.rows, *METRICS[self.record.task]).items()}
 
     @property
-    def loss(self) -> float:
-        """The validation loss in nats, of GRPO accuracy, at the end of a run that is used."""
-        return self.losses[self.record.progress.tokens]
+    def value(self) -> float:
+        """The value of the task's metric at the end of a run that is used: what is judged."""
+        return self.values[self.record.progress.tokens]
 
     def file(self, study_dir: Path, name: str) -> Path:
         """Return the path of a result file of the run, such as metrics.jsonl."""
@@ -170,7 +170,7 @@ def _read(folder: Path) -> Run:
             found = [str(error)]
         if found:
             run.used, run.cause, run.why_not = False, DAMAGED, f"{'; '.join(found)}; {REMEDY}"
-        elif complete.progress.tokens not in run.losses:
+        elif complete.progress.tokens not in run.values:
             metric = " ".join(METRICS[complete.task])
             run.used, run.cause, run.why_not = False, "no finite result", f"it has no finite {metric}"
     return run
@@ -234,11 +234,11 @@ class CountedRuns:
         return sum(run.status in PENDING for run in self.runs)
 
 
-def final_losses(runs: Sequence[Run]) -> dict[str, dict[int, float]]:
-    """Return variant -> seed -> final validation loss in nats, of runs that count."""
+def final_values(runs: Sequence[Run]) -> dict[str, dict[int, float]]:
+    """Return variant -> seed -> final value of the task's metric, of runs that count."""
     table: dict[str, dict[int, float]] = {}
     for run in runs:
-        table.setdefault(run.variant, {})[run.record.seed] = run.loss
+        table.setdefault(run.variant, {})[run.record.seed] = run.value
     return table
 
 

@@ -248,8 +248,8 @@ def slopes(runs: Sequence[Run]) -> tuple[float, float] | None:
     found = []
     for run in runs:
         end = run.record.progress.tokens
-        late = {tokens: loss for tokens, loss in run.losses.items() if end / 2 <= tokens <= SETTLED * end}
-        found.append([(loss - run.loss) / math.log(end / at) for at, loss in late.items()])
+        late = {tokens: loss for tokens, loss in run.values.items() if end / 2 <= tokens <= SETTLED * end}
+        found.append([(loss - run.value) / math.log(end / at) for at, loss in late.items()])
     if not found or not all(found):
         return None
     low, high = mean(list(map(min, found))), mean(list(map(max, found)))

@@ -164,7 +164,7 @@ def _loss(runs: Mapping[str, Run], name: str, seed: int) -> float | None:
     """Return the final loss of a tuning run; None where it has none, or was cut. UserError where it did not end."""
     run = runs.get(run_record.run_name(name, seed))
     if run and run.used:
-        return None if run.record.truncated else run.loss
+        return None if run.record.truncated else run.value
     if run and run.cause in NO_LOSS:
         return None
     reason = run.why_not if run else "its record cannot be read"

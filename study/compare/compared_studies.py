@@ -22,7 +22,7 @@ from study.compare.compare_sizes import SizeComparison, compare_sizes
 from study.compare.loaded_studies import LoadedStudy, read_studies
 from study.compare.study_checklist import checklist
 from study.curves import thinned
-from study.runs import final_losses, variant_order
+from study.runs import final_values, variant_order
 
 # Compare training losses of the same run in two studies at equal iterations.
 #
@@ -224,7 +224,7 @@ def order(study: LoadedStudy, names: Sequence[str]) -> Order:
     table: Losses = {name: {} for name in names}
     for (name, seed), run in study.runs().items():
         if name in table and run.name not in study.report.cut:
-            table[name][seed] = run.loss
+            table[name][seed] = run.value
     seeds = _seeds(table)
     if len(seeds) < 2:
         return Order(study.label, seeds, [], [], NO_ORDER if seeds else ALL_CUT)
@@ -393,7 +393,7 @@ def _absolute(studies: Sequence[LoadedStudy], excluded: set[str]) -> list[Absolu
 
     The checklist has shown that the runs of a variant made the same updates in every study.
     """
-    tables = [final_losses(study.used) for study in studies]
+    tables = [final_values(study.used) for study in studies]
     names = sorted(set.intersection(*map(set, tables)) - excluded, key=variant_order)
     arms = next(iter(control_groups(names)), [])
     groups = {name: [name] for name in names} | ({ARMS: arms} if len(arms) > 1 else {})

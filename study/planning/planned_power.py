@@ -15,7 +15,7 @@ from runtime.files import read_json
 from study.analysis.designs import Noise, StudyDesign, cheapest_design, detectable_difference
 from study.analysis.verdict import Losses, control_losses
 from study.experiment import Configuration, configuration
-from study.runs import PENDING, Run, final_losses, read_expected, read_runs
+from study.runs import PENDING, Run, final_values, read_expected, read_runs
 from study.study_settings import StudySettings, declared
 from study.tuned_rates import most_judged, tuning_arms
 
@@ -35,7 +35,7 @@ class PastStudy:
     @property
     def losses(self) -> Losses:
         """Final losses in nats by variant and seed, of the runs that ended their schedule."""
-        return final_losses([run for run in self.runs if not run.record.truncated])
+        return final_values([run for run in self.runs if not run.record.truncated])
 
     def control_noise(self) -> Noise | None:
         """The noise floor of the control arms, for both arms; None without two control arms at a seed."""

@@ -52,7 +52,7 @@ from study.runs import (
     UNREADABLE,
     CountedRuns,
     Run,
-    final_losses,
+    final_values,
     missing_files,
     provenance,
     read_runs,
@@ -159,7 +159,7 @@ def build_report(study_dir: Path) -> Report:
     ends = {run.record.progress.tokens for run in used}
     short = [run for run in used if run.record.truncated] if len(ends) > 1 else []
     ended = [run for run in used if run not in short]
-    final: dict[str, dict[int, float]] = {name: {} for name in variants} | final_losses(ended)
+    final: dict[str, dict[int, float]] = {name: {} for name in variants} | final_values(ended)
     design, looks, finished = plan and plan.design, plan.looks if plan else {}, finished_seeds(plan, runs)
     tuned = judge_tuned(final, design, looks, finished) if design and design.choice else None
     if tuned:
@@ -239,7 +239,7 @@ def _row(
     records = [run.record for run in shown]
     throughputs = [record.throughput for record in records if record.throughput]
     peaks = [record.memory.peak_allocated_bytes for record in records if record.memory]
-    best = [min(run.losses.values()) for run in ended]
+    best = [min(run.values.values()) for run in ended]
     seeds = sorted(final[name])
     against = control_losses(final, seeds, name, controls)
     pairs = [(seed, arms) for seed, arms in zip(seeds, against, strict=True) if arms]
@@ -249,7 +249,7 @@ def _row(
         variant=name,
         control=parse_arm(name).is_control,
         seeds=sorted(run.record.seed for run in own),
-        final_loss=mean_interval([run.loss for run in ended]) if ended else None,
+        final_loss=mean_interval([run.value for run in ended]) if ended else None,
         best_loss=mean_interval(best) if ended else None,
         against_controls=mean_interval(differences) if differences else None,
         **{task.key: endings_score(shown, task, items[task.key]) for task in TASKS},
@@ -342,7 +342,7 @@ def as_json(report: Report) -> dict[str, Any]:
     value: dict[str, Any] = to_plain(dataclasses.replace(report, runs=bare))
     for run, source in zip(value["runs"], report.runs, strict=True):
         del run["record"], run["rows"]
-        run["losses"] = [[tokens, loss] for tokens, loss in source.losses.items()]
+        run["losses"] = [[tokens, loss] for tokens, loss in source.values.items()]
     for row in value["rows"]:
         for key in ("final_loss", "best_loss"):
             row[key.replace("loss", "perplexity")] = row[key] and {

@@ -321,7 +321,7 @@ def over_training(report: Report, places: Sequence[int]) -> tuple[Plain | None, 
     places: the tokens at which every counted run was evaluated. Means are over the seeds that all variants have;
     ranks need as many as a verdict. None where there is nothing to compare. Also returns a sentence on the ranks.
     """
-    by_run = {(run.variant, run.seed): run.losses for run in report.runs if run.used}
+    by_run = {(run.variant, run.seed): run.values for run in report.runs if run.used}
     names = [name for name in report.variants if controls_of(name, report.variants)]
     every = [{seed for name, seed in by_run if name == variant and seed is not None} for variant in names]
     seeds = sorted(set.intersection(*every)) if places and every else []

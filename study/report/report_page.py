@@ -151,7 +151,7 @@ def _runs(report: Report) -> Section:
 
 
 def _perplexity(run: Run) -> str:
-    return perplexity(run.loss) if run.used else "-"
+    return perplexity(run.value) if run.used else "-"
 
 
 def _notes(report: Report) -> Section:

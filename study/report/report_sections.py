@@ -114,7 +114,7 @@ def training_section(report: Report, study_dir: Path) -> Section:
     several = len({run.seed for run in report.used}) > 1
     band, together = (BAND, TOGETHER) if several else ("", "")
     validation, training = validation_curves(ended_runs(report)), training_curves(study_dir, report.used)
-    places = thinned(sorted(set.intersection(*(set(run.losses) for run in report.used))), 100)
+    places = thinned(sorted(set.intersection(*(set(run.values) for run in report.used))), 100)
     ranking, order = report_figures.over_training(report, places)
     curves = report_figures.loss_curves(validation, tokens_per_update, "validation", True)
     steps = report_figures.loss_curves(training, tokens_per_update, "training", False)
