@@ -35,6 +35,9 @@ from runtime.signals import Stop
 GROUP_SETTING = re.compile(r"optimizer\.param_groups\.[0-9]+\.(?!params|lr_multiplier)")
 
 
+RESTART = "set another CONFIG_STUDY_NAME, or delete {} to train it from the start"
+
+
 class RunError(UserError, RuntimeError):
     """The run cannot resume from its checkpoint."""
 
@@ -192,16 +195,19 @@ def refuse_another_run(loaded: LoadedCheckpoint, now: dict[str, Any], run: str, 
     Raises RunError where the checkpoint has other data, weights, settings or another length.
     now: the values that must agree between two processes of the run.
     """
-    restart = f"set another CONFIG_STUDY_NAME, or delete {directory} to train it from the start"
     try:
         meta = parse(Meta, loaded.meta, "meta.json")
     except InvalidJsonError as error:
         raise RunError(
             f"the checkpoint of {run} at iteration {loaded.iteration} cannot be continued: {error}; fix: "
-            f"{restart}"
+            f"{RESTART.format(directory)}"
         ) from error
-    before = meta.of
-    now = {"numerics_fix": None} | now  # absent where it is not set
+    refuse_differing(meta.of, {"numerics_fix": None} | now, run, directory)  # absent where it is not set
+    return meta
+
+
+def refuse_differing(before: Mapping[str, Any], now: Mapping[str, Any], run: str, directory: Path) -> None:
+    """Raise RunError where the checkpoint of a run has another value of what must agree in all processes of the run."""
     differing = [name for name in now if before.get(name) != now[name]]
     if differing:
         shown = ", ".join(
@@ -210,9 +216,8 @@ def refuse_another_run(loaded: LoadedCheckpoint, now: dict[str, Any], run: str, 
         )
         raise RunError(
             f"{run} was started with another {shown}, so it cannot resume from its checkpoint; fix: restore the former "
-            f"value, or {restart}"
+            f"value, or {RESTART.format(directory)}"
         )
-    return meta
 
 
 def refuse_altered_metrics(recorded: MetricsSum, path: Path) -> None:

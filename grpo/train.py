@@ -1,6 +1,6 @@
 """Train a language model by GRPO, from the plan of a run to its record, or continue it. `GrpoRun.run` is all of it.
 
-TRL trains and stores its checkpoints in RUN/checkpoints; one with complete.json was written to its end. RUN/model is
+TRL stores its checkpoints in RUN/checkpoint, each with SHA256SUMS; complete.json is written last. RUN/model is
 the trained model.
 """
 
@@ -24,7 +24,7 @@ from trl import GRPOConfig
 from gpt2.clocks import Clocks, device_synchroniser
 from gpt2.fingerprint import NUMBERS, digest
 from gpt2.initial_weights import derive_seed, state_digest
-from gpt2.resume import RunError, refuse_altered_metrics
+from gpt2.resume import RESTART, RunError, refuse_altered_metrics, refuse_differing
 from grpo.accuracy import answers, load_model, rewards_of, write_responses
 from grpo.gsm8k import digest as problems_digest
 from grpo.gsm8k import read_problems
@@ -39,22 +39,24 @@ from runtime.ranks import describe_failure
 from runtime.records import Count, Record
 from runtime.resolved_target import ResolvedTarget
 from runtime.run_plan import RunPlan
-from runtime.run_record import Clock, Fingerprint, RunRecord
+from runtime.run_record import CHECKPOINTS, Clock, Fingerprint, RunRecord
 from runtime.signals import Stop
 
-CHECKPOINTS, MODEL, COMPLETE = "checkpoints", "model", "complete.json"
+CHECKPOINT, *_ = CHECKPOINTS
+COMPLETE = "complete.json"
 PACKAGES = ("transformers", "trl", "accelerate")
 
 
 class Saved(Record, frozen=True):
     """complete.json of a checkpoint."""
 
-    of: Mapping[str, Any]  # what must agree between two processes of the run
+    identity: Mapping[str, Any]  # what must agree between two processes of the run
     iteration: Count
     clocks: Clock
     metrics: MetricsSum  # of metrics.jsonl, whose later lines are written again
     rewards: tuple[float, ...]  # mean of each step
     accuracies: tuple[tuple[Count, float], ...]  # step, share of right answers
+    notes: tuple[str, ...]
 
 
 def problem_order(problems: int, steps: int, per_step: int, seed: int) -> list[int]:
@@ -161,19 +163,30 @@ class GrpoRun:
         if self.iteration < self.plan.iterations:
             self.write("interrupted")
             return "interrupted"
-        self.trainer.save_model(str(self.run_dir / MODEL))
+        self.trainer.save_model(str(self.run_dir / run_record.WEIGHTS))
         self.write("finished")
-        shutil.rmtree(self.run_dir / CHECKPOINTS)
+        shutil.rmtree(self.run_dir / CHECKPOINT)
         return "finished"
 
     def resume(self) -> Path | None:
-        """Return the newest complete checkpoint, and remove the lines and responses of later steps."""
-        found = {int(path.parent.name.rpartition("-")[2]): path.parent
-                 for path in (self.run_dir / CHECKPOINTS).glob(f"checkpoint-*/{COMPLETE}")}  # fmt: skip
+        """Restore the newest checkpoint, and remove the lines and responses of later steps.
+
+        A damaged one is left out with a note; RunError where all are.
+        """
+        complete = (self.run_dir / CHECKPOINT).glob(f"checkpoint-*/{COMPLETE}")
+        found = {int(path.parent.name.rpartition("-")[2]): path.parent for path in complete}
+        damaged = []
         for step in sorted(found, reverse=True):
+            damage = records.check_sums(found[step], self.plan.owner, [])
             with contextlib.suppress(DamagedFileError):
-                self.restore(records.read(Saved, found[step] / COMPLETE, self.plan.owner))
-                break
+                saved = records.read(Saved, found[step] / COMPLETE, self.plan.owner)
+                if not damage:
+                    self.restore(saved)
+                    break
+            damaged.append(f"{found[step]} is damaged: {damage[0] if damage else COMPLETE}")
+        if damaged and not self.accuracies:
+            raise RunError(f"{damaged[0]}, and no other is complete; fix: {RESTART.format(self.run_dir)}")
+        self.log.notes += damaged
         metrics, step = self.run_dir / "metrics.jsonl", self.iteration if self.accuracies else -1
         truncate_metrics(metrics, step, [at * self.plan.batch.tokens for at in self.accuracies])
         for path in (self.run_dir / run_record.RESPONSES).glob("*.jsonl.gz"):
@@ -183,23 +196,21 @@ class GrpoRun:
 
     def restore(self, saved: Saved) -> None:
         """Set the run to the state of a checkpoint. RunError for the checkpoint of another run."""
-        differing = [name for name, value in self.identity.items() if saved.of.get(name) != value]
-        if differing:
-            raise RunError(
-                f"{self.plan.run} was started with another {', '.join(differing)}, so it cannot continue from its "
-                f"checkpoint; fix: restore the former value, or delete {self.run_dir} to train it from the start"
-            )
+        refuse_differing(saved.identity, self.identity, self.plan.run, self.run_dir)
         refuse_altered_metrics(saved.metrics, self.run_dir / "metrics.jsonl")
         self.iteration, self.accuracies = saved.iteration, dict(saved.accuracies)
         self.divergence = DivergenceMonitor(saved.rewards)
         self.clocks.add(saved.clocks.to_json())
+        self.log.notes = [*saved.notes]
 
     def saved(self, folder: Path) -> None:
         """Mark a checkpoint that TRL has written to its end."""
         saved = Saved(
             self.identity, self.iteration, Clock(**self.clocks.seconds()), self.log.saved_sum(),
-            tuple(self.divergence.rewards), tuple(self.accuracies.items()),
+            tuple(self.divergence.rewards), tuple(self.accuracies.items()), tuple(self.log.notes),
         )  # fmt: skip
+        names = [path.name for path in folder.iterdir() if path.is_file()]
+        records.write_sums(folder, self.plan.owner, sorted(names))
         records.write(folder / COMPLETE, saved, self.plan.owner)
         self.write("running")
 
@@ -207,7 +218,7 @@ class GrpoRun:
         """Return TRL's trainer on the problems of all steps. Settings that are not named here are TRL's defaults."""
         settings, batch, optimizer = self.settings, self.plan.batch, self.plan.settings.optimizer
         arguments = GRPOConfig(
-            output_dir=str(self.run_dir / CHECKPOINTS),
+            output_dir=str(self.run_dir / CHECKPOINT),
             report_to="none",
             disable_tqdm=True,
             logging_steps=1,

@@ -80,7 +80,9 @@ def parse(kind: type[T], value: Any, where: str) -> T:
 
 def write(path: Path, value: Record | Mapping[str, Any], of: str = "", indent: int | None = 1) -> None:
     """Replace the file atomically by `value` with its checksum. of: the study, or the study and the run: "a/B0"."""
-    plain = {"of": of} | to_plain(value) | {"sha256": ""}
+    content = to_plain(value)
+    assert not {"of", "sha256"} & content.keys(), "these names are of the file"
+    plain = {"of": of} | content | {"sha256": ""}
     head, mark, tail = (json.dumps(plain, indent=indent) + "\n").encode().rpartition(MARK)
     files.write_bytes(path, head + mark + _digest(head + mark + tail).encode() + tail)
 
@@ -190,10 +192,10 @@ def write_sums(run_dir: Path, of: str, names: Iterable[str]) -> None:
     files.write_text(run_dir / SUMS, "\n".join([f"# {of}", *lines]) + "\n")
 
 
-def check_sums(run_dir: Path, of: str, names: Iterable[str]) -> list[str]:
+def check_sums(run_dir: Path, of: str, names: Iterable[str], unread: str = "") -> list[str]:
     """Return a message for every file of a finished run that is not as SHA256SUMS says.
 
-    names: the files that SHA256SUMS must list where they exist.
+    names: the files that SHA256SUMS must list where they exist. unread: folder whose files are not read.
     """
     try:
         owner, *lines = read_text(run_dir / SUMS).removesuffix("\n").split("\n")
@@ -207,6 +209,8 @@ def check_sums(run_dir: Path, of: str, names: Iterable[str]) -> list[str]:
     unlisted = [name for name in names if name not in sums and (run_dir / name).exists()]
     messages = [f"{name} is not in {SUMS}" for name in unlisted]
     for name, recorded in sums.items():
+        if unread and name.startswith(f"{unread}/"):
+            continue
         try:
             actual = digest(run_dir / name)
         except FileNotFoundError:

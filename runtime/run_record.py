@@ -18,24 +18,14 @@ from referee.verdict.rows import Row
 from runtime import files, records
 from runtime.errors import UserError
 from runtime.files import DamagedFileError
-from runtime.records import (
-    Amount,
-    Count,
-    InvalidJsonError,
-    Positive,
-    Record,
-    Share,
-    Task,
-    Text,
-    parse,
-)
+from runtime.records import Amount, Count, InvalidJsonError, Positive, Record, Share, Task, Text, parse
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 SCHEMA = 1
 EVALUATIONS, ABOUT = "evaluations", "about.json"
-RESPONSES = "responses"  # folder of a GRPO run
+RESPONSES, WEIGHTS = "responses", "model"  # folders of a GRPO run; the second has the trained model
 ANOMALY = "anomaly"
 # folders of a run: the newest states, the state before the decay, and those before a trigger of the monitor
 CHECKPOINTS = ("checkpoint", "stable", ANOMALY)
@@ -333,13 +323,17 @@ def write(run_dir: Path, record: RunRecord) -> None:
 def side_files(folder: Path) -> list[str]:
     """Return the files of a run or of an evaluation that SHA256SUMS lists."""
     names = ["config", "plan.json", "metrics.jsonl", ABOUT, *records.row_files(folder)]
-    names += sorted(f"{RESPONSES}/{path.name}" for path in (folder / RESPONSES).glob("*"))
+    for inner in (RESPONSES, WEIGHTS):
+        names += sorted(f"{inner}/{path.name}" for path in (folder / inner).glob("*"))
     return [name for name in names if (folder / name).exists()]
 
 
-def check(folder: Path, record: RunRecord) -> list[str]:
-    """Return a message for every file of a finished run, or of an evaluation of it, that is not as SHA256SUMS says."""
-    return records.check_sums(folder, owner(record), side_files(folder))
+def check(folder: Path, record: RunRecord, weights: bool = True) -> list[str]:
+    """Return a message for every file of a finished run, or of an evaluation of it, that is not as SHA256SUMS says.
+
+    weights: whether the files of a trained language model, which are large, are read.
+    """
+    return records.check_sums(folder, owner(record), side_files(folder), "" if weights else WEIGHTS)
 
 
 def owner(record: RunRecord) -> str:
@@ -399,9 +393,9 @@ def read_evaluation(folder: Path, record: RunRecord) -> LaterEvaluation | None:
         return None
 
 
-def altered(record: RunRecord, run_dir: Path) -> list[str]:
+def altered(record: RunRecord, run_dir: Path, weights: bool = True) -> list[str]:
     """Return what `check` finds in a finished run; nothing in an unfinished one."""
-    return check(run_dir, record) if record.status == "finished" else []
+    return check(run_dir, record, weights) if record.status == "finished" else []
 
 
 def load(run_dir: Path) -> RunRecord:

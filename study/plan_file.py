@@ -15,16 +15,7 @@ from runtime.batch_plan import BatchPlan
 from runtime.dotconfig import Symbols
 from runtime.errors import UserError
 from runtime.files import DamagedFileError
-from runtime.records import (
-    Amount,
-    Count,
-    InvalidJsonError,
-    Positive,
-    Record,
-    Task,
-    Text,
-    parse,
-)
+from runtime.records import Amount, Count, InvalidJsonError, Positive, Record, Task, Text, parse
 from runtime.run_record import RecordedTarget
 from runtime.settings import Config
 

@@ -163,7 +163,7 @@ def _read(folder: Path) -> Run:
     complete = cast("FinishedRecord", record)
     run = Run(folder.name, record.variant, record.seed, record.status, not reason, reason, complete, cause)
     if run.used:
-        found = run_record.altered(complete, folder)
+        found = run_record.altered(complete, folder, weights=False)  # who loads the model reads it
         try:
             run.rows = () if found else run_record.read_rows(folder, record)
         except DamagedFileError as error:
@@ -350,13 +350,9 @@ class RunList:
         record = read_record(self.folder(name, seed))
         return record.status if record else "missing"
 
-    def is_done(self, name: str, seed: int) -> bool:
-        """Return whether the run is finished."""
-        return self.status(name, seed) == "finished"
-
     def pending(self) -> list[tuple[str, int]]:
         """Return the runs that `make` still has to execute."""
-        return [run for run in self.all() if not self.is_done(*run)]
+        return [run for run in self.all() if self.status(*run) != "finished"]
 
     def write_expected(self) -> None:
         """Record the configured runs for the report."""

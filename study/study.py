@@ -141,10 +141,6 @@ class Study:
             for folder, record in read_records(self.directory).items()
         )
 
-    def has_plan(self) -> bool:
-        """Return whether plan.json is a plan. A missing or damaged one is rebuilt, also of a finished study."""
-        return plan_file.read_valid(self.directory) is not None
-
     # -- all of `make` ----------------------------------------------------------------------------------------
 
     def run(self) -> int:
@@ -158,7 +154,7 @@ class Study:
         if self.directory.exists():
             snapshot_sources(self.directory, self.settings.variants, self.has_checkpoint_or_result)
         left = not self.directory.exists() or self.runs.pending()
-        if not left and self.has_plan():
+        if not left and plan_file.read_valid(self.directory):  # a missing or damaged plan is rebuilt
             self.runs.write_expected()
             return self.nothing_to_do()
         detected = detected_target_name()

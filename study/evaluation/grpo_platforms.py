@@ -14,7 +14,9 @@ from grpo.gsm8k import Problem, digest, read_problems
 from referee.verdict.rows import Row
 from runtime import run_plan
 from runtime.errors import UserError
+from runtime.run_record import WEIGHTS
 from runtime.settings import GrpoConfig
+from study.evaluation.loaded_runs import refuse_altered
 from study.evaluation.transfer_runs import EvaluatedPlatforms, PlatformEvaluation, device_of
 from study.runs import FinishedRecord
 
@@ -22,7 +24,8 @@ from study.runs import FinishedRecord
 def evaluate_run(
     run_dir: Path, record: FinishedRecord, names: Sequence[str], machine: str
 ) -> EvaluatedPlatforms:
-    """Evaluate a run as study.evaluation.transfer_runs does. UserError for other test problems than its own."""
+    """Evaluate a run as study.evaluation.transfer_runs does. UserError for altered files and other test problems."""
+    refuse_altered(run_dir, record)
     plan = run_plan.load(run_dir / run_plan.FILE)
     settings = plan.settings.grpo
     assert settings
@@ -31,7 +34,7 @@ def evaluate_run(
         raise UserError(
             f"{settings.test_file or 'GSM8K'} has other test problems than those of {run_dir}; fix: restore the file"
         )
-    model, tokenizer = load_model(run_dir / "model")
+    model, tokenizer = load_model(run_dir / WEIGHTS)
     resolved, machine = device_of(plan.settings, record.target.device, machine)
     weights = state_digest(model.to(resolved.device).eval())
     found = _Answers(run_dir, record, resolved, weights, "", "", model, tokenizer, problems, settings)

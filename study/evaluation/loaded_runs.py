@@ -87,9 +87,7 @@ def load_run(run_dir: Path) -> TrainedRun:
     Raises UserError without a checkpoint; RecordError or ConfigError for missing and unreadable files.
     """
     record = run_record.load_given(run_dir)
-    damage = run_record.altered(record, run_dir)
-    if damage:
-        raise UserError(f"{run_dir} is damaged: {'; '.join(damage)}; {REMEDY}")
+    refuse_altered(run_dir, record)
     config = load_config(run_dir / "config")
     name = str(record.variant)
     with recorded_variants(run_dir, name) as other:
@@ -104,13 +102,19 @@ def load_run(run_dir: Path) -> TrainedRun:
     return TrainedRun(record.run, name, record.seed, loaded.iteration, config, model, shares, notes)
 
 
+def refuse_altered(run_dir: Path, record: run_record.RunRecord) -> None:
+    """UserError where a file of a finished run is not as it was written."""
+    if damage := run_record.altered(record, run_dir):
+        raise UserError(f"{run_dir} is damaged: {'; '.join(damage)}; {REMEDY}")
+
+
 def finished_record(run_dir: Path, tasks: tuple[Task, ...] = ("gpt2",)) -> FinishedRecord:
     """Read the record of a finished run of one of the tasks. UserError for another status, and without its weights."""
     record = run_record.load_given(run_dir, tasks)
     known = record.progress and record.target and record.fingerprint
     if record.status != "finished" or not known:
         raise UserError(f"{run_dir} is {record.status}; fix: run `make` until the run is finished")
-    weights = "model" if record.task == "grpo" else "checkpoint"
+    weights = run_record.WEIGHTS if record.task == "grpo" else "checkpoint"
     if not (run_dir / weights).is_dir():
         raise UserError(f"{run_dir} has no {weights}; fix: copy the run's folder with its {weights}/")
     return cast("FinishedRecord", record)

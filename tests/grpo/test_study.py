@@ -21,7 +21,7 @@ from grpo.train import GrpoRun, problem_order
 from runtime import run_plan
 from runtime.dotconfig import ConfigError, read_symbols, read_text
 from runtime.errors import UserError
-from runtime.run_record import load
+from runtime.run_record import altered, load
 from runtime.signals import Stop
 from study import kconfig_commands as commands
 from study.runs import read_runs
@@ -98,9 +98,16 @@ def files_of(run_dir: Path) -> dict[str, Any]:
     """Return the content of a run that must not depend on interruptions: all but times and names."""
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     found: dict[str, Any] = {path.name: path.read_bytes() for path in (run_dir / "responses").iterdir()}
-    found["metrics"] = [{key: line[key] for key in line if key != "train_seconds"} for line in lines]
+    steps = [line for line in lines if line["event"] != "phase"]
+    found["metrics"] = [{key: line[key] for key in line if key != "train_seconds"} for line in steps]
     found["rows"] = [json.loads(line)["value"] for line in (run_dir / "rows.jsonl").read_text().splitlines()]
     return found | {"model": (run_dir / "model/model.safetensors").read_bytes()}
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
 
 
 @pytest.mark.slow
@@ -119,7 +126,10 @@ def test_a_run_that_fails_and_is_interrupted_ends_with_the_same_numbers(
     assert plain["train-00002.jsonl.gz"] != whole["train-00002.jsonl.gz"]
 
     second = configure(STUDY_NAME="second", GPT2_MAX_ITERS="6", GRPO_EVALUATE_STEPS="3")
-    after_step = GrpoRun.after_step
+    after_step, make_trainer, resumed = GrpoRun.after_step, GrpoRun.make_trainer, list[int]()
+    monkeypatch.setattr(
+        GrpoRun, "make_trainer", lambda run: (resumed.append(run.iteration), make_trainer(run))[1]
+    )
 
     def until(step: int, error: Exception | None) -> None:
         """Let the next run end at a step: by an error before its checkpoint, or by a request to stop."""
@@ -138,19 +148,25 @@ def test_a_run_that_fails_and_is_interrupted_ends_with_the_same_numbers(
     with pytest.raises(OSError, match="the disk"):
         run.run()
     assert (load(run.run_dir).status, load(run.run_dir).error) == ("failed", "OSError: the disk")
-    torn = (
-        run.run_dir / "checkpoints/checkpoint-9"
-    )  # a checkpoint that was not written to its end is not used
+    torn = run.run_dir / "checkpoint/checkpoint-9"  # a checkpoint that was not written to its end is not used
     torn.mkdir()
     (torn / "trainer_state.json").write_text("{")
+    flip(run.run_dir / "checkpoint/checkpoint-2/optimizer.pt")
     until(4, None)  # noticed at the end of the next step
     assert a_run("B+AQN=strong", second).run() == "interrupted"
     until(0, None)
     last = a_run("B+AQN=strong", second)
     assert last.run() == "finished"
+    (note,) = last.log.record["notes"]
+    assert "checkpoint-2 is damaged: optimizer.pt: SHA-256 is" in note
+    assert resumed == [0, 1, 5]  # of the fresh run, after the error, after the request to stop
     assert files_of(run.run_dir) == whole
-    assert not (run.run_dir / "checkpoints").exists()
-    assert [run.why_not for run in read_runs(second.directory)] == [""]
+    assert not (run.run_dir / "checkpoint").exists()
+    flip(run.run_dir / "model/model.safetensors")
+    assert [run.why_not for run in read_runs(second.directory)] == [""]  # a report reads no weights
+    assert [text.partition(":")[0] for text in altered(load(run.run_dir), run.run_dir)] == [
+        "model/model.safetensors"
+    ]
 
 
 @pytest.mark.usefixtures("one_thread")
