@@ -11,28 +11,9 @@ from scipy import stats
 from runtime import run_record
 from study.report import report_data as build
 from tests.checked_files import write_checked, write_right
-from tests.study.sample_records import ENVIRONMENT
+from tests.study.sample_records import STEPS, UPDATE, VARIANTS, a_record
 
-VARIANTS = ("B", "RAEARLY", "RALATE", "RAALL", "RALEARN")
 ITEMS = 400
-
-
-def a_record(name: str, seed: int, loss: float) -> dict[str, Any]:
-    keys = ("model", "data", "tokenizer", "batch", "schedule", "validation")
-    return run_record.blank(run_record.run_name(name, seed), name, seed).to_json() | {
-        "status": "finished",
-        "fingerprint": dict.fromkeys(keys, "same") | {"initial_weights": f"seed{seed}", "numbers": 1},
-        "target": {"name": "cpu", "device": "a processor", "memory_bytes": 2**34, "dtype": "float32",
-                   "attention_backend": "flash", "torch": "2.13.0", "driver": None},
-        "environment": ENVIRONMENT,
-        "batch": {"effective": 100, "micro": 50, "accumulation": 2, "world_size": 1, "block_size": 1},
-        "schedule": {"iterations": 30, "cut": False},
-        "progress": {"iterations": 30, "tokens": 3000, "train_seconds": 1800.0},
-        "clock": {"train": 1800.0, "compile": 60.0, "evaluate": 100.0, "checkpoint": 30.0, "data": 10.0},
-        "validation": {"loss": loss, "perplexity": None, "best_perplexity": None, "tokens": 4096,
-                       "bytes": 4096, "bits_per_byte": None,
-                       "history": [[3000, 1800.0, loss]]},
-    }  # fmt: skip
 
 
 def a_study(study: Path, seeds: int = 3, variants: tuple[str, ...] = VARIANTS, items: bool = True) -> Path:
@@ -94,8 +75,9 @@ def test_a_truncated_run_is_in_no_item_test(tmp_path: Path) -> None:
     study = a_study(tmp_path)
     value = run_record.load(study / "runs" / "RALEARN1").to_json()
     value["schedule"] = {"iterations": value["progress"]["iterations"], "cut": True}
-    value["progress"] |= {"iterations": 29, "tokens": 2900}
-    value["validation"]["history"][-1][0] = 2900
+    tokens = (STEPS - 1) * UPDATE
+    value["progress"] |= {"iterations": STEPS - 1, "tokens": tokens}
+    value["validation"]["history"][-1][0] = tokens
     write_checked(study / "runs" / "RALEARN1" / "run.json", value)
     report = build.build_report(study)
     assert report.cut == ["RALEARN1"]

@@ -1,5 +1,4 @@
 import json
-import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,41 +14,16 @@ from study.report import report_data as build
 from study.report import report_page as write
 from study.report import report_summary as summary
 from tests.checked_files import write_checked
+from tests.study import sample_records
 from tests.study.report import rendered
-from tests.study.sample_records import ENVIRONMENT, with_derived
+from tests.study.sample_records import STEPS, UPDATE, VARIANTS, with_derived
 
-VARIANTS = ("B", "RAEARLY", "RALATE", "RAALL", "RALEARN")
 Change = Callable[[dict[str, Any]], None]
 
 
 def a_record(name: str, seed: int, loss: float) -> dict[str, Any]:
-    hashes = dict.fromkeys(("model", "data", "tokenizer", "batch", "schedule", "validation"), "same")
-    return run_record.blank(run_record.run_name(name, seed), name, seed).to_json() | {
-        "status": "finished",
-        "fingerprint": hashes | {"initial_weights": f"seed{seed}", "numbers": 1},
-        "target": {
-            "name": "cpu", "device": "a processor", "memory_bytes": 2**34, "dtype": "float32",
-            "attention_backend": "flash", "torch": "2.13.0", "driver": None,
-        },
-        "environment": ENVIRONMENT,
-        "batch": {"effective": 10, "micro": 5, "accumulation": 2, "world_size": 1, "block_size": 1},
-        "parameters": 124439808,
-        "progress": {"iterations": 300, "tokens": 3000, "train_seconds": 60.0},
-        "clock": {"train": 60.0, "compile": 1.0, "evaluate": 0.5, "checkpoint": 0.1, "data": 0.0},
-        "validation": {
-            "loss": loss, "perplexity": math.exp(loss), "best_perplexity": math.exp(loss - 0.01), "tokens": 4096,
-            "bytes": 4096, "bits_per_byte": loss / math.log(2),
-            "history": [[1000, 20.0, loss + 1], [2000, 40.0, loss - 0.01], [3000, 60.0, loss]],
-        },
-        "hellaswag": {"acc": 0.3, "acc_stderr": 0.005, "acc_norm": 0.31, "acc_norm_stderr": 0.005, "items": 10042,
-                      "items_sha256": "f" * 64},
-        "memory": {
-            "peak_allocated_bytes": 2**30, "peak_reserved_bytes": 2**31, "predicted_bytes": None,
-            "by_phase": {"forward": 1, "backward": 1, "optimizer": 1},
-        },
-        "throughput": {"tokens_per_second": 50.0, "mfu": None},
-        "schedule": {"iterations": 300, "cut": False},
-    }  # fmt: skip
+    score = {"acc": 0.3, "acc_stderr": 0.005, "acc_norm": 0.31, "acc_norm_stderr": 0.005, "items": 10042}
+    return sample_records.a_record(name, seed, loss) | {"hellaswag": score | {"items_sha256": "f" * 64}}
 
 
 def a_study(
@@ -203,13 +177,13 @@ def test_report_json_has_the_losses_of_each_run(tmp_path: Path) -> None:
 def cut_short(value: dict[str, Any]) -> None:
     """As the training clock leaves it: fewer tokens, a much higher loss, no last evaluation on the grid."""
     value["schedule"]["cut"] = True
-    value["progress"] |= {"iterations": 150, "tokens": 1500, "train_seconds": 66.0}
+    value["progress"] |= {"iterations": STEPS // 2, "tokens": STEPS // 2 * UPDATE, "train_seconds": 66.0}
     value["clock"]["train"] = 66.0
     value["throughput"] = None
     value["validation"]["loss"] += 2.0
     value["validation"]["history"] = [
         value["validation"]["history"][0],
-        [1500, 66.0, value["validation"]["loss"]],
+        [STEPS // 2 * UPDATE, 66.0, value["validation"]["loss"]],
     ]
 
 
@@ -247,9 +221,9 @@ def test_runs_truncated_at_different_points_have_no_verdict_and_at_one_point_the
 
     def cut_anywhere(value: dict[str, Any]) -> None:
         cut_short(value)
-        more = names.index(value["run"])
-        value["progress"] |= {"iterations": 150 + more, "tokens": 1500 + 10 * more}
-        value["validation"]["history"][-1][0] += 10 * more
+        iterations = STEPS // 2 + names.index(value["run"])
+        value["progress"] |= {"iterations": iterations, "tokens": iterations * UPDATE}
+        value["validation"]["history"][-1][0] = iterations * UPDATE
 
     report = build.build_report(a_study(tmp_path / "apart", change=dict.fromkeys(names, cut_anywhere)))
     assert report.floor is None

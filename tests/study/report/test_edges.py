@@ -11,49 +11,19 @@ import numpy as np
 import pytest
 
 from referee.pages.markup import to_markdown
-from runtime import run_record
 from study import runs
 from study.report import method as sentences
 from study.report import report_data as build
 from study.report import report_page as write
 from study.report import report_summary as summary
 from tests.checked_files import write_checked
+from tests.study import sample_records as records
 from tests.study.report import rendered
-from tests.study.sample_records import ENVIRONMENT, edit, with_derived
-
-VARIANTS = ("B", "RAEARLY", "RALATE", "RAALL", "RALEARN")
+from tests.study.sample_records import VARIANTS, edit, with_derived
 
 
 def a_record(name: str, seed: int, loss: float) -> dict[str, Any]:
-    keys = ("model", "data", "tokenizer", "batch", "schedule", "validation")
-    return run_record.blank(run_record.run_name(name, seed), name, seed).to_json() | {
-        "status": "finished",
-        "commit": "c" * 40,
-        "dirty": False,
-        "fingerprint": dict.fromkeys(keys, "same") | {"initial_weights": f"seed{seed}", "numbers": 1},
-        "target": {
-            "name": "cpu",
-            "device": "a processor",
-            "memory_bytes": 2**34,
-            "dtype": "float32",
-            "attention_backend": "flash",
-            "torch": "2.13.0",
-            "driver": None,
-        },
-        "environment": ENVIRONMENT,
-        "batch": {"effective": 100, "micro": 50, "accumulation": 2, "world_size": 1, "block_size": 1},
-        "schedule": {"iterations": 30, "cut": False},
-        "progress": {"iterations": 30, "tokens": 3000, "train_seconds": 60.0},
-        "validation": {
-            "loss": loss,
-            "perplexity": None,
-            "best_perplexity": None,
-            "tokens": 4096,
-            "bytes": 4096,
-            "bits_per_byte": None,
-            "history": [[1000, 20.0, loss + 1], [3000, 60.0, loss]],
-        },
-    }
+    return records.a_record(name, seed, loss) | {"memory": None, "throughput": None, "clock": None}
 
 
 def put(study: Path, value: dict[str, Any], folder: str = "") -> None:
