@@ -10,11 +10,13 @@ import math
 import os
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Generic, TextIO, TypeVar
 
 from runtime.errors import UserError
+
+T = TypeVar("T")
 
 
 def json_data(value: Any) -> Any:
@@ -38,6 +40,30 @@ def open_append(path: Path) -> TextIO:
     if path.exists() and not path.is_file():
         quarantine(path)
     return path.open("a", encoding="utf-8")
+
+
+class Remembered(Generic[T]):
+    """What this process has read from files: it reads them again after one of them was replaced or changed."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, tuple[object, T]] = {}
+
+    def get(self, folder: Path, names: Sequence[str], read: Callable[[], T], also: object = None) -> T:
+        """Return what `read` returned for the folder while the named files and `also` were as they are now."""
+        state = (also, {name: _state(f"{folder}/{name}") for name in names})
+        known = self._known.get(folder)
+        if known is None or known[0] != state:
+            known = self._known[folder] = (state, read())
+        return known[1]
+
+
+def _state(path: str) -> tuple[int, ...] | None:
+    """Return the inode, the size and the time of change of a file; None without one."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def quarantine(path: Path) -> Path:

@@ -8,6 +8,7 @@ without a checksum is damaged. A finished run has SHA256SUMS over its files.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import io
 import json
@@ -141,7 +142,7 @@ def read_rows(folder: Path, run: tuple[str, str, int]) -> tuple[Row, ...]:
 
 def row_files(folder: Path) -> list[str]:
     """Return the names of rows.jsonl and of the files with the values of single items."""
-    return [ROWS, *sorted(f"{ITEMS}/{path.name}" for path in (folder / ITEMS).glob("*.npy"))]
+    return [ROWS, *sorted(glob.glob(f"{ITEMS}/*.npy", root_dir=folder))]
 
 
 def items_path(folder: Path, row: Row) -> Path:

@@ -6,7 +6,9 @@ msgspec.json.schema(RunRecord) is its JSON schema.
 
 from __future__ import annotations
 
+import glob
 import math
+import os
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -324,8 +326,8 @@ def side_files(folder: Path) -> list[str]:
     """Return the files of a run or of an evaluation that SHA256SUMS lists."""
     names = ["config", "plan.json", "metrics.jsonl", ABOUT, *records.row_files(folder)]
     for inner in (RESPONSES, WEIGHTS):
-        names += sorted(f"{inner}/{path.name}" for path in (folder / inner).glob("*"))
-    return [name for name in names if (folder / name).exists()]
+        names += sorted(glob.glob(f"{inner}/*", root_dir=folder))
+    return [name for name in names if os.path.exists(f"{folder}/{name}")]
 
 
 def check(folder: Path, record: RunRecord, weights: bool = True) -> list[str]:

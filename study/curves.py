@@ -8,15 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from referee.verdict.rows import VALIDATION, chosen
+from referee.verdict.rows import VALIDATION
 from referee.verdict.statistics import mean
+from runtime.files import Remembered
 from runtime.metrics_log import read_steps
 from study.runs import Run
 
 LINES = 40_000  # of metrics.jsonl parsed a report, spread evenly over the runs
+LOG = "metrics.jsonl"
 BINS = 120  # of the training curve, even in the square root of the tokens: denser at the start
 POINTS = 200  # of any other curve
 Value = TypeVar("Value")
@@ -75,7 +78,7 @@ def grouped(used: Sequence[Run]) -> dict[str, list[Run]]:
 
 def _validations(run: Run) -> dict[int, tuple[float, float]]:
     """Tokens -> (training seconds, loss) of each evaluation with a finite loss."""
-    seconds = chosen(run.rows, VALIDATION, "train_seconds")
+    seconds = run.series(VALIDATION, "train_seconds")
     return {tokens: (seconds[tokens].value, loss) for tokens, loss in run.values.items()}
 
 
@@ -99,7 +102,8 @@ def training_curves(study_dir: Path, used: Sequence[Run]) -> list[Curve]:
     end = max((run.record.progress.tokens for run in used), default=0)
     curves = []
     for variant, runs in grouped(used).items():
-        binned = [seen for run in runs if (seen := _binned(run.file(study_dir, "metrics.jsonl"), each, end))]
+        folders = [run.file(study_dir, "") for run in runs]
+        binned = [seen for folder in folders if (seen := _binned(folder, each, end))]
         shared = sorted(set.intersection(*(set(seen) for seen in binned))) if binned else []
         if shared:
             curves.append(
@@ -108,8 +112,17 @@ def training_curves(study_dir: Path, used: Sequence[Run]) -> list[Curve]:
     return curves
 
 
-def _binned(path: Path, most: int, end: float) -> dict[int, tuple[float, float, float]]:
+Spans = dict[int, tuple[float, float, float]]
+_remembered: Remembered[Spans] = Remembered()
+
+
+def _binned(folder: Path, most: int, end: float) -> Spans:
     """Span -> mean (tokens, seconds, loss) of the steps in it, of at most `most` lines; empty where there are none."""
+    read = partial(_read_spans, folder / LOG, most, end)
+    return _remembered.get(folder, [LOG], read, (most, end))
+
+
+def _read_spans(path: Path, most: int, end: float) -> Spans:
     spans: dict[int, list[tuple[float, float, float]]] = {}
     for step in read_steps(path, most).steps:
         if 0 < step.tokens <= end:

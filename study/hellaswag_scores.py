@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from referee.verdict.rows import Row, chosen
+from referee.verdict.rows import Row
 from runtime.run_record import HellaSwagEntry, RunRecord
 from study.runs import Run
 
@@ -61,7 +61,7 @@ def entry(record: RunRecord, task: EndingsTask) -> HellaSwagEntry | None:
 
 def accuracy(run: Run, task: EndingsTask, measure: str = "acc") -> Row | None:
     """The row of an accuracy at the end of a run; None where it was not scored."""
-    return next(reversed(chosen(run.rows, task.key, measure).values()), None)
+    return next(reversed(run.series(task.key, measure).values()), None)
 
 
 def items_text(row: Row) -> str:

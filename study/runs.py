@@ -5,19 +5,21 @@ Needs no torch. Runs that are missing, unfinished, unreadable, damaged or not co
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 from msgspec import Meta
 
 from ra.arms import PATTERNS, parse_arm
-from referee.verdict.rows import ACCURACY, LOSS, TEST, VALIDATION, Row, chosen
+from referee.verdict.rows import ACCURACY, LOSS, TEST, VALIDATION, Row
 from runtime import records, run_record
-from runtime.files import DamagedFileError
+from runtime.files import DamagedFileError, Remembered
 from runtime.records import Count, Record, Task, Text
 from runtime.run_record import (
     Batch,
@@ -122,10 +124,22 @@ class Run:
     cause: str = ""
     rows: tuple[Row, ...] = field(default=(), repr=False)
 
-    @property
+    @cached_property
+    def _series(self) -> dict[tuple[str, str], dict[int, Row]]:
+        """The rows, in the order of the table, by the data set and the metric, then by the tokens."""
+        found: dict[tuple[str, str], dict[int, Row]] = {}
+        for row in self.rows:
+            found.setdefault((row.dataset, row.metric), {})[row.tokens] = row
+        return found
+
+    def series(self, dataset: str, metric: str) -> dict[int, Row]:
+        """Return tokens -> row of a metric on a data set, in the order of the table."""
+        return self._series.get((dataset, metric), {})
+
+    @cached_property
     def values(self) -> dict[int, float]:
         """Tokens -> value of the task's metric (METRICS: validation loss in nats, accuracy) at every evaluation."""
-        return {tokens: row.value for tokens, row in chosen(self.rows, *METRICS[self.record.task]).items()}
+        return {tokens: row.value for tokens, row in self.series(*METRICS[self.record.task]).items()}
 
     @property
     def value(self) -> float:
@@ -141,7 +155,7 @@ def read_runs(study_dir: Path) -> list[Run]:
     """Every existing or expected run, with the reason if its numbers do not count."""
     folder = study_dir / "runs"
     names = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
-    runs = [_read(path) for path in names]
+    runs = [copy.copy(_remembered.get(path, _read_files(path), partial(_read, path))) for path in names]
     runs += _missing(study_dir, {run.name for run in runs})
     _refuse_other_experiments(runs)
     runs.sort(key=lambda run: (-1 if run.seed is None else run.seed, variant_order(run.variant), run.name))
@@ -152,6 +166,14 @@ def variant_order(name: str) -> tuple[int, str]:
     """The sort key of variants: the built-in ones as the project lists them, then the others by name."""
     attention = parse_arm(name).attention
     return list(PATTERNS).index(attention) if attention in PATTERNS else len(PATTERNS), name
+
+
+_remembered: Remembered[Run] = Remembered()  # the driver writes a report after each run
+
+
+def _read_files(folder: Path) -> list[str]:
+    """Return the files of a run from which its results are read or that SHA256SUMS lists."""
+    return ["run.json", records.SUMS, *run_record.side_files(folder)]
 
 
 def _read(folder: Path) -> Run:

@@ -6,7 +6,6 @@ from it: an evaluation is a metric of some data on a platform after some tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, Self
 
 import msgspec
@@ -37,8 +36,3 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def replace(self, **changes: Any) -> Self:
         """Return a copy with other values of some fields."""
         return msgspec.structs.replace(self, **changes)
-
-
-def chosen(rows: Iterable[Row], dataset: str, metric: str) -> dict[int, Row]:
-    """Return tokens -> row of a metric on a data set, in the order of the table."""
-    return {row.tokens: row for row in rows if (row.dataset, row.metric) == (dataset, metric)}

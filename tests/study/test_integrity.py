@@ -65,6 +65,24 @@ def study(tmp_path: Path, sealed_study: Path) -> Path:
     return shutil.copytree(sealed_study, tmp_path / "study")
 
 
+def test_a_process_reads_a_run_again_exactly_if_one_of_its_files_changed(
+    study: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one more finished run costs the report a reading of the whole study, or damage stays unseen."""
+    read, load = [], run_record.load
+    monkeypatch.setattr(run_record, "load", lambda folder: read.append(folder.name) or load(folder))
+    before = build.build_report(study)
+    read.clear()
+    assert build.build_report(study) == before
+    assert not read
+    metrics = study / "runs" / "B1" / "metrics.jsonl"
+    flip(metrics, 0)
+    assert any("B1" in line for line in build.build_report(study).damaged)
+    assert read == ["B1"]
+    (study / "runs" / "B2" / "metrics.jsonl").unlink()
+    assert any("B2" in line for line in build.build_report(study).damaged)
+
+
 def test_a_flipped_bit_anywhere_in_a_run_is_found_and_a_copy_agrees(study: Path) -> None:
     folder, draw = study / "runs" / "RALEARN0", random.Random(0)
     assert damage(folder) == []
