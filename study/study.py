@@ -69,7 +69,7 @@ from study.terminal import (
     final_share,
     summary,
 )
-from study.trackers import sync_note, track_verdict
+from study.trackers import sync_note
 from study.tuned_rates import (
     FOLDER,
     choose,
@@ -199,9 +199,7 @@ class Study:
         unfinished = [run_record.run_name(*run) for run in self.runs.pending()]
         if unfinished:
             print(f"not finished: {', '.join(unfinished)}; fix: `make` retries them", file=sys.stderr)
-        else:
-            track_verdict(self.directory, self.config.tracking)
-        if note := sync_note(self.directory, self.config.tracking):
+        if note := sync_note(self.directory):
             print(note)
         return 1 if unfinished else 0
 

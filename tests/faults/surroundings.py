@@ -60,8 +60,8 @@ def kill_beside_a_tracker(bench: Bench) -> str:
     process = place.start(**beside(injected(None, slower=2.0), "hang for good"))
     try:
         wait_for(lambda: sum("study.trackers" in words for words in place.orphans()) == 2)
+        place.kill("scripts.train")  # before the study, whose end asks it to stop
         process.kill()
-        place.kill("scripts.train")
         process.wait()
         beside_it = len(place.orphans())
         wait_for(lambda: not place.orphans())  # it would hang for longer than this waits
@@ -84,10 +84,10 @@ def tracked_to_the_end(bench: Bench) -> str:
     folders = sorted((place.run_dir() / "wandb").iterdir())
     output = (folders[-1] / "received.jsonl").read_text().splitlines()
     final = json.loads(output[-1]) if output else {}
-    sent = final.get("hellaswag/acc") == place.record()["hellaswag"]["acc"] and "validation/loss" in final
-    shown = f"-m wandb sync --include-offline results/{STUDY}/wandb/offline-*" in second.stdout
+    sent = final.get("hellaswag/acc") == place.record()["hellaswag"]["acc"]
+    shown = f"-m wandb sync results/{STUDY}/runs/*/wandb/offline-run-*" in second.stdout
     nothing = place.steps() == before and place.status() == "finished"
-    good = interrupted and nothing and len(folders) == 2 and sent and shown and not place.orphans()
+    good = interrupted and nothing and len(folders) == 1 and sent and shown and not place.orphans()
     return outcome(
         good,
         SENT,

@@ -161,9 +161,9 @@ class Workplace:
         return plan
 
     def steps(self, name: str = "B0") -> int:
-        """Return the present number of lines of metrics.jsonl."""
+        """Return the present number of steps in metrics.jsonl."""
         path = self.run_dir(name) / "metrics.jsonl"
-        return path.read_bytes().count(b"\n") if path.exists() else 0
+        return path.read_bytes().count(b'"event": "train"') if path.exists() else 0
 
     def checkpoints(self, name: str = "B0") -> list[Path]:
         folder = self.run_dir(name) / "checkpoint"
