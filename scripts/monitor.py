@@ -11,7 +11,7 @@ from pathlib import Path
 
 from referee.numerics.monitor.invariants import invariants
 from referee.numerics.monitor.monitor_settings import read_triggers
-from referee.numerics.monitor.monitor_tables import rank_folders, read_table, table_files
+from referee.numerics.monitor.monitor_tables import rank_folders, read_series, table_files
 from referee.numerics.monitor.targets import change_control, read_control
 from referee.numerics.rows import text_table
 from runtime import run_record
@@ -57,10 +57,8 @@ def describe(record: run_record.RunRecord, settings: MonitorSettings, folder: Pa
     lines += [note for note in record.notes if re.match("monitor: (?!step )", note)]  # a step's are below
     for rank, place in rank_folders(folder).items():
         for kind in table_files(place):
-            table = read_table(place, kind)
-            steps = sorted({row.step for row in table.rows})
-            names = len({row.name for row in table.rows})
-            if steps:
+            if table := read_series(place, kind):
+                names, steps = len(table.names), table.steps
                 lines.append(
                     f"rank {rank}: {kind}: {names} tensors, {len(steps)} steps from {steps[0]} to {steps[-1]}"
                 )

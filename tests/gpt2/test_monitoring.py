@@ -13,10 +13,11 @@ from gpt2.trainer import TrainingRun
 from gpt2.training_step import NotFiniteError, Stepper
 from gpt2.watch import keep_checkpoint
 from referee.numerics.monitor.monitor_settings import read_triggers
-from referee.numerics.monitor.monitor_tables import KINDS, read_table, table_files
+from referee.numerics.monitor.monitor_tables import KINDS, read_series, table_files
 from runtime import checkpoint, run_record
 from runtime.settings import Config, MonitorSettings
 from tests import small_runs
+from tests.referee.numerics.monitor.table_rows import read_rows
 from tests.small_runs import StopAfter, outcome, same, start
 
 TRIGGERS = ("nan", "spike", "grad_norm")
@@ -29,7 +30,7 @@ def configuration(texts: Path, settings: MonitorSettings, iterations: int = 8, *
 
 
 def rows(directory: Path, kind: str, rank: int = 0) -> list[Any]:
-    return list(read_table(directory / "monitor" / f"rank{rank}", kind).rows)
+    return list(read_rows(directory / "monitor" / f"rank{rank}", kind))
 
 
 def steps(directory: Path, kind: str) -> list[int]:
@@ -145,7 +146,7 @@ def test_the_first_wrong_step_is_caught_with_the_checkpoint_before_it(
     assert {25, 26, 27} <= set(steps(tmp_path, "exp_avg"))
     assert {26, 27} <= set(steps(tmp_path, "actv"))
     assert 24 not in steps(tmp_path, "param")
-    caught = read_table(tmp_path / "monitor/caught/step25/rank0", "grad_reduced").rows
+    caught = read_rows(tmp_path / "monitor/caught/step25/rank0", "grad_reduced")
     assert {row.step for row in caught} == {25}
     if fault is scaled_gradient:
         assert max(caught, key=lambda row: row.values[0]).name == "blocks.1.mlp.fc.weight"
@@ -165,10 +166,10 @@ def test_a_nan_is_caught_before_the_run_ends_and_repeated_with_everything_on(
     assert [
         (one["step"], one["trigger"], one["checkpoint"]) for one in read_triggers(tmp_path / "monitor")
     ] == [(8, "nan", "anomaly/00000005")]
-    caught = read_table(tmp_path / "monitor/caught/step8/rank0", "grad_reduced")
-    counts = {row.name: row.values[caught.columns.index("nan")] for row in caught.rows}
-    assert counts["blocks.0.mlp.fc.weight"] > 0
-    assert read_table(tmp_path / "monitor/caught/step8/rank0", "param").rows
+    caught = read_series(tmp_path / "monitor/caught/step8/rank0", "grad_reduced")
+    assert caught
+    assert caught.values["nan"][caught.names.index("blocks.0.mlp.fc.weight")] > 0
+    assert read_rows(tmp_path / "monitor/caught/step8/rank0", "param")
     assert start(tmp_path, config).train() == "finished"  # the fault was transient
     assert steps(tmp_path, "actv") == [7, 8, 9, 10]
     assert steps(tmp_path, "param") == [1, 7, 8, 9, 10, 11]

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from referee.numerics.monitor.monitor_tables import KINDS, read_table
+from referee.numerics.monitor.monitor_tables import KINDS
 from runtime import records, run_record
 from runtime.batch_plan import BatchError, plan_batch, plan_for
 from tests import small_runs
 from tests.gpt2 import rank_runs
+from tests.referee.numerics.monitor.table_rows import read_rows
 from tests.small_runs import StopAfter, outcome, same
 
 pytestmark = pytest.mark.slow
@@ -109,14 +110,14 @@ def test_two_ranks_have_the_numbers_of_one_within_rounding(alone: Path, two: Pat
 def test_every_rank_monitors_its_gradients_before_and_after_the_reduction(two: Path) -> None:
     assert same(outcome(two / "plain"), outcome(two / "monitored"))
     before, after = (
-        [read_table(two / f"monitored/monitor/rank{rank}", kind) for rank in range(2)]
+        [read_rows(two / f"monitored/monitor/rank{rank}", kind) for rank in range(2)]
         for kind in ("grad_unreduced", "grad_reduced")
     )
     assert after[0] == after[1]
-    assert [row.name for row in before[0].rows] == [row.name for row in after[0].rows]
+    assert [row.name for row in before[0]] == [row.name for row in after[0]]
     mean = KINDS["grad_reduced"].index("mean")
-    assert before[0].rows[0].values != before[1].rows[0].values
-    for one, other, summed in zip(before[0].rows, before[1].rows, after[0].rows, strict=True):
+    assert before[0][0].values != before[1][0].values
+    for one, other, summed in zip(before[0], before[1], after[0], strict=True):
         assert one.values[mean] + other.values[mean] == pytest.approx(summed.values[mean], rel=1e-3, abs=1e-8)
 
 

@@ -11,8 +11,8 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FunctionType
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -32,8 +32,8 @@ HIDDEN = -1e30  # the score of what the mask hides: finite, so that 0 x HIDDEN i
 ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 Report = Callable[[Tensor], None]
 Replacement = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any]
-PLAIN = (Tensor, nn.Parameter)
-ORIGINAL: Any = F.multi_head_attention_forward
+ATTENTION: Any = F.scaled_dot_product_attention
+MULTI_HEAD: Any = F.multi_head_attention_forward
 
 
 class AttentionCalls(TorchFunctionMode):
@@ -50,39 +50,22 @@ class AttentionCalls(TorchFunctionMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         given = dict(kwargs or {})
-        self._observe(func, args, given)
-        if original(func) is ORIGINAL and self.watching():
-            func = with_replaced(
-                func, args, given, {"scaled_dot_product_attention": self._fused, "softmax": self._scores}
-            )
-        return func(*args, **given)
+        if func is ATTENTION:
+            return self._observed(func, args, given)
+        with within_multi_head(func, {ATTENTION.__name__: self._observed}):
+            return func(*args, **given)
 
-    def _fused(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Observe the attention of nn.MultiheadAttention without weights."""
-        self._observe(F.scaled_dot_product_attention, args, kwargs)
+    def _observed(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Report the statistics of a call, which are computed alongside, and make it."""
+        if self.watching():
+            call = dict(zip(ARGUMENTS, args, strict=False)) | dict(kwargs)
+            mask, causal, scale = call.get("attn_mask"), bool(call.get("is_causal", False)), call.get("scale")
+            try:
+                with torch.no_grad(), torch.autocast(call["query"].device.type, enabled=False):
+                    self.report(attention_statistics(call["query"], call["key"], mask, causal, scale))
+            except Exception as error:
+                self.failed(error)
         return func(*args, **kwargs)
-
-    def _scores(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Observe the softmax of nn.MultiheadAttention that returns its weights."""
-        self._report(lambda: score_statistics(args[0]), args[0])
-        return func(*args, **kwargs)
-
-    def _observe(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        if func is not F.scaled_dot_product_attention or not self.watching():
-            return
-        call = dict(zip(ARGUMENTS, args, strict=False)) | dict(kwargs)
-        mask, causal, scale = call.get("attn_mask"), bool(call.get("is_causal", False)), call.get("scale")
-        self._report(
-            lambda: attention_statistics(call["query"], call["key"], mask, causal, scale), call.get("query")
-        )
-
-    def _report(self, statistics: Callable[[], Tensor], like: Any) -> None:
-        """Report statistics that are computed beside the call, on the device of `like`."""
-        try:
-            with torch.no_grad(), torch.autocast(like.device.type, enabled=False):
-                self.report(statistics())
-        except Exception as error:
-            self.failed(error)
 
 
 def attention_statistics(
@@ -122,77 +105,38 @@ def attention_statistics(
                     scores.masked_fill_(~part, HIDDEN)
                 else:
                     scores = (scores + part.float()).masked_fill_(part == -math.inf, HIDDEN)
-            total, high = _joined(total, high, scores)
-    return _result(total, high, query_NTD.shape[0] * T)
-
-
-def score_statistics(scores: Tensor) -> Tensor:
-    """Return (mean entropy in nats, largest admitted logit, queries), (3,) float32, of scores (..., S) of a softmax.
-
-    What the mask hides is -inf.
-    """
-    scores_NS = scores.reshape(-1, scores.shape[-1])
-    total = torch.zeros((), device=scores.device, dtype=torch.float32)
-    high = torch.full((), HIDDEN, device=scores.device, dtype=torch.float32)
-    rows = max(1, BLOCK.get(scores.device.type, DEVICE_BLOCK) // max(1, scores.shape[-1]))
-    for block in scores_NS.split(rows):
-        total, high = _joined(total, high, block.float().clamp_min(HIDDEN))
-    return _result(total, high, len(scores_NS))
-
-
-def _joined(total: Tensor, high: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Add the entropy of each row of scores to the total, and return it with the largest score so far."""
-    top = scores.amax(-1, keepdim=True)
-    terms = (scores - top).exp_()
-    sums = terms.sum(-1)
-    entropy = top.squeeze(-1) + sums.log() - torch.linalg.vecdot(terms, scores) / sums
-    entropy.masked_fill_(top.squeeze(-1) <= HIDDEN, 0.0)  # a query that sees nothing
-    return total + entropy.sum(), torch.maximum(high, top.amax())
-
-
-def _result(total: Tensor, high: Tensor, queries: int) -> Tensor:
+            top = scores.amax(-1, keepdim=True)
+            terms = (scores - top).exp_()
+            sums = terms.sum(-1)
+            entropy = top.squeeze(-1) + sums.log() - torch.linalg.vecdot(terms, scores) / sums
+            total += entropy.masked_fill_(
+                top.squeeze(-1) <= HIDDEN, 0.0
+            ).sum()  # but of a query that sees nothing
+            high = torch.maximum(high, top.amax())
+    queries = query_NTD.shape[0] * T
     high = torch.where(high <= HIDDEN, torch.full_like(high, -math.inf), high)
     return torch.stack([total / max(queries, 1), high, torch.full_like(high, queries)])
 
 
-def original(func: Any) -> Any:
-    """Return the function of torch of which `with_replaced` returned a copy; any other function itself."""
-    return getattr(func, "numerics_original", func)
+def within_multi_head(
+    func: Any, replacements: Mapping[str, Replacement]
+) -> contextlib.AbstractContextManager[Any]:
+    """Replace functions that multi_head_attention_forward calls, while it runs; nothing where func is another function.
 
-
-def with_replaced(
-    func: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    replacements: Mapping[str, Replacement],
-) -> Callable[..., Any]:
-    """Return multi_head_attention_forward with functions replaced inside; any other function as it is.
-
-    The result is a copy of torch's code with other globals, so that no other caller is changed. A function that is
-    replaced already stays so. A call with subclasses of Tensor, which may replace the function themselves, stays too.
+    A mode of torch does not see these calls. Other threads' calls are replaced, too.
     """
-    if original(func) is not ORIGINAL or not isinstance(func, FunctionType):
-        return func
-    given = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)]
-    if any(type(one) not in PLAIN for one in given):
-        return func
-    names = dict(func.__globals__)
-    for name, replacement in replacements.items():
-        inner = names.get(name)
-        if callable(inner) and inner is ORIGINAL.__globals__.get(name):
-            names[name] = _replaced(inner, replacement)
-    copy: Any = FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
-    copy.__kwdefaults__, copy.__module__, copy.numerics_original = func.__kwdefaults__, F.__name__, ORIGINAL
-    names[func.__name__] = copy  # what a further mode receives
-    return copy  # type: ignore[no-any-return]
+    if func is not MULTI_HEAD:
+        return contextlib.nullcontext()
+    names = MULTI_HEAD.__globals__
+    inner = {name: names[name] for name in replacements if callable(names.get(name))}
 
+    def call(name: str, *args: Any, **kwargs: Any) -> Any:
+        with mock.patch.dict(
+            names, inner
+        ):  # functions of torch pass themselves to a mode by their global names
+            return replacements[name](inner[name], args, kwargs)
 
-def _replaced(inner: Callable[..., Any], replacement: Replacement) -> Callable[..., Any]:
-    @functools.wraps(inner)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return replacement(inner, args, kwargs)
-
-    return call
+    return mock.patch.dict(names, {name: functools.partial(call, name) for name in inner})
 
 
 UNSEEN = "it is in torch.utils.checkpoint with use_reentrant=True; fix: use_reentrant=False"

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -26,8 +27,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from referee.errors import NumericsError
-from referee.numerics.monitor.monitor_tables import KINDS, LAYOUT, MOMENTS, rank_folders
-from referee.numerics.monitor.series import Floats, TensorSeries, common, read_series
+from referee.numerics.monitor.monitor_tables import (
+    KINDS,
+    LAYOUT,
+    MOMENTS,
+    Floats,
+    TensorSeries,
+    aligned,
+    rank_folders,
+    read_series,
+)
 from referee.numerics.rows import TableRow, text_table
 from referee.numerics.text_files import read_dump_json
 
@@ -62,6 +71,11 @@ class RankTables:
         if key not in self._read:
             self._read[key] = read_series(self.folders[rank], kind, rank)
         return self._read[key]
+
+    def of_ranks(self, kind: str, ranks: Sequence[int]) -> list[TensorSeries]:
+        """Return the tables of ranks, with the names and steps that all have; of ranks without a row none."""
+        found = [table for rank in ranks if (table := self.of(kind, rank))]
+        return aligned(*found) if found else []
 
     def groups(self) -> list[tuple[list[int], set[str]]]:
         """Return the ranks that hold the same weights, with the parameters of which each has a part alone."""
@@ -130,28 +144,25 @@ def finding(
 
 def _replicas(tables: RankTables, ranks: Sequence[int], sharded: set[str]) -> Iterator[Found]:
     """Yield the first value that is not the same on all ranks, of each rank that differs from most."""
-    found: list[tuple[int, int, int, str, str]] = []  # step, order of the kind, row, name, column
+    found = []  # step, order of the kind, row, column, tables
     for order, kind in enumerate(REPLICATED):
-        read = [table for rank in ranks if (table := tables.of(kind, rank))]
-        for other in read[1:]:
-            mine, theirs = common(read[0], other)
-            present = mine.present & theirs.present
-            present[[row for row, name in enumerate(mine.names) if name in sharded]] = False
-            for column in mine.values.keys() & theirs.values.keys():
-                differs = present & ~same(mine.values[column], theirs.values[column])
-                for at in np.flatnonzero(differs.any(axis=0))[:1]:
-                    row = int(np.flatnonzero(differs[:, at])[0])
-                    found.append((int(mine.steps[at]), order, row, mine.names[row], column))
+        read = tables.of_ranks(kind, ranks)
+        whole = [name not in sharded for name in read[0].names] if read else []
+        for column in read[0].values if read else ():
+            values = np.stack([table.values[column] for table in read])
+            differs = ~same(values, values[:1]).all(axis=0) & np.array(whole)[:, None]
+            differs &= np.all([table.present for table in read], axis=0)
+            for at in np.flatnonzero(differs.any(axis=0))[:1]:
+                row = int(np.flatnonzero(differs[:, at])[0])
+                found.append((int(read[0].steps[at]), order, row, column, int(at), read))
     if not found:
         return
-    step, order, _, name, column = min(found)
-    read = [table for rank in ranks if (table := tables.of(REPLICATED[order], rank))]
-    values = [float(one.cut([name], np.array([step])).values[column][0, 0]) for one in read]
-    texts = [f"{column} {value:.9g}" for value in values]
+    step, _, row, column, at, read = min(found, key=lambda one: one[:3])
+    texts = [f"{column} {table.values[column][row, at]:.9g}" for table in read]
     golden = max(texts, key=texts.count)  # of two ranks the first
     for table, text in zip(read, texts, strict=True):
         if text != golden:
-            yield finding(table, name, step, text, golden)
+            yield finding(table, table.names[row], step, text, golden)
 
 
 def same(first: Floats, second: Floats) -> NDArray[np.bool_]:
@@ -161,39 +172,33 @@ def same(first: Floats, second: Floats) -> NDArray[np.bool_]:
 
 def _same_data(tables: RankTables, ranks: Sequence[int]) -> Iterator[Found]:
     """Yield the first step in which a rank has the inputs, or else the gradients, of a rank before."""
-    kind = "data" if any(tables.of("data", rank) for rank in ranks) else "grad_unreduced"
-    read = [table for rank in ranks if (table := tables.of(kind, rank))]
-    for place, table in enumerate(read):
-        for before in read[:place]:
-            first, second = common(before, table)
-            equal = first.present & second.present
-            for column in first.values.keys() & second.values.keys():
-                equal &= same(first.values[column], second.values[column])
-            if "norm" in first.values and not first.values["norm"].any():
-                continue  # gradients of no size
-            for at in np.flatnonzero(equal.all(axis=0))[:1] if len(first.names) else ():
-                row = finding(
-                    table, first.names[0], int(first.steps[at]), "equal", f"not rank {before.rank}'s"
-                )
-                yield row[0], dataclasses.replace(row[1], evidence="data")
-                return
+    read = tables.of_ranks("data", ranks) or tables.of_ranks("grad_unreduced", ranks)
+    for before, table in itertools.combinations(read, 2):
+        equal = before.present & table.present
+        for column in before.values.keys() & table.values.keys():
+            equal &= same(before.values[column], table.values[column])
+        if "norm" in before.values and not before.values["norm"].any():
+            continue  # gradients of no size
+        for at in np.flatnonzero(equal.all(axis=0))[:1] if table.names else ():
+            step, row = finding(
+                table, table.names[0], int(table.steps[at]), "equal", f"not rank {before.rank}'s"
+            )
+            yield step, dataclasses.replace(row, evidence="data")
+            return
 
 
 def _lost(tables: RankTables, ranks: Sequence[int]) -> Iterator[Found]:
     """Yield each gradient that is 0 on one rank and not on another, in its first step."""
-    read = [
-        table for rank in ranks if (table := tables.of("grad_unreduced", rank)) and "norm" in table.values
-    ]
-    for table in read:
-        lost: dict[str, Found] = {}
-        for other in read:
-            mine, theirs = common(table, other)
-            zero = mine.present & theirs.present & (mine.values["norm"] == 0) & (theirs.values["norm"] > 0)
-            for row in np.flatnonzero(zero.any(axis=1)):
-                step = int(mine.steps[np.flatnonzero(zero[row])[0]])
-                found = finding(table, mine.names[row], step, "norm 0", f"above 0, as on rank {other.rank}")
-                lost[mine.names[row]] = min(lost.get(mine.names[row], found), found, key=lambda one: one[0])
-        yield from lost.values()
+    read = [table for table in tables.of_ranks("grad_unreduced", ranks) if "norm" in table.values]
+    norms = np.nan_to_num([table.values["norm"] for table in read])  # 0 without a row
+    for table, mine in zip(read, norms, strict=True):
+        zero = table.present & (mine == 0) & (norms.max(axis=0) > 0)
+        for row in np.flatnonzero(zero.any(axis=1)):
+            at = np.flatnonzero(zero[row])[0]
+            other = read[int(norms[:, row, at].argmax())].rank
+            yield finding(
+                table, table.names[row], int(table.steps[at]), "norm 0", f"above 0, as on rank {other}"
+            )
 
 
 # -- one rank

@@ -1,11 +1,15 @@
-"""Read the monitor's tables as arrays, tensors by steps."""
+"""Write the monitor's tables, and read them as arrays, tensors by steps."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
-from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from referee.errors import NumericsError
 from referee.numerics.text_files import replacing, writing
@@ -43,7 +47,7 @@ from referee.numerics.text_files import replacing, writing
 # has no reduction, and so no grad_unreduced.
 #
 # A step is absent where its kind was not monitored in it, so rows are not evenly spaced. The last line of a killed
-# run may be torn; `read_table` leaves it out. Rows are in the order of the steps, and a step has a name at most once.
+# run may be torn; `read_series` leaves it out. Rows are in the order of the steps, and a step has a name at most once.
 
 
 KEYS = ("vpp_stage", "name", "step")
@@ -74,21 +78,34 @@ LAYOUT = "layout.json"
 FIX = "free space on the disk, or choose another folder"
 
 
-class TensorRow(NamedTuple):
-    """One tensor in one step. values: of the columns of its table."""
-
-    name: str
-    step: int
-    values: tuple[float, ...]
+Floats = NDArray[np.float64]
+TableRow = tuple[str, int, list[float]]  # name, step, values
 
 
-class StatisticsTable(NamedTuple):
-    """All rows of a kind and a rank. columns: of the values. damaged: lines that were left out."""
+@dataclass
+class TensorSeries:
+    """One kind of a rank as arrays.
+
+    values: statistic -> (tensors, steps), NaN also where there is no row. present: (tensors, steps), where one is.
+    damaged: lines that were left out.
+    """
 
     kind: str
-    columns: tuple[str, ...]
-    rows: tuple[TensorRow, ...]
+    rank: int
+    names: list[str]
+    steps: NDArray[np.int64]
+    values: dict[str, Floats]
+    present: NDArray[np.bool_]
     damaged: int = 0
+
+    def cut(self, names: Sequence[str], steps: NDArray[np.int64]) -> TensorSeries:
+        """Return the part with these names and steps, which it has, in their order."""
+        rows = {name: row for row, name in enumerate(self.names)}
+        at = np.ix_(
+            np.array([rows[name] for name in names], dtype=np.int64), np.searchsorted(self.steps, steps)
+        )
+        values = {column: numbers[at] for column, numbers in self.values.items()}
+        return TensorSeries(self.kind, self.rank, list(names), steps, values, self.present[at])
 
 
 class TableWriter:
@@ -132,7 +149,7 @@ class TableWriter:
             with writing(path, FIX):
                 head, *lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
                 read = _reader(path, head)
-                kept = [line for line in lines[:-1] if (row := read(line)) and row.step <= last]
+                kept = [line for line in lines[:-1] if (row := read(line)) and row[1] <= last]
                 if not kept:
                     path.unlink()
                 elif lines != [*kept, ""]:
@@ -149,13 +166,14 @@ def table_files(folder: Path) -> dict[str, list[Path]]:
     return {kind: [path for _, path in sorted(files)] for kind, files in sorted(found.items())}
 
 
-def read_table(folder: Path, kind: str) -> StatisticsTable:
-    """Read all rows of a kind from the folder of a rank; torn and damaged lines are left out.
+def read_series(folder: Path, kind: str, rank: int = 0) -> TensorSeries | None:
+    """Read all rows of a kind from the folder of a rank; torn and damaged lines are left out. None without a row.
 
-    A kind without files has no rows. NumericsError where a file is not a monitor table.
+    Of a step that was written twice the last row counts. NumericsError where a file is not a monitor table.
     """
-    columns: tuple[str, ...] | None = None
-    rows: list[TensorRow | None] = []
+    columns: tuple[str, ...] = ()
+    rows: dict[tuple[str, int], list[float]] = {}
+    damaged = 0
     for path in table_files(folder).get(kind, []):
         try:
             head, *lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
@@ -163,12 +181,32 @@ def read_table(folder: Path, kind: str) -> StatisticsTable:
             raise NumericsError(f"{path} cannot be read: {error.strerror}; fix: check the path") from error
         if not lines:  # the process was killed at its first line
             continue
-        if columns not in (None, _columns(head)):
+        if rows and columns != _columns(head):
             raise NumericsError(f"{path} has other columns than the files before; fix: separate them")
         columns = _columns(head)
-        rows += map(_reader(path, head), lines[:-1])  # what follows the last line break is torn, or empty
-    whole = tuple(row for row in rows if row is not None)
-    return StatisticsTable(kind, columns or KINDS.get(kind, ()), whole, len(rows) - len(whole))
+        found = [*map(_reader(path, head), lines[:-1])]  # what follows the last line break is torn, or empty
+        rows |= {row[:2]: row[2] for row in found if row}
+        damaged += found.count(None)
+    if not rows:
+        return None
+    places = {name: place for place, name in enumerate(dict.fromkeys(name for name, _ in rows))}
+    steps, at = np.unique([step for _, step in rows], return_inverse=True)
+    where = [places[name] for name, _ in rows], at
+    present = np.zeros((len(places), len(steps)), dtype=bool)
+    present[where] = True
+    values = np.full((len(columns), *present.shape), np.nan)
+    values[:, *where] = np.array(list(rows.values())).T
+    return TensorSeries(
+        kind, rank, [*places], steps, dict(zip(columns, values, strict=True)), present, damaged
+    )
+
+
+def aligned(*series: TensorSeries) -> list[TensorSeries]:
+    """Return the parts with the names and steps that all have, in the order of the first."""
+    shared = set.intersection(*(set(one.names) for one in series))
+    names = [name for name in series[0].names if name in shared]
+    steps = reduce(np.intersect1d, [one.steps for one in series])
+    return [one.cut(names, steps) for one in series]
 
 
 def rank_folders(folder: Path) -> dict[int, Path]:
@@ -195,17 +233,16 @@ def _columns(head: str) -> tuple[str, ...]:
     return tuple(name for name in names if name in COLUMNS and name not in KEYS)
 
 
-def _reader(path: Path, head: str) -> Callable[[str], TensorRow | None]:
+def _reader(path: Path, head: str) -> Callable[[str], TableRow | None]:
     """Return the function from a line to its row; None for a damaged one."""
     names, columns = [ALIASES.get(name, name) for name in head.split(",")], _columns(head)
     if not columns or not {"name", "step"} <= {*names}:
         raise NumericsError(f"{path} is not a monitor table: its header is {head[:60]!r}; fix: move it away")
 
-    def read(line: str) -> TensorRow | None:
+    def read(line: str) -> TableRow | None:
         try:
             fields = dict(zip(names, line.split(","), strict=True))
-            values = tuple([float(fields[column]) for column in columns])
-            return TensorRow(_full_name(fields), int(fields["step"]), values)
+            return _full_name(fields), int(fields["step"]), [float(fields[column]) for column in columns]
         except ValueError:
             return None
 

@@ -77,7 +77,7 @@ def _label(func: Any) -> str:
     name = getattr(func, "__name__", "")
     if name in ("__get__", "__set__") or name in SILENT | UNSET:
         return ""
-    full = resolve_name(getattr(func, "numerics_original", func))
+    full = resolve_name(func)
     if not full:
         return f"Torch.{name}" if name else ""
     prefix = next((prefix for prefix in PREFIXES if full.startswith(prefix)), "")

@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from referee.errors import NumericsError
 from referee.numerics.describe import WITHOUT_FLOAT64
-from referee.numerics.monitor.activations import with_replaced
+from referee.numerics.monitor.activations import within_multi_head
 
 # Small operations in place of fused ones: attention, GELU, LayerNorm and cross-entropy.
 #
@@ -390,7 +390,8 @@ class ReplacedFunctions(TorchFunctionMode):
         if name in self.replacements and "out" not in kwargs:
             return self.replacements[name](func, args, kwargs)
         inner = {one: lambda *call, n=one: self._call(n, *call) for one in self.replacements}
-        return with_replaced(func, args, kwargs, inner)(*args, **kwargs)
+        with within_multi_head(func, inner):
+            return func(*args, **kwargs)
 
 
 def narrower(dtype: Any, wide: torch.dtype | None) -> bool:

@@ -24,8 +24,15 @@ from numpy.typing import NDArray
 from referee.errors import NumericsError
 from referee.numerics.diagnose.spikes import LIMIT, LOGIT, LOSS, NORM, TENSOR, Quantity, expected
 from referee.numerics.monitor.invariants import finding, same
-from referee.numerics.monitor.monitor_tables import KINDS, rank_folders, table_files
-from referee.numerics.monitor.series import Floats, TensorSeries, common, read_series
+from referee.numerics.monitor.monitor_tables import (
+    KINDS,
+    Floats,
+    TensorSeries,
+    aligned,
+    rank_folders,
+    read_series,
+    table_files,
+)
 from referee.numerics.rows import HEADINGS, TableRow, text_table
 from referee.numerics.text_files import finite, write_json, writing
 from referee.pages.document import Block, Document, Figure, Paragraph, Table
@@ -121,7 +128,8 @@ def pairs(
         if reference is None:
             yield table, None
         elif key in reference.tables:
-            yield common(table, reference.tables[key])
+            mine, base = aligned(table, reference.tables[key])
+            yield mine, base
 
 
 def quantities(table: TensorSeries) -> dict[str, Quantity]:
@@ -284,13 +292,8 @@ def _reductions(run: MonitoredRun) -> list[Found]:
     tables, reduced = run.of("grad_unreduced"), run.of("grad_reduced")
     if len(tables) < 2 or not reduced or "mean" not in reduced[0].values:
         return []
-    whole = reduced[0]
-    for table in tables:
-        whole, _ = common(whole, table)
-    means = np.array(
-        [common(table, whole)[0].cut(whole.names, whole.steps).values["mean"] for table in tables]
-    )
-    total, target = means.sum(axis=0), whole.values["mean"]
+    whole, *parts = aligned(reduced[0], *tables)
+    total, target = np.sum([part.values["mean"] for part in parts], axis=0), whole.values["mean"]
     least = _size_of_means(whole)
     with np.errstate(all="ignore"):
         usable = np.isfinite(total) & np.isfinite(target) & (total != 0)

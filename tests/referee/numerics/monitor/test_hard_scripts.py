@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from referee.numerics import TrainerMon
 from referee.numerics.monitor import statistics
-from referee.numerics.monitor.monitor_tables import read_table
+from tests.referee.numerics.monitor.table_rows import read_rows
 
 SWITCHES = ("xy", "wg", "param", "mv", "ur", "attention")
 ALL = {f"{name}_distribution": True for name in SWITCHES}
@@ -39,7 +39,7 @@ def watch(
 
 
 def steps_of(output: Path, kind: str) -> list[int]:
-    return sorted({row.step for row in read_table(output, kind).rows})
+    return sorted({row.step for row in read_rows(output, kind)})
 
 
 def test_what_cannot_be_read_is_one_line_and_the_script_ends_alike(
@@ -62,7 +62,7 @@ def test_what_cannot_be_read_is_one_line_and_the_script_ends_alike(
         optimizer.zero_grad()
     (line,) = capsys.readouterr().out.splitlines()
     assert "step 0: 2.weight has no grad_unreduced: RuntimeError: no such kernel" in line
-    assert {row.name for row in read_table(output, "param").rows} == {"0.weight", "0.bias", "2.bias"}
+    assert {row.name for row in read_rows(output, "param")} == {"0.weight", "0.bias", "2.bias"}
     assert steps_of(output, "param") == [0, 1, 2]
 
 
@@ -85,9 +85,9 @@ def test_a_step_that_grad_scaler_skips_has_its_rows(
     assert [line.split(":")[1] for line in lines] == [" step 2", " step 4"]
     assert steps_of(output, "actv") == steps_of(output, "grad_unreduced") == [0, 1, 2, 3, 4]
     assert steps_of(output, "grad_reduced") == [0, 1, 3]
-    bad = {row.step for row in read_table(output, "grad_unreduced").rows if row.values[2] + row.values[3] > 0}
+    bad = {row.step for row in read_rows(output, "grad_unreduced") if row.values[2] + row.values[3] > 0}
     assert bad == {2, 4}
-    counts = [sum(row.step == step for row in read_table(output, "actv").rows) for step in range(5)]
+    counts = [sum(row.step == step for row in read_rows(output, "actv")) for step in range(5)]
     assert len(set(counts[:4])) == 1
 
 
@@ -112,4 +112,4 @@ def test_activations_of_a_compiled_model_are_read_and_change_no_bit(tmp_path: Pa
     before, after = trained(False), trained(True)
     assert all(map(torch.equal, before, after))
     assert steps_of(output, "actv") == list(range(start, 3))
-    assert {"0.output.0", "3.output.0"} <= {row.name for row in read_table(output, "actv").rows}
+    assert {"0.output.0", "3.output.0"} <= {row.name for row in read_rows(output, "actv")}

@@ -13,7 +13,8 @@ from gpt2.initial_weights import initialise
 from gpt2.transformer import GPT2, ModelParts
 from ra.reciprocal_attention import LearnedAttention
 from referee.numerics import Monitor, MonitorConfig
-from referee.numerics.monitor.monitor_tables import read_table
+from referee.numerics.monitor.monitor_tables import read_series
+from tests.referee.numerics.monitor.table_rows import read_rows
 
 IDS = torch.randint(50, (4, 9), generator=torch.Generator().manual_seed(0))
 
@@ -54,9 +55,10 @@ def train(model: GPT2, optimizer: torch.optim.Optimizer, monitor: Monitor, steps
 
 
 def column(folder: Path, kind: str, name: str, statistic: str) -> dict[int, float]:
-    table = read_table(folder, kind)
-    at = table.columns.index(statistic)
-    return {row.step: row.values[at] for row in table.rows if row.name == name}
+    table = read_series(folder, kind)
+    assert table
+    values = table.values[statistic][table.names.index(name)]
+    return dict(zip(table.steps.tolist(), values.tolist(), strict=True))
 
 
 def test_weights_gradients_moments_and_updates_are_those_of_the_step(tmp_path: Path) -> None:
@@ -116,7 +118,7 @@ def test_activations_and_gradients_join_the_micro_batches(tmp_path: Path) -> Non
         whole = torch.cat([value for value in values if value is not None]).double().numpy()
         assert column(folder, kind, name, "std")[1] == pytest.approx(float(whole.std()), rel=1e-4)
         assert column(folder, kind, name, "norm")[1] == pytest.approx(float(np.linalg.norm(whole)), rel=1e-4)
-    names = {row.name for row in read_table(folder, "actv").rows}
+    names = {row.name for row in read_rows(folder, "actv")}
     assert "blocks.0.mlp.input.0" in names
     assert not any(name.startswith("blocks.1") for name in names)
 
@@ -126,7 +128,7 @@ def test_every_attention_call_of_a_module_has_a_row(recompute: bool, tmp_path: P
     model, optimizer = prepared(learned(recompute))
     monitor = Monitor(model, optimizer, MonitorConfig(("attention",), 1), tmp_path)
     train(model, optimizer, monitor, 2)
-    rows = read_table(tmp_path / "rank0", "attention").rows
+    rows = read_rows(tmp_path / "rank0", "attention")
     assert sorted({row.name for row in rows}) == [
         f"blocks.{layer}.attention.sdpa.{call}" for layer in range(2) for call in range(2)
     ]

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from referee.numerics.monitor.monitor_tables import KINDS, TableWriter, read_table, table_files
+from referee.numerics.monitor.monitor_tables import KINDS, STATISTICS, TableWriter, read_series, table_files
+from tests.referee.numerics.monitor.table_rows import read_rows
 
 VALUES = (1.0, -0.25, math.nan, math.inf, 1e-30, 0.5, 2.0, 0.0)
 
@@ -24,13 +25,18 @@ def test_rows_are_read_as_written_and_files_have_msprobes_names(tmp_path: Path) 
     assert [path.name for path in table_files(tmp_path)["param"]] == [
         "param_0-3.csv", "param_4-7.csv", "param_8-11.csv",
     ]  # fmt: skip
-    table = read_table(tmp_path, "param")
-    assert [row.step for row in table.rows] == [step for step in range(1, 10) for _ in range(2)]
-    assert table.rows[0].values == pytest.approx(VALUES, nan_ok=True)
+    table = read_series(tmp_path, "param")
+    assert table
+    assert (table.names, table.steps.tolist(), table.present.all()) == (
+        ["a.weight", "b"],
+        [*range(1, 10)],
+        True,
+    )
+    assert [table.values[name][0, 0] for name in STATISTICS] == pytest.approx(VALUES, nan_ok=True)
     with (tmp_path / "param_0-3.csv").open(newline="") as file:
         first = next(iter(csv.DictReader(file)))
     assert list(first) == ["vpp_stage", "name", "step", *KINDS["param"]]
-    assert read_table(tmp_path, "actv").rows == ()
+    assert read_series(tmp_path, "actv") is None
 
 
 def test_a_resume_drops_later_rows_and_keeps_the_others_as_they_are(tmp_path: Path) -> None:
@@ -40,7 +46,7 @@ def test_a_resume_drops_later_rows_and_keeps_the_others_as_they_are(tmp_path: Pa
     kept = (cut / "param_0-3.csv").read_bytes()
     writer.truncate(5)
     assert (cut / "param_0-3.csv").read_bytes() == kept
-    assert {row.step for row in read_table(cut, "update_ratio").rows} == set(range(1, 6))
+    assert {row.step for row in read_rows(cut, "update_ratio")} == set(range(1, 6))
     write(cut, range(6, 14))
     for path in whole.glob("*.csv"):
         assert (cut / path.name).read_bytes() == path.read_bytes()
@@ -54,7 +60,9 @@ def test_a_torn_last_line_is_left_out_and_written_again(tmp_path: Path, torn: in
     path = tmp_path / "param_0-3.csv"
     content = path.read_bytes()
     path.write_bytes(content[:-torn])
-    assert [row.step for row in read_table(tmp_path, "param").rows] == [1, 1, 2]
+    table = read_series(tmp_path, "param")
+    assert table
+    assert (table.present.tolist(), table.damaged) == ([[True, True], [True, False]], 0)
     TableWriter(tmp_path, 4).truncate(1)
     write(tmp_path, range(2, 3))
     assert path.read_bytes() == content

@@ -11,7 +11,8 @@ from torch import nn
 
 from referee.errors import NumericsError
 from referee.numerics import TrainerMon
-from referee.numerics.monitor.monitor_tables import read_table, table_files
+from referee.numerics.monitor.monitor_tables import table_files
+from tests.referee.numerics.monitor.table_rows import read_rows
 
 GUIDE = {
     "targets": {},
@@ -65,12 +66,9 @@ def test_the_configuration_of_the_guide(tmp_path: Path, output: Path) -> None:
     assert {path.name for path in output.iterdir()} == {
         f"{kind}_{step}-{step}.csv" for kind in kinds for step in range(3)
     }
-    before, after = (read_table(output, f"grad_{side}") for side in ("unreduced", "reduced"))
-    assert before.columns == ("norm", "mean", "min", "max")
-    assert {row.name for row in before.rows} == {"0.weight", "0.bias", "2.weight", "2.bias"}
-    norms = [
-        sum(row.values[0] ** 2 for row in table.rows if row.step == 0) ** 0.5 for table in (before, after)
-    ]
+    before, after = (read_rows(output, f"grad_{side}") for side in ("unreduced", "reduced"))
+    assert {row.name for row in before} == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    norms = [sum(row.values[0] ** 2 for row in table if row.step == 0) ** 0.5 for table in (before, after)]
     assert norms[1] == pytest.approx(0.05, rel=1e-3)  # clipped
     assert norms[0] > 0.05
 
@@ -86,7 +84,7 @@ def test_everything_changes_no_bit(tmp_path: Path, output: Path) -> None:
         "actv", "actv_grad", "grad_unreduced", "grad_reduced", "param", "exp_avg", "exp_avg_sq", "update_ratio",
         "data", "learning_rate",
     }  # fmt: skip
-    names = {row.name for row in read_table(output, "actv").rows}
+    names = {row.name for row in read_rows(output, "actv")}
     assert {"0.input.0", "0.output.0", "2.output.0"} <= names
 
 
@@ -96,7 +94,7 @@ def test_a_resumed_script_writes_no_step_twice(tmp_path: Path, output: Path) -> 
     with pytest.raises(NumericsError, match="has the tables of another run"):
         script(tmp_path, config)
     script(tmp_path, config, steps=3, start=3)
-    steps = [row.step for row in read_table(output, "grad_reduced").rows]
+    steps = [row.step for row in read_rows(output, "grad_reduced")]
     assert steps == [step for step in range(6) for _ in range(4)]
 
 
@@ -117,7 +115,7 @@ def test_dynamic_monitoring_starts_and_stops_while_the_script_runs(
 
     script(tmp_path, GUIDE, steps=7, change=change)
     for kind in ("param", "grad_reduced"):
-        assert {row.step for row in read_table(output, kind).rows} == {2, 3, 4}
+        assert {row.step for row in read_rows(output, kind)} == {2, 3, 4}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from referee.numerics.monitor.invariants import invariants
-from referee.numerics.monitor.monitor_tables import read_table, table_files
+from referee.numerics.monitor.monitor_tables import table_files
+from tests.referee.numerics.monitor.table_rows import read_rows
 
 ROOT = Path(__file__).parents[4]
 RANKS, STEPS, MICRO_BATCHES = 2, 3, 2
@@ -113,7 +114,7 @@ def test_each_rank_writes_its_gradients_before_and_after_the_reduction(tmp_path:
             for rank in range(RANKS):
                 assert {*table_files(folder / f"rank{rank}")} >= {kind for kind, *_ in exact}
                 for kind in ("grad_unreduced", "grad_reduced"):
-                    for row in read_table(folder / f"rank{rank}", kind).rows:
+                    for row in read_rows(folder / f"rank{rank}", kind):
                         tensor = exact[kind, rank, row.name, row.step]
                         values = [tensor.norm(), tensor.mean(), tensor.min(), tensor.max()]
                         wanted = list(map(float, values))
