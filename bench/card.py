@@ -24,7 +24,8 @@ from bench.card_checks import (
     not_run,
 )
 from bench.card_kernels import kernel_checks
-from bench.card_studies import budget_checks, memory_checks, out_of_memory_checks, speed_checks, study_checks
+from bench.card_speed import speed_checks
+from bench.card_studies import budget_checks, memory_checks, out_of_memory_checks, study_checks
 from referee.pages.document import Block, Document, Note, Paragraph, Section, Table, render_terminal
 from referee.pages.html_page import render_html
 from referee.pages.markup import Code, Strong
