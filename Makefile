@@ -169,7 +169,7 @@ control: setup-main  ## Check that B and the reciprocal patterns are one functio
 bench: setup-core  ## Speed; or SUITE=loss_parity|recorder|monitor (docs/benches.md)
 	@$(INTERPRETER) -m scripts.bench
 
-card: setup-core  ## Check this card: kernels, gradients, studies, memory, speed (ten minutes) [OUT=dir] [CHECKS=]
+card: setup-core  ## Check this card: speed, kernels, gradients, studies, memory (500 s) [OUT=dir] [CHECKS=second]
 	@$(INTERPRETER) -m bench.card
 
 memory: setup-core  ## Peak memory of each variant [TARGET="a100-40g w7900" [FROM=.config] [CONFIG_X=v]] [VARIANTS=]

@@ -1,9 +1,9 @@
-"""One line of `make card`: what was expected, what was measured, and the verdict. Needs no torch."""
+"""The lines of `make card`, and the gates of RALEARN against float64."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from runtime import attention_kernels
 from runtime.batch_plan import plan_batch
 from runtime.resolved_target import ResolvedTarget
 
-PASS, DIFFERS, NOT_RUN = "pass", "differs", "not run"
+PASS, DIFFERS, MEASURED, NOT_RUN = "pass", "differs", "measured", "not run"
 
 
 class NotRunError(Exception):
@@ -28,25 +28,28 @@ class NotRunError(Exception):
 
 @dataclass(frozen=True)
 class CardCheck:
-    """measured: for a check that was not run, the reason."""
+    """One line. Of its verdicts only DIFFERS is an error; MEASURED has a number to compare with the expected one."""
 
     name: str
     expected: str
-    measured: str
+    measured: str  # of a check that was not run: the reason
     verdict: str
+    value: float | None = None  # the measured number, which later commands read by the name
+    seconds: float = 0.0  # since the line before
 
     @property
     def line(self) -> str:
-        found = "reason" if self.verdict == NOT_RUN else "measured"
-        return f"{self.verdict:<8} {self.name}: expected {self.expected}; {found}: {self.measured}"
+        expected = f"; expected {self.expected}" if self.expected else ""
+        return f"{self.verdict:<8} {self.seconds:6.1f} s  {self.name}: {self.measured}{expected}"
 
 
 @dataclass(frozen=True)
 class CheckedDevice:
-    """The device to check, and an empty folder for studies."""
+    """The device to check."""
 
     resolved: ResolvedTarget
-    folder: Path
+    folder: Path  # of studies, which later commands read
+    values: Mapping[str, float] = field(default_factory=dict)  # measured numbers by the names of their lines
 
     @property
     def on_cpu(self) -> bool:
@@ -69,6 +72,11 @@ def not_run(name: str, expected: str, reason: str) -> CardCheck:
     return CardCheck(name, expected, reason, NOT_RUN)
 
 
+def number(name: str, expected: str, measured: str, value: float) -> CardCheck:
+    """Return a line that is not judged. value: the number of `measured`."""
+    return CardCheck(name, expected, measured, MEASURED, value)
+
+
 SHAPES = {False: Sizes("124m-t512", 12, 12, 768, 512), True: Sizes("4x128-t128", 4, 4, 128, 128)}
 SEQUENCES = 2
 EXACT = "float64"
@@ -80,11 +88,11 @@ LIMIT_SECONDS = 300.0
 
 def gate_checks(card: CheckedDevice) -> Iterator[CardCheck]:
     """Compare each precision with float64."""
-    with BenchWorker("gate gradients") as worker:
+    with BenchWorker("gates") as worker:
         arguments = (card.resolved, SHAPES[card.on_cpu])
         exact_loss, *exact = worker.call(gate_gradients, *arguments, EXACT, limit_seconds=LIMIT_SECONDS)
         for precision, limit in LIMITS.items():
-            name = f"gate gradients: {precision}"
+            name = f"gates: {precision}"
             expected = f"within {limit:g} of float64, and the loss within {LOSS_LIMIT:g} nats"
             if precision.endswith("compiled") and card.on_cpu:
                 yield not_run(name, expected, "a study on a CPU does not compile")

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import functools
+import shutil
+import sysconfig
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bench.card_checks import CardCheck, CheckedDevice, judge, not_run
+from bench.card_checks import MEASURED, CardCheck, CheckedDevice, judge, not_run, number
 from bench.runner import BenchError, BenchWorker
 from gpt2.clocks import device_synchroniser
 from runtime import attention_kernels
 from runtime.attention_kernels import TOLERANCE
+from runtime.gpu_specs import GIB
 from runtime.resolved_target import ResolvedTarget
+from study.planning.micro_batch import LISTED_BY
 
 KERNELS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -44,37 +51,79 @@ class KernelResult:
     repeats: tuple[bool, bool]
 
 
+def fact_checks(card: CheckedDevice) -> Iterator[CardCheck]:
+    """Report what the other checks need: driver, compiler, headers, cuDNN."""
+    listed = [LISTED_BY[card.resolved.target.kind].split()[0], "gcc", "make", "git"]
+    missing = [program for program in listed if not shutil.which(program)]
+    headers = Path(sysconfig.get_paths()["include"], "Python.h").exists()
+    cudnn: Any = torch.backends.cudnn
+    texts = {
+        "driver": card.resolved.driver or "none",
+        "memory": f"{card.resolved.memory_bytes / GIB:.2f} GiB",
+        "cuDNN": f"{cudnn.version() or 'none'}",
+        "Python.h": "present" if headers else "missing",
+        "programs": f"without {', '.join(missing)}" if missing else ", ".join(listed),
+    }
+    for name, text in texts.items():
+        yield CardCheck(f"facts: {name}", "", text, MEASURED)
+
+
 def kernel_checks(card: CheckedDevice) -> Iterator[CardCheck]:
     """Check the order first, in a new process: torch sets its own order at the first call of a process."""
-    resolved = card.resolved
+    resolved, shape = card.resolved, SHAPES[card.on_cpu][0]
+    names = usable_kernels(resolved)
     with BenchWorker("attention kernels") as worker:
-        order, found = worker.call(selected_kernels, resolved, limit_seconds=LIMIT_SECONDS)
-        half_only = resolved.dtype == "float32" and resolved.device_type == "cuda"
-        names = [name for name in order if not half_only or name == "efficient"]
-        expected = f"{names[0]} at the first and the second call of a process (of {', '.join(order)})"
-        yield judge("kernels: order", expected, ", ".join(found), set(found) == {names[0]})
-        shapes = SHAPES[card.on_cpu]
-        milliseconds: dict[str, float] = {}
-        for shape in shapes:
-            for kernel in KERNELS:
-                name = f"kernels: {kernel}, {' x '.join(map(str, shape))}"
-                limit = TOLERANCE[resolved.dtype]
-                expected = f"error at most {limit:g}, result repeats to the bit"
-                if kernel not in names:
-                    yield not_run(
-                        name, expected, f"not a kernel of {resolved.target.name} in {resolved.dtype}"
-                    )
-                    continue
-                try:
-                    result = worker.call(measure_kernel, resolved, kernel, shape, limit_seconds=LIMIT_SECONDS)
-                except BenchError as error:
-                    yield judge(name, expected, f"{error}", False)
-                    continue
-                good = all(error <= limit for error in result.errors) and result.repeats[0]
-                yield judge(name, expected, describe(result), good)
-                if shape == shapes[0]:
-                    milliseconds[kernel] = result.milliseconds
-    yield order_check(names[0], milliseconds)
+        ran = worker.call(selected_kernels, resolved, limit_seconds=LIMIT_SECONDS)
+        expected = f"{names[0]} at the first and the second call of a process (of {', '.join(names)})"
+        yield judge("kernels: order", expected, ", ".join(ran), set(ran) == {names[0]})
+        yield from shape_checks(card, worker, shape)
+    milliseconds = {
+        name: card.values[line] for name in names if (line := kernel_line(name, shape)) in card.values
+    }
+    name, expected = "kernels: speed", f"{names[0]} takes at most {SLOWER:g} times the fastest kernel's time"
+    if len(milliseconds) < 2 or names[0] not in milliseconds:
+        yield not_run(name, expected, f"kernels measured: {', '.join(milliseconds) or 'none'}")
+        return
+    ratio = milliseconds[names[0]] / min(milliseconds.values())
+    yield number(name, expected, f"{ratio:.2f} times", ratio)
+
+
+def other_shapes(card: CheckedDevice) -> Iterator[CardCheck]:
+    """Check the kernels at the other shapes."""
+    with BenchWorker("attention kernels") as worker:
+        for shape in SHAPES[card.on_cpu][1:]:
+            yield from shape_checks(card, worker, shape)
+
+
+def usable_kernels(resolved: ResolvedTarget) -> list[str]:
+    """Return the kernels of the row that support its dtype, in the order of preference."""
+    half_only = resolved.dtype == "float32" and resolved.device_type == "cuda"
+    order = attention_kernels.kernel_order(resolved)
+    return [name for name in order if not half_only or name == "efficient"]
+
+
+def kernel_line(kernel: str, shape: Shape) -> str:
+    return f"kernels: {kernel}, {' x '.join(map(str, shape))}"
+
+
+def shape_checks(card: CheckedDevice, worker: BenchWorker, shape: Shape) -> Iterator[CardCheck]:
+    """Check each kernel at one shape. The value of a line is its milliseconds."""
+    resolved = card.resolved
+    limit = TOLERANCE[resolved.dtype]
+    expected = f"error at most {limit:g}, result repeats to the bit"
+    for kernel in KERNELS:
+        name = kernel_line(kernel, shape)
+        if kernel not in usable_kernels(resolved):
+            yield not_run(name, expected, f"not a kernel of {resolved.target.name} in {resolved.dtype}")
+            continue
+        try:
+            arguments = (resolved.device, resolved.dtype, kernel, shape)
+            result = worker.call(measure_kernel, *arguments, limit_seconds=LIMIT_SECONDS)
+        except BenchError as error:
+            yield judge(name, expected, f"{error}", False)
+            continue
+        good = all(error <= limit for error in result.errors) and result.repeats[0]
+        yield replace(judge(name, expected, describe(result), good), value=result.milliseconds)
 
 
 def describe(result: KernelResult) -> str:
@@ -86,35 +135,34 @@ def describe(result: KernelResult) -> str:
     return f"{result.milliseconds:.2f} ms forward and backward; {'; '.join(texts)}"
 
 
-def order_check(first: str, milliseconds: dict[str, float]) -> CardCheck:
-    """Compare the preferred kernel's time with the fastest one's."""
-    name, expected = "kernels: speed", f"{first} takes at most {SLOWER:g} times the fastest kernel's time"
-    if len(milliseconds) < 2 or first not in milliseconds:
-        return not_run(name, expected, f"kernels measured: {', '.join(milliseconds) or 'none'}")
-    texts = ", ".join(f"{kernel} {ms:.2f} ms" for kernel, ms in milliseconds.items())
-    return judge(name, expected, texts, milliseconds[first] <= SLOWER * min(milliseconds.values()))
-
-
 # ---- in a worker
 
 
-def selected_kernels(resolved: ResolvedTarget) -> tuple[list[str], list[str]]:
-    """Return the order of preference, and the kernel that ran in each of two calls. Call it first in a process."""
-    order = attention_kernels.kernel_order(resolved)
-    backends = [attention_kernels.check_attention(resolved, 12, 64).attention_backend for _ in range(2)]
-    return order, backends
+def selected_kernels(resolved: ResolvedTarget) -> list[str]:
+    """Return the kernel that ran in each of two calls. Call it first in a process."""
+    return [attention_kernels.check_attention(resolved, 12, 64).attention_backend for _ in range(2)]
 
 
-def measure_kernel(resolved: ResolvedTarget, kernel: str, shape: Shape) -> KernelResult:
-    """Run one kernel forward and backward on views of one projection, as in the model."""
+@functools.lru_cache(maxsize=1)
+def problem(device: str, dtype: str, shape: Shape) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+    """Draw x (B, T, 3 H D) and the result's gradient (B, T, H D), once for all kernels.
+
+    Also returns attention of the first sequences and the gradient of x in float32, by the definition.
+    """
     B, H, T, D = shape
-    draw = torch.Generator().manual_seed(0)
-    dtype, device = getattr(torch, resolved.dtype), resolved.device
-    x = torch.randn(B, T, 3 * H * D, generator=draw).to(device, dtype)
-    grad = torch.randn(B, T, H * D, generator=draw).to(device, dtype)
+    draw = torch.Generator(device).manual_seed(0)
+    x, grad = (
+        torch.randn(B, T, width, generator=draw, device=device, dtype=getattr(torch, dtype))
+        for width in (3 * H * D, H * D)
+    )
     with sdpa_kernel(SDPBackend.MATH):
-        some = slice(0, EXACT_SEQUENCES)
-        exact = attend(x[some].float(), grad[some].float(), H)
+        return x, grad, attend(x[:EXACT_SEQUENCES].float(), grad[:EXACT_SEQUENCES].float(), H)
+
+
+def measure_kernel(device: str, dtype: str, kernel: str, shape: Shape) -> KernelResult:
+    """Run one kernel forward and backward on views of one projection, as in the model."""
+    x, grad, exact = problem(device, dtype, shape)
+    H = shape[1]
     with sdpa_kernel(KERNELS[kernel]):
         first = attend(x, grad, H)
         others = [attend(x, grad, H) for _ in range(REPEATS - 1)]
@@ -126,7 +174,7 @@ def measure_kernel(resolved: ResolvedTarget, kernel: str, shape: Shape) -> Kerne
             attend(x, grad, H)
         synchronise()
         seconds = (time.perf_counter() - began) / CALLS
-    errors = [relative_error(a[some], b) for a, b in zip(first, exact, strict=True)]
+    errors = [relative_error(a[:EXACT_SEQUENCES], b) for a, b in zip(first, exact, strict=True)]
     return KernelResult(seconds * 1e3, (errors[0], errors[1]), (repeats[0], repeats[1]))
 
 

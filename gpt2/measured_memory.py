@@ -108,9 +108,12 @@ HISTORY = 1_000_000  # allocator events in a snapshot; a step of GPT-2 124M has 
 
 @contextmanager
 def snapshot(path: Path, device: str) -> Iterator[None]:
-    """Record every allocation of the block on a GPU or NPU with its stack; write a file for pytorch.org/memory_viz."""
+    """Record every allocation of the block on a GPU or NPU; write a file for pytorch.org/memory_viz.
+
+    It has the stacks of Python alone: those of C++ take seconds to minutes to read.
+    """
     memory = torch.get_device_module(device).memory
-    memory._record_memory_history(max_entries=HISTORY)
+    memory._record_memory_history(max_entries=HISTORY, stacks="python")
     try:
         yield
         path.parent.mkdir(parents=True, exist_ok=True)

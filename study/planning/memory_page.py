@@ -319,18 +319,17 @@ def _measure_in_process(name: str, micro: int) -> dict[str, dict[str, int]] | No
     return found
 
 
-def measure_variant(
-    symbols: Symbols, name: str, micro: int, folder: Path, eager: bool = False
-) -> dict[str, Any]:
-    """Measure a variant in this process; on a GPU also write a snapshot for pytorch.org/memory_viz to `folder`.
+def measure_variant(symbols: Symbols, name: str, micro: int, snapshots: Path | None = None) -> dict[str, Any]:
+    """Measure a variant in this process.
 
-    The step is compiled if that is configured, and not `eager`.
+    snapshots: the step is compiled if that is configured, and on a GPU a snapshot for pytorch.org/memory_viz is written
+    to this folder; None: it is not compiled, and none is written.
     """
     config = Config.from_symbols(symbols)
     resolved = attention_kernels.prepare_device(config.target, config.model)
     chosen = variant(name, config.model, config.alternation)
     work = Predictions(config, resolved).work_at(chosen, micro)
-    work = dataclasses.replace(work, compile=work.compile and not eager)
-    path = folder / f"{resolved.target.name}-{name}.pickle"
+    work = dataclasses.replace(work, compile=work.compile and snapshots is not None)
+    path = snapshots / f"{resolved.target.name}-{name}.pickle" if snapshots else None
     with attention_kernels.attention_context(resolved, config.model.dropout):
         return dataclasses.asdict(measure(work, resolved.device, path))
