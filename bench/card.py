@@ -72,7 +72,7 @@ PARTS = {
 class CardLog:
     """The lines of one card in `card.jsonl`, those of earlier commands first; the last line of a name counts.
 
-    UserError where the folder has lines of another card, torch or commit.
+    UserError where the folder has lines of another card or torch.
     """
 
     def __init__(self, out: Path, resolved: ResolvedTarget) -> None:
@@ -80,7 +80,7 @@ class CardLog:
         self.values: dict[str, float] = {}
         self._began, self._known = time.monotonic(), 0.0  # seconds of this command until the last line
         code = revision()
-        place = {"device": resolved.device_name, "torch": resolved.torch, "commit": code.commit}
+        place = {"device": resolved.device_name, "torch": resolved.torch}
         path = out / "card.jsonl"
         self._read(path, place)
         out.mkdir(parents=True, exist_ok=True)
@@ -91,6 +91,7 @@ class CardLog:
                 "schema": 2,
                 "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
                 **place,
+                "commit": code.commit,
                 "dirty": code.dirty,
                 "target": target_record(resolved),
                 "environment": environment_record().to_json(),
