@@ -80,20 +80,32 @@ def number(name: str, expected: str, measured: str, value: float) -> CardCheck:
 SHAPES = {False: Sizes("124m-t512", 12, 12, 768, 512), True: Sizes("4x128-t128", 4, 4, 128, 128)}
 SEQUENCES = 2
 EXACT = "float64"
-# Largest error of the vector of all layers' gate gradients, relative to its length.
-LIMITS = {"float32": 1e-3, "bfloat16": 0.1, "bfloat16 compiled": 0.1}
+# What is compared with what, and the largest distance of the vectors of all layers' gate gradients, in the length of
+# the second. On a CPU bfloat16 was 0.04 to 0.08 from float64; compiled and eager code round alike.
+COMPARISONS = (
+    ("float32", EXACT, 1e-3),
+    ("bfloat16", EXACT, 0.2),
+    ("bfloat16 compiled", "bfloat16", 0.05),
+    ("bfloat16 compiled", EXACT, 0.2),
+)
 LOSS_LIMIT = 2e-3  # nats; torch 2.11 compiles a gather in the loss to one that is wrong by hundredths
 LIMIT_SECONDS = 300.0
 
 
 def gate_checks(card: CheckedDevice) -> Iterator[CardCheck]:
-    """Compare each precision with float64."""
+    """Compare the loss and the gradients of RALEARN's gates in each precision with float64, and compiled with eager."""
     with BenchWorker("gates") as worker:
-        arguments = (card.resolved, SHAPES[card.on_cpu])
-        exact_loss, *exact = worker.call(gate_gradients, *arguments, EXACT, limit_seconds=LIMIT_SECONDS)
-        for precision, limit in LIMITS.items():
-            name = f"gates: {precision}"
-            expected = f"within {limit:g} of float64, and the loss within {LOSS_LIMIT:g} nats"
+        known: dict[str, list[float]] = {}
+
+        def losses(precision: str) -> list[float]:
+            if precision not in known:
+                arguments = (card.resolved, SHAPES[card.on_cpu], precision)
+                known[precision] = worker.call(gate_gradients, *arguments, limit_seconds=LIMIT_SECONDS)
+            return known[precision]
+
+        for precision, other, limit in COMPARISONS:
+            name = f"gates: {precision} to {other}"
+            expected = f"within {limit:g}, and the loss within {LOSS_LIMIT:g} nats"
             if precision.endswith("compiled") and card.on_cpu:
                 yield not_run(name, expected, "a study on a CPU does not compile")
                 continue
@@ -101,12 +113,12 @@ def gate_checks(card: CheckedDevice) -> Iterator[CardCheck]:
                 yield not_run(name, expected, f"{card.resolved.device_name} has no bfloat16")
                 continue
             try:
-                loss, *found = worker.call(gate_gradients, *arguments, precision, limit_seconds=LIMIT_SECONDS)
+                (loss, *gates), (other_loss, *other_gates) = losses(precision), losses(other)
             except BenchError as failure:
                 yield judge(name, expected, f"{failure}", False)
                 continue
-            error, off = distance(found, exact), abs(loss - exact_loss)
-            measured = f"{error:.1e} over {len(exact)} layers, loss {off:.1e} nats"
+            error, off = distance(gates, other_gates), abs(loss - other_loss)
+            measured = f"{error:.1e} over {len(gates)} layers, loss {off:.1e} nats"
             yield judge(name, expected, measured, error <= limit and off <= LOSS_LIMIT)
 
 
