@@ -34,7 +34,7 @@ Span = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedSpeed:
     """Computed without a card, for 124M at T = 1024 and micro-batch 64; see docs/card.md."""
 
     speed: Span  # tokens/s of B
@@ -43,10 +43,10 @@ class Expected:
 
 
 EXPECTED = {
-    "h200": Expected((450e3, 520e3), (0.36, 0.42), (1.15, 1.22)),
-    "h100": Expected((405e3, 470e3), (0.33, 0.38), (1.15, 1.22)),
-    "a100-40g": Expected((160e3, 190e3), (0.41, 0.49), (1.11, 1.15)),
-    "w7900": Expected((35e3, 58e3), (0.23, 0.38), (1.15, 1.25)),
+    "h200": ExpectedSpeed((450e3, 520e3), (0.36, 0.42), (1.15, 1.22)),
+    "h100": ExpectedSpeed((405e3, 470e3), (0.33, 0.38), (1.15, 1.22)),
+    "a100-40g": ExpectedSpeed((160e3, 190e3), (0.41, 0.49), (1.11, 1.15)),
+    "w7900": ExpectedSpeed((35e3, 58e3), (0.23, 0.38), (1.15, 1.25)),
 }
 # Computed for an H200: B's tokens/s in those of the plain step at the same micro-batch and at 12, seconds of evaluation
 PLAIN_SAME, PLAIN_DEFAULT = (0.97, 1.04), (1.05, 1.18)
@@ -64,7 +64,7 @@ def largest_micro(card: CheckedDevice) -> int:
     return shape.plain_micro if card.on_cpu else largest_micro_batch(shape.effective, 1, min(64, fits))
 
 
-def expected_of(card: CheckedDevice) -> Expected | None:
+def expected_speed(card: CheckedDevice) -> ExpectedSpeed | None:
     return EXPECTED.get(card.resolved.target.name)
 
 
@@ -81,7 +81,7 @@ def timed(card: CheckedDevice, case: str, micro: int) -> Iterator[CardCheck]:
     """Time a case in a new worker: its tokens/s, and on a known card its MFU. No line where it does not fit."""
     shape = shape_of(card)
     name = speed_line(case, shape, micro)
-    expected = expected_of(card) if (case, micro) == (BASELINE, 64) else None
+    expected = expected_speed(card) if (case, micro) == (BASELINE, 64) else None
     try:
         sample = measure_case(shape, case, micro, SECONDS[card.on_cpu])
     except BenchError as error:
@@ -111,7 +111,7 @@ def speed_checks(card: CheckedDevice) -> Iterator[CardCheck]:
     shape, micro = shape_of(card), largest_micro(card)
     for case in (BASELINE, LEARNED):
         yield from timed(card, case, micro)
-    expected = expected_of(card)
+    expected = expected_speed(card)
     baseline, learned = (speed_line(case, shape, micro) for case in (BASELINE, LEARNED))
     name = "speed: RALEARN's step in B's"
     yield from ratio(card, name, expected.learned if expected else None, baseline, learned)
