@@ -10,12 +10,12 @@ import torch
 from gpt2 import dataset, tokenizer
 from runtime import run_record
 from runtime.run_record import bits_per_byte
-from runtime.settings import TOKENIZERS
+from runtime.settings import VOCABULARIES
 from tests import small_runs
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("ids", TOKENIZERS.values(), ids=lambda ids: ids.name)
+@pytest.mark.parametrize("ids", VOCABULARIES.values(), ids=lambda ids: ids.name)
 def test_a_run_records_the_bits_of_each_byte_of_its_validation_targets(ids, tmp_path: Path) -> None:
     texts = small_runs.write_texts(tmp_path / "texts", "the café {} – ")  # characters of one to three bytes
     config = small_runs.configuration(texts, 2, ids=ids)

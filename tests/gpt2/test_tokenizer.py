@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpt2 import shards, tokenizer
 from gpt2.tokenizer import ALL, decode
-from runtime.settings import TOKENIZERS
+from runtime.settings import VOCABULARIES
 from tests.published import published
 
 ANY = st.one_of(
@@ -55,7 +55,7 @@ def test_documents_are_separated_by_an_end_of_text_also_empty_ones(name: str, te
 @names
 def test_a_tokenizer_has_the_ids_of_its_configuration(name: str) -> None:
     each = tokenizer.load(name)
-    (ids,) = [ids for ids in TOKENIZERS.values() if ids.name == name]
+    (ids,) = [ids for ids in VOCABULARIES.values() if ids.name == name]
     assert each.eot == ids.size - 1 < ids.padded < 2**16  # shards are uint16
     assert tokenizer.find(each.fingerprint) is each
 
