@@ -18,7 +18,6 @@ from gpt2.resume import RunError
 from gpt2.trainer import TrainingRun
 from gpt2.training_step import NotFiniteError
 from gpt2.transformer import CausalSelfAttention
-from referee.verdict.rows import chosen
 from runtime import attention_kernels, checkpoint, records, run_record
 from runtime.batch_plan import WARM_UP_STEPS
 from runtime.metrics_log import truncate_metrics
@@ -103,7 +102,7 @@ def test_a_finished_run_leaves_a_full_record(tmp_path: Path, texts: Path) -> Non
     assert record.memory.peak_reserved_bytes > 0
     assert json.loads((tmp_path / "memory.json").read_text())["by_phase"]["backward"] is not None
     rows = records.read_rows(tmp_path, (record.study, "RALEARN", 0))
-    losses = chosen(rows, "validation", "loss")
+    losses = {row.tokens: row for row in rows if (row.dataset, row.metric) == ("validation", "loss")}
     assert [[tokens, row.value] for tokens, row in losses.items()] == [
         [t, loss] for t, _, loss in record.validation.history
     ]
