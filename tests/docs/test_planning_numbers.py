@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from gpt2.training_step import build_model
 from referee.verdict.power import detectable
 from referee.verdict.statistics import perplexity_percent
+from runtime.gpu_specs import TARGETS
+from runtime.settings import ModelConfig
 from study.analysis.designs import Noise, cheapest_design, detectable_difference, only_look
 from study.planning.planned_power import published_noise
 
@@ -44,3 +47,15 @@ def test_the_trends_of_the_sizes_page() -> None:
         trend = detectable(2 * (count - 1), only_look(count)) * GIVEN.spread(1) * math.sqrt(2 / count)
         assert float(effect) == pytest.approx(perplexity_percent(seen), abs=0.00501)
         assert float(change) == pytest.approx(perplexity_percent(trend), abs=0.00501)
+
+
+def test_the_tokens_of_two_hours_in_kconfig_follow_from_the_flops_of_the_model() -> None:
+    """A default too small for a card repeats tokens without a word."""
+    sizes = ModelConfig("124M", 12, 12, 768, 1024, 0.0)
+    flops = build_model(sizes).flops_per_token()
+    text = " ".join((DOCS.parent / "gpt2" / "Kconfig").read_text().split())
+    assert f"{flops / 1e9:.3f} GFLOP per token" in text
+    for card, place in (("h200", "{} billion tokens on an H200"), ("mi300x", "{} on an MI300X")):
+        tokens = 0.4 * (TARGETS[card].peak_flops or 0) * 7200 / flops / 1e9
+        assert place.format(f"{tokens:.2f}") in text
+    assert f"{100 * 1048576 / 52428800 / 3:.1f} % of the FLOPs" in text
