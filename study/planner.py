@@ -104,6 +104,8 @@ TIMING_SHARE, TIMING_LEAST, TIMING_MOST = 0.05, 15.0, 60.0  # seconds of timing 
 # With a count, step times serve estimates and the comparison of speeds. Seconds per class; parameters x tokens of all
 # runs, about 200 seconds of a core, below which the timing would be too large a part of the study.
 COUNT_SECONDS, COUNT_WORK = 4.0, 2e12
+# Classes in one process. torch.compile keeps 8 graphs of a function, then stops compiling it; a class has at most two.
+MOST_TOGETHER = 4
 TIMED_AT_ONCE = (
     "step times were measured in {} processes at once, each on its share of the cores, as the runs train"
 )
@@ -188,7 +190,8 @@ def count_arms(
         peak = None if unknown else predictions.peak_bytes(variant, batch.micro)
         arms[name] = CountedArm(variant.cost_class, variant.configure(config).optimizer, notes, peak)
     classes = {variant.cost_class: variant for variant in variants.values()}
-    return CountedArms(batch, arms, predictions.fit_together([*classes.values()], batch.micro))
+    together = len(classes) <= MOST_TOGETHER and predictions.fit_together([*classes.values()], batch.micro)
+    return CountedArms(batch, arms, together)
 
 
 def grpo_arms(config: Config, settings: StudySettings, existing: BatchPlan | None) -> CountedArms:
@@ -206,20 +209,18 @@ def make_plan(
     count: Count,
     time_steps: TimeSteps,
     existing: BatchPlan | None = None,
-    in_one_process: bool = False,
     copies: int = 1,
 ) -> Plan:
     """Choose the micro-batch, time each cost class and set the counts.
 
     existing: batch of a previous plan; its micro-batch is used, or a smaller one if it does not fit.
-    in_one_process: time all classes in one process if they fit in memory together. copies: processes that time
-    steps at once and share the device's memory.
+    copies: processes that time steps at once and share the device's memory.
     """
     counted = count(existing)
     timings: dict[str, Timing] = {}
     each = timing_seconds(config, settings, resolved)
     if each:
-        counted, timings = _time_classes(each, resolved, counted, count, time_steps, in_one_process)
+        counted, timings = _time_classes(each, resolved, counted, count, time_steps)
     batch, arms = counted.batch, counted.arms
     seconds = {cost: steady_mean(timing.samples) for cost, timing in timings.items()}
     examples = _examples(arms)
@@ -299,19 +300,22 @@ def _time_classes(
     counted: CountedArms,
     count: Count,
     time_steps: TimeSteps,
-    in_one_process: bool,
 ) -> tuple[CountedArms, dict[str, Timing]]:
     """Time the classes at the largest micro-batch, from the counted one down, at which none runs out of memory.
 
-    seconds: of each class.
+    In one process where they fit in memory together, which saves a start and a compilation of each. A micro-batch is
+    too large only where a class alone does not fit. seconds: of each class.
     """
+    together = counted.fit_together
     while True:
-        together = in_one_process and counted.fit_together
         try:
             return counted, time_in_turns(
                 _examples(counted.arms), counted.batch, seconds, time_steps, together
             )
         except DoesNotFitError as error:
+            if together:
+                together = False
+                continue
             smaller = next_smaller(counted.batch)
             if smaller is None:
                 raise UserError(

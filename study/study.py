@@ -365,7 +365,6 @@ class Study:
             self.count,
             self.time_steps,
             existing,
-            self.resolved.device_type == "cpu",
             self.copies(),
         )
         return plan.replace(notes=(*plan.notes, *filter(None, [note])))

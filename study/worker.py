@@ -212,7 +212,8 @@ def _time_steps(settings: Config, asked: Steps, stop: Stop) -> dict[str, Any]:
     batch = plan_batch(settings.batch.effective, asked.micro, ranks.world(), settings.model.block_size)
     timed = {name: variant(name, settings.model, settings.alternation) for name in asked.arms}
     if resolved.device != "cpu":
-        need = Predictions(settings, resolved).peak_bytes(timed[asked.arms[0]], batch.micro)
+        predictions = Predictions(settings, resolved)
+        need = sum(predictions.peak_bytes(each, batch.micro) for each in timed.values())
         require_free(resolved, need, free_bytes(resolved.device))
     meter = PeakMeter(resolved.device)
     timer = step_timer(resolved.device, torch.get_num_threads(), ranks.world())

@@ -5,7 +5,6 @@ any time.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -132,10 +131,12 @@ class Study:
 
         settings = StudySettings("s", self.names, 2, self.folder, self.equal_time)
         variants = {name: variant(name, self.config.model, ALTERNATION) for name in self.names}
-        count = functools.partial(planner.count_arms, self.config, settings, self.resolved, variants)
-        return planner.make_plan(
-            self.config, settings, self.resolved, count, time_steps, in_one_process=together
-        )
+
+        def count(existing: BatchPlan | None) -> planner.CountedArms:
+            counted = planner.count_arms(self.config, settings, self.resolved, variants, existing)
+            return dataclasses.replace(counted, fit_together=together)
+
+        return planner.make_plan(self.config, settings, self.resolved, count, time_steps)
 
     def run(self, plan: Plan, name: str, machine: Machine, slower: float = 1.0) -> dict[str, Any]:
         """The finished record of a new run; its steps take `slower` times as long as when they were timed."""
