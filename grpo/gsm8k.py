@@ -113,8 +113,11 @@ def digest(problems: Sequence[Problem]) -> str:
 PACKAGES = ("torch", "transformers", "trl", "accelerate", "datasets")
 
 
-def require_inputs(settings: GrpoConfig, responses: int) -> None:
-    """Raise UserError where a run would fail: packages, problems, model. responses: of a step."""
+def require_inputs(settings: GrpoConfig, responses: int) -> int:
+    """Raise UserError where a run would fail: packages, problems, model. Return the parameters of the model.
+
+    responses: of a step. A model of the hub is downloaded once for all runs.
+    """
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(
@@ -126,21 +129,23 @@ def require_inputs(settings: GrpoConfig, responses: int) -> None:
         raise UserError(
             f"{len(train)} training problems are fewer than the {needed} of a step; fix: a lower CONFIG_EFFECTIVE_BATCH"
         )
-    folder = Path(settings.model).expanduser()
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise UserError(f"{folder} has no config.json; fix: CONFIG_GRPO_MODEL= a folder with a model")
-        return
-    if settings.model.startswith(("/", ".", "~")) or settings.model.count("/") > 1:
-        raise UserError(
-            f"CONFIG_GRPO_MODEL={settings.model} does not exist; fix: a folder with a model, or a name on the hub"
-        )
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import snapshot_download
+    from safetensors import safe_open
 
+    folder, parameters = Path(settings.model).expanduser(), 0
     try:
-        hf_hub_download(settings.model, "config.json")
-    except Exception as error:  # whatever a network and a cache raise
+        if not folder.is_dir():
+            folder = Path(snapshot_download(settings.model, ignore_patterns=["*.bin", "*.pth", "*.gguf"]))
+        for path in folder.glob("*.safetensors"):
+            with safe_open(path, "np") as weights:
+                parameters += sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
+    except Exception as error:  # whatever files, a network and a cache raise
         raise UserError(
-            f"{settings.model} is not a folder and cannot be loaded from the hub ({type(error).__name__}: "
-            f"{one_line(error)[:120]}); fix: connect to the hub, or CONFIG_GRPO_MODEL= a folder with the model"
+            f"CONFIG_GRPO_MODEL={settings.model} is no folder with a model and no model of the hub that can be loaded "
+            f"({type(error).__name__}: {one_line(error)[:120]}); fix: a folder with a model, or connect to the hub"
         ) from None
+    if not parameters:
+        raise UserError(
+            f"{folder} has no weights in *.safetensors; fix: CONFIG_GRPO_MODEL= a folder with them"
+        )
+    return parameters

@@ -18,7 +18,7 @@ from runtime.declared_symbols import Effect, symbols_of
 from runtime.errors import UserError, free_bytes, gib
 from runtime.files import DamagedFileError, read_bytes, read_text
 from runtime.run_plan import RunPlan
-from runtime.settings import Config, ModelConfig
+from runtime.settings import Config
 from study import plan_file
 from study.experiment import planned_seeds, recorded_primary
 from study.hellaswag_scores import HELLASWAG, accuracy, items_text
@@ -294,19 +294,20 @@ def snapshot_sources(study_dir: Path, variants: Iterable[str], has_runs: Callabl
 
 
 BYTES_A_PARAMETER = 12  # of a checkpoint: the weight and AdamW's two moments in float32
-SAVED_CHECKPOINTS = {"cosine": 1, "wsd": 2}  # per finished run: the last, and the one at the decay start
+# Of a parameter in a finished run: its last checkpoint; that and the one at the decay start; the trained model of GRPO.
+KEPT_BYTES = {"cosine": 12, "wsd": 24, "grpo": 4}
 WHILE_RUNNING = 3  # checkpoints of the run in progress: the last two and the one being written
 BYTES_AN_ITERATION = 400  # of metrics.jsonl
 SPARE_BYTES = 64 * 2**20  # reports, logs, and other use of the disk
 
 
-def needed_bytes(model: ModelConfig, iterations: list[int], schedule: str = "cosine") -> int:
-    """Most bytes that runs of these iterations write; a finished run has SAVED_CHECKPOINTS[schedule] checkpoints."""
+def needed_bytes(parameters: int, iterations: list[int], kept: str = "cosine") -> int:
+    """Most bytes that runs of these iterations write. kept: a key of KEPT_BYTES."""
     if not iterations:
         return 0
-    checkpoint = BYTES_A_PARAMETER * model.parameters
-    checkpoints = SAVED_CHECKPOINTS[schedule] * len(iterations) - 1 + WHILE_RUNNING
-    return checkpoints * checkpoint + BYTES_AN_ITERATION * sum(iterations) + SPARE_BYTES
+    running = WHILE_RUNNING * BYTES_A_PARAMETER * parameters
+    finished = KEPT_BYTES[kept] * parameters * len(iterations)
+    return running + finished + BYTES_AN_ITERATION * sum(iterations) + SPARE_BYTES
 
 
 def checkpoint_bytes(run_dir: Path) -> int:
@@ -316,16 +317,16 @@ def checkpoint_bytes(run_dir: Path) -> int:
 
 
 def require_space(
-    directory: Path, model: ModelConfig, iterations: list[int], schedule: str = "cosine", written: int = 0
+    directory: Path, parameters: int, iterations: list[int], kept: str = "cosine", written: int = 0
 ) -> None:
     """Raise UserError if the disk of `directory` has less free space than runs of these iterations need.
 
-    written: bytes of existing checkpoints.
+    kept: a key of KEPT_BYTES. written: bytes of existing checkpoints.
     """
-    needed, free = max(0, needed_bytes(model, iterations, schedule) - written), free_bytes(directory)
+    needed, free = max(0, needed_bytes(parameters, iterations, kept) - written), free_bytes(directory)
     if free < needed:
         raise UserError(
             f"{directory} has {gib(free)} of free space; {len(iterations)} runs need about {gib(needed)} "
-            f"({gib(BYTES_A_PARAMETER * model.parameters)} a checkpoint); fix: free disk space, or "
+            f"({gib(BYTES_A_PARAMETER * parameters)} a checkpoint); fix: free disk space, or "
             "set CONFIG_RESULTS_DIR to another disk"
         )

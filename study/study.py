@@ -224,14 +224,20 @@ class Study:
         )
         driver.execute(left, plan, terminal)
 
+    @functools.cached_property
+    def parameters(self) -> int:
+        """The parameters of the model. Of GRPO, UserError where its runs lack something."""
+        if self.config.grpo:
+            return int(module("grpo.gsm8k").require_inputs(self.config.grpo, self.config.batch.effective))
+        return self.config.model.parameters
+
     def require_space(self, plan: Plan | None = None) -> None:
         """UserError where the disk is too full for the pending runs; without a plan, for their checkpoints alone."""
-        if self.config.grpo:  # its model has an unknown number of parameters
-            return
         left = self.runs.pending()
         counts = [plan.variants[name].iterations if plan else 0 for name, _ in left]
         written = sum(checkpoint_bytes(self.runs.folder(*run)) for run in left)
-        require_space(self.directory, self.config.model, counts, self.config.optimizer.schedule, written)
+        kept = "grpo" if self.config.grpo else self.config.optimizer.schedule
+        require_space(self.directory, self.parameters, counts, kept, written)
 
     def with_places(self, plan: Plan, slots: int) -> Plan:
         """Write the runs at once on this machine and the threads of a run into the plan."""
@@ -292,8 +298,7 @@ class Study:
 
     def prepare(self) -> None:
         """Check or prepare what the runs read. UserError for what they could not use."""
-        if self.config.grpo:
-            module("grpo.gsm8k").require_inputs(self.config.grpo, self.config.batch.effective)
+        if self.config.grpo:  # `parameters` has checked it
             return
         self.admit()
         directory = dataset.prepare(self.config.data, report=print)

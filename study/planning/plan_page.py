@@ -122,7 +122,9 @@ def forecast(symbols: Symbols, past: Sequence[PastStudy]) -> Forecast:
         looks=_looks(symbols, settings, plan if len(pending) < len(runs) else None),
         hours=hours,
         disk_bytes=needed_bytes(
-            config.model, [_iterations(config, plan, name) for name, _ in pending], config.optimizer.schedule
+            config.model.parameters,
+            [_iterations(config, plan, name) for name, _ in pending],
+            config.optimizer.schedule,
         ),
         memory=_memory(config, settings, plan, resolved),
         at_once=_at_once(config, settings, resolved),

@@ -121,10 +121,9 @@ def both_damaged(bench: Bench) -> str:
     return outcome(good and "delete the run's folder" in error, expected, f"{error} {done.stdout[-300:]}")
 
 
-def on_small_disk(bench: Bench, mebibytes: int) -> tuple[Workplace, tuple[str, ...]]:
-    """Return a workplace whose results lie on a file system of that size, and the prefix of commands that mount it."""
+def on_small_disk(place: Workplace, mebibytes: int) -> tuple[str, ...]:
+    """Return the prefix of commands that mount a file system of that size for the results of a workplace."""
     prefix = in_namespace()
-    place = bench.workplace()
     (place.folder / "results").mkdir()
     script = place.folder / "small.sh"
     script.write_text(
@@ -132,7 +131,7 @@ def on_small_disk(bench: Bench, mebibytes: int) -> tuple[Workplace, tuple[str, .
         "cp -a results/. kept/ 2>/dev/null\nexit $status\n"
     )
     (place.folder / "kept").mkdir()
-    return place, (*prefix, "sh", str(script))
+    return (*prefix, "sh", str(script))
 
 
 FULL = "the run stops cleanly, what is exhausted is named, the checkpoint is whole; after that, same numbers"
@@ -140,7 +139,8 @@ FULL = "the run stops cleanly, what is exhausted is named, the checkpoint is who
 
 def exhausted(bench: Bench, fill: str, named: str) -> str:
     """Exhaust the results' disk by a shell command once the run is under way, copy the results, and continue."""
-    place, prefix = on_small_disk(bench, 400)
+    place = bench.workplace()
+    prefix = on_small_disk(place, 400)
     script = place.folder / "small.sh"
     script.write_text(
         script.read_text().replace(
@@ -184,7 +184,8 @@ def no_inodes(bench: Bench) -> str:
     quick=True,
 )
 def too_small(bench: Bench) -> str:
-    place, prefix = on_small_disk(bench, 30)
+    place = bench.workplace()
+    prefix = on_small_disk(place, 30)
     done = place.command("scripts.study", prefix=prefix)
     good = done.returncode == 1 and "of free space; 1 runs need about" in done.stdout and not place.steps()
     return outcome(

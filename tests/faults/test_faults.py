@@ -7,6 +7,7 @@ from tests.faults import (  # noqa: F401  (they fill the table)
     damaged,
     data,
     failures,
+    grpo_studies,
     ranks,
     seed_demands,
     signals,

@@ -47,6 +47,8 @@ SETTINGS = {
 class Workplace:
     """One folder with a configured study. Commands run in separate processes."""
 
+    name, spec, settings = STUDY, f"{STUDY}+cpu", SETTINGS
+
     def __init__(self, folder: Path, texts: Path, **changes: str) -> None:
         self.folder, self.texts = folder, texts
         folder.mkdir(parents=True, exist_ok=True)
@@ -55,15 +57,16 @@ class Workplace:
 
     @property
     def study(self) -> Path:
-        return self.folder / "results" / STUDY
+        return self.folder / "results" / self.name
 
     def run_dir(self, name: str = "B0") -> Path:
         return self.study / "runs" / name
 
     def configure(self, **changes: str) -> None:
-        values = SETTINGS | data_folder() | {"DATASET_FILES": str(self.texts / "*.txt")} | changes
+        texts = {"DATASET_FILES": str(self.texts / "*.txt")} if self.name == STUDY else {}
+        values = self.settings | data_folder() | texts | changes
         assignments = [f"CONFIG_{name}={value}" for name, value in values.items()]
-        done = self.here("scripts.kconfig", "defconfig", f"{STUDY}+cpu", *assignments)
+        done = self.here("scripts.kconfig", "defconfig", self.spec, *assignments)
         assert done.returncode == 0, done.stdout
 
     def environment(self, **extra: str) -> dict[str, str]:

@@ -24,17 +24,12 @@ from runtime.errors import UserError
 from runtime.run_record import altered, load
 from runtime.signals import Stop
 from study import kconfig_commands as commands
+from study import preconditions
 from study.runs import read_runs
 from study.study import Study
 from tests.checkout import link_project
-from tests.grpo.tiny import write_model, write_problems
+from tests.grpo.tiny import SETTINGS, write_model, write_problems
 
-TINY = {
-    "VARIANTS": "B B+AQN=strong", "SEEDS": "1", "EFFECTIVE_BATCH": "16", "GRPO_GROUP": "4", "MICRO_BATCH": "8",
-    "GRPO_RESPONSE_TOKENS": "8", "GPT2_MAX_ITERS": "10", "GRPO_EVALUATE_STEPS": "5", "CHECKPOINT_SECONDS": "1",
-    "LEARNING_RATE": "1e-3", "CPU_THREADS": "1", "GRPO_TRAIN_FILE": "train.jsonl", "GRPO_TEST_FILE": "test.jsonl",
-    "GRPO_MODEL": "./model",
-}  # fmt: skip
 PATIENCE_SECONDS = 600.0
 
 
@@ -63,7 +58,7 @@ def place(tmp_path: Path, parts: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def configure(**changes: str) -> Study:
-    values = TINY | changes
+    values = SETTINGS | changes
     commands.main(
         ["defconfig", "grpo-gsm8k", *(f"CONFIG_{name}={text}" for name, text in values.items())], {}
     )
@@ -210,14 +205,23 @@ def test_make_trains_a_study_is_stopped_and_continues_and_every_command_knows_it
     assert [max(abs(value) for value, _ in one["logp"]) > 0.01 for one in report["arms"]] == [False, True]
 
 
+@pytest.mark.usefixtures("place")
+def test_a_disk_that_cannot_hold_checkpoints_and_models_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preconditions, "free_bytes", lambda path: 10 * 2**20)
+    with pytest.raises(UserError, match="10 MiB of free space; 2 runs need about 65"):
+        configure().run_pending()
+    needed = preconditions.needed_bytes(28960, [], "grpo"), preconditions.needed_bytes(28960, [0] * 5, "grpo")
+    assert needed == (0, (3 * 12 + 5 * 4) * 28960 + preconditions.SPARE_BYTES)
+
+
 @pytest.mark.parametrize(
     ("changes", "files", "says"),
     [
-        ({"GRPO_MODEL": "./none"}, {}, "CONFIG_GRPO_MODEL=./none does not exist"),
-        ({"GRPO_MODEL": "results"}, {"results/a": ""}, "results has no config.json"),
+        ({"GRPO_MODEL": "./none"}, {}, "CONFIG_GRPO_MODEL=./none is no folder with a model"),
+        ({"GRPO_MODEL": "results"}, {"results/a": ""}, "results has no weights in *.safetensors"),
         ({"GRPO_TRAIN_FILE": "none.jsonl"}, {}, "none.jsonl does not exist; fix: CONFIG_GRPO_TRAIN_FILE="),
         ({"GRPO_TEST_FILE": "bad.jsonl"}, {"bad.jsonl": '{"text": "a"}'}, "bad.jsonl:1 has no question and answer"),
-        ({"GRPO_MODEL": ""}, {}, "CONFIG_GRPO_MODEL= a folder with a model"),
+        ({"GRPO_MODEL": "results"}, {"results/a.safetensors": "x"}, "GRPO_MODEL=results is no folder with a model"),
         ({"EFFECTIVE_BATCH": "80"}, {}, "18 training problems are fewer than the 20 of a step"),
     ],
 )  # fmt: skip
@@ -229,7 +233,7 @@ def test_bad_input_is_one_line_before_any_run_starts(
         (place / name).write_text(text)
     study = configure(**changes)
     with pytest.raises(UserError, match="fix: ") as raised:
-        study.prepare()
+        study.run_pending()
     assert says in str(raised.value)
     assert "\n" not in str(raised.value)
 

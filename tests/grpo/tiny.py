@@ -16,6 +16,12 @@ TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+SETTINGS = {  # of a study of this model, in the folder with it and its problems
+    "VARIANTS": "B B+AQN=strong", "SEEDS": "1", "EFFECTIVE_BATCH": "16", "GRPO_GROUP": "4", "MICRO_BATCH": "8",
+    "GRPO_RESPONSE_TOKENS": "8", "GPT2_MAX_ITERS": "10", "GRPO_EVALUATE_STEPS": "5", "CHECKPOINT_SECONDS": "1",
+    "LEARNING_RATE": "1e-3", "CPU_THREADS": "1", "GRPO_TRAIN_FILE": "train.jsonl", "GRPO_TEST_FILE": "test.jsonl",
+    "GRPO_MODEL": "./model",
+}  # fmt: skip
 NAMES = ("Ada", "Ben", "Cleo", "Dan")
 THINGS = ("apples", "books", "coins", "eggs")
 

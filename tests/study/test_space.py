@@ -39,8 +39,8 @@ def test_a_disk_without_enough_space_is_refused_with_the_required_bytes(
 ) -> None:
     monkeypatch.setattr(preconditions, "free_bytes", lambda path: 10 * 2**20)
     with pytest.raises(UserError, match=r"10 MiB of free space; 3 runs need about .*CONFIG_RESULTS_DIR"):
-        preconditions.require_space(tmp_path, MODEL, [100, 100, 100])
-    preconditions.require_space(tmp_path, MODEL, [])
+        preconditions.require_space(tmp_path, MODEL.parameters, [100, 100, 100])
+    preconditions.require_space(tmp_path, MODEL.parameters, [])
 
 
 def test_a_full_disk_is_refused_before_the_examination(
@@ -60,8 +60,8 @@ def test_bytes_that_a_started_run_has_written_are_not_required(
     (tmp_path / "checkpoint" / "00000007" / "state.pt").write_bytes(b"x" * 1000)
     assert preconditions.checkpoint_bytes(tmp_path) == 1000
     assert preconditions.checkpoint_bytes(tmp_path / "nothing") == 0
-    needed = preconditions.needed_bytes(MODEL, [100, 100])
+    needed = preconditions.needed_bytes(MODEL.parameters, [100, 100])
     monkeypatch.setattr(preconditions, "free_bytes", lambda path: needed - 1000)
     with pytest.raises(UserError, match="of free space; 2 runs need about"):
-        preconditions.require_space(tmp_path, MODEL, [100, 100])
-    preconditions.require_space(tmp_path, MODEL, [100, 100], written=1000)
+        preconditions.require_space(tmp_path, MODEL.parameters, [100, 100])
+    preconditions.require_space(tmp_path, MODEL.parameters, [100, 100], written=1000)

@@ -69,7 +69,7 @@ def test_without_a_finished_study_the_budget_is_the_time_and_the_noise_is_unknow
     found = forecast(symbols, [])
     assert found.hours.of(found.pending) == pytest.approx(25 * 0.1)
     assert found.hours.of(found.one_seed) == pytest.approx(0.5)
-    assert found.disk_bytes == needed_bytes(found.config.model, [0] * 25)
+    assert found.disk_bytes == needed_bytes(found.config.model.parameters, [0] * 25)
     text = shown(symbols)
     for part in (
         "CONFIG_GPT2_MAX_TIME=360", "no finished study", "The noise is unknown", "1.91 times the noise of",
