@@ -28,7 +28,7 @@ from gpt2.resume import RESTART, RunError, refuse_altered_metrics, refuse_differ
 from grpo.accuracy import answers, load_model, rewards_of, write_responses
 from grpo.gsm8k import digest as problems_digest
 from grpo.gsm8k import read_problems
-from grpo.rollout import DivergedError, DivergenceMonitor, RolloutNoiseTrainer, RolloutRewards, noisy_norms
+from grpo.rollout import DivergedError, RolloutNoiseTrainer, RolloutRewards, noisy_norms, refuse_divergence
 from ra.arms import parse_arm
 from referee.verdict.rows import ACCURACY, TEST, Row
 from runtime import records, run_record
@@ -54,7 +54,6 @@ class Saved(Record, frozen=True):
     iteration: Count
     clocks: Clock
     metrics: MetricsSum  # of metrics.jsonl, whose later lines are written again
-    rewards: tuple[float, ...]  # mean of each step
     accuracies: tuple[tuple[Count, float], ...]  # step, share of right answers
     notes: tuple[str, ...]
 
@@ -122,7 +121,6 @@ class GrpoRun:
         self.log = MetricsLog(run_dir, record, fence)
         self.accuracies: dict[int, float] = {}  # by step
         self.iteration = 0
-        self.divergence = DivergenceMonitor()
 
     def opening(self) -> RunRecord:
         """Return the record of the run before its first step."""
@@ -199,7 +197,6 @@ class GrpoRun:
         refuse_differing(saved.identity, self.identity, self.plan.run, self.run_dir)
         refuse_altered_metrics(saved.metrics, self.run_dir / "metrics.jsonl")
         self.iteration, self.accuracies = saved.iteration, dict(saved.accuracies)
-        self.divergence = DivergenceMonitor(saved.rewards)
         self.clocks.add(saved.clocks.to_json())
         self.log.notes = [*saved.notes]
 
@@ -207,7 +204,7 @@ class GrpoRun:
         """Mark a checkpoint that TRL has written to its end."""
         saved = Saved(
             self.identity, self.iteration, Clock(**self.clocks.seconds()), self.log.saved_sum(),
-            tuple(self.divergence.rewards), tuple(self.accuracies.items()), tuple(self.log.notes),
+            tuple(self.accuracies.items()), tuple(self.log.notes),
         )  # fmt: skip
         names = [path.name for path in folder.iterdir() if path.is_file()]
         records.write_sums(folder, self.plan.owner, sorted(names))
@@ -267,7 +264,7 @@ class GrpoRun:
         """Log a step. DivergedError where it shows that the run diverged. Evaluate where it is due."""
         self.iteration = self.trainer.state.global_step
         self.log.log({"event": "train"} | self.position | line)
-        self.divergence.observe(line["loss"], line["grad_norm"], line["reward"])
+        refuse_divergence(line)
         if self.iteration % self.settings.evaluate_steps == 0 or self.iteration == self.plan.iterations:
             self.evaluate()
 
