@@ -16,21 +16,15 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from grpo.gsm8k import Problem, reward
-from runtime.errors import UserError, one_line
+from runtime.errors import UserError
 from runtime.files import write_bytes
 from runtime.run_record import RESPONSES
 
 
 def load_model(name: str | Path) -> tuple[Any, Any]:
-    """Return the model in float32 and its tokenizer. UserError where they cannot be loaded or lack a chat template."""
-    try:
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left")
-    except Exception as error:  # files, network and versions raise errors of any kind
-        raise UserError(
-            f"{name} cannot be loaded ({type(error).__name__}: {one_line(error)[:160]}); fix: CONFIG_GRPO_MODEL= a "
-            "folder with a model and its tokenizer, or connect to the hub"
-        ) from None
+    """Return the model in float32 and its tokenizer. UserError without a chat template."""
+    model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left")
     if not tokenizer.chat_template:
         raise UserError(f"{name} has no chat template; fix: CONFIG_GRPO_MODEL= an instruction-tuned model")
     if tokenizer.pad_token is None:

@@ -64,11 +64,6 @@ def reward(response: str, answer: str) -> float:
     return float(written_answer(response) == Decimal(answer))
 
 
-def standard_error(accuracy: float, problems: int) -> float:
-    """Return the standard error of an accuracy over independent problems."""
-    return math.sqrt(accuracy * (1 - accuracy) / problems)
-
-
 def read_problems(file: str, split: str) -> list[Problem]:
     """Read a .jsonl file; "" reads the split (train, test) of GSM8K from the hub. UserError: the first fault."""
     if not file:

@@ -123,16 +123,10 @@ class TokenLogps(LogitsProcessor):  # type: ignore[misc]
         return [row[:length] for row, length in zip(table, lengths, strict=True)]
 
 
-class RolloutRewards:
-    """The reward function of TRL. It records every response of a step."""
+def recorded_rewards(run_dir: Path) -> Callable[..., list[float]]:
+    """Return the reward function of TRL, which records every response of a step."""
 
-    __name__ = "exact_match"
-
-    def __init__(self, run_dir: Path) -> None:
-        self.run_dir = run_dir
-
-    def __call__(
-        self,
+    def exact_match(
         completions: Sequence[Any],
         answer: Sequence[str],
         problem: Sequence[int],
@@ -141,9 +135,16 @@ class RolloutRewards:
     ) -> list[float]:
         texts = [one[0]["content"] for one in completions]
         rewards = [reward(text, expected) for text, expected in zip(texts, answer, strict=True)]
-        name = f"train-{trainer_state.global_step + 1:05}"
-        write_responses(self.run_dir, name, problem, answer, texts, rewards)
+        write_responses(run_dir, f"train-{trainer_state.global_step + 1:05}", problem, answer, texts, rewards)
         return rewards
+
+    return exact_match
+
+
+LOGGED = {  # in a line of metrics.jsonl -> of TRL
+    "loss": "loss", "grad_norm": "grad_norm", "reward": "reward", "reward_std": "reward_std", "entropy": "entropy",
+    "response_tokens": "completions/mean_length", "cut_share": "completions/clipped_ratio",
+}  # fmt: skip
 
 
 class RolloutNoiseTrainer(GRPOTrainer):  # type: ignore[misc]
@@ -190,20 +191,8 @@ class RolloutNoiseTrainer(GRPOTrainer):  # type: ignore[misc]
             means = [sum(values) / len(values) for values in zip(*self._differences, strict=True)]
             self._differences.clear()
             difference, absolute = means or (math.nan, math.nan)
-            self.on_step(
-                {
-                    "loss": logs["loss"],
-                    "grad_norm": logs.get("grad_norm"),
-                    "reward": logs.get("reward"),
-                    "reward_std": logs.get("reward_std"),
-                    "entropy": logs.get("entropy"),
-                    "response_tokens": logs.get("completions/mean_length"),
-                    "cut_share": logs.get("completions/clipped_ratio"),
-                    "sigma": self.sigma,
-                    "logp_diff": difference,
-                    "logp_diff_absolute": absolute,
-                }
-            )
+            noise = {"sigma": self.sigma, "logp_diff": difference, "logp_diff_absolute": absolute}
+            self.on_step({name: logs.get(key) for name, key in LOGGED.items()} | noise)
 
 
 @contextlib.contextmanager

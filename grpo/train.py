@@ -1,12 +1,10 @@
 """Train a language model by GRPO, from the plan of a run to its record, or continue it. `GrpoRun.run` is all of it.
 
-TRL stores its checkpoints in RUN/checkpoint, each with SHA256SUMS; complete.json is written last. RUN/model is
-the trained model.
+TRL stores its checkpoints in RUN/checkpoint; SHA256SUMS in each is written last. RUN/model is the trained model.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import math
 import os
@@ -28,11 +26,10 @@ from gpt2.resume import RESTART, RunError, refuse_altered_metrics, refuse_differ
 from grpo.accuracy import answers, load_model, rewards_of, write_responses
 from grpo.gsm8k import digest as problems_digest
 from grpo.gsm8k import read_problems
-from grpo.rollout import DivergedError, RolloutNoiseTrainer, RolloutRewards, noisy_norms, refuse_divergence
+from grpo.rollout import DivergedError, RolloutNoiseTrainer, noisy_norms, recorded_rewards, refuse_divergence
 from ra.arms import parse_arm
 from referee.verdict.rows import ACCURACY, TEST, Row
 from runtime import records, run_record
-from runtime.files import DamagedFileError
 from runtime.metrics_log import MetricsLog, MetricsSum, truncate_metrics
 from runtime.provenance import opening_record
 from runtime.ranks import describe_failure
@@ -43,12 +40,12 @@ from runtime.run_record import CHECKPOINTS, Clock, Fingerprint, RunRecord
 from runtime.signals import Stop
 
 CHECKPOINT, *_ = CHECKPOINTS
-COMPLETE = "complete.json"
+SAVED = "saved.json"
 PACKAGES = ("transformers", "trl", "accelerate")
 
 
 class Saved(Record, frozen=True):
-    """complete.json of a checkpoint."""
+    """saved.json of a checkpoint."""
 
     identity: Mapping[str, Any]  # what must agree between two processes of the run
     iteration: Count
@@ -171,17 +168,15 @@ class GrpoRun:
 
         A damaged one is left out with a note; RunError where all are.
         """
-        complete = (self.run_dir / CHECKPOINT).glob(f"checkpoint-*/{COMPLETE}")
+        complete = (self.run_dir / CHECKPOINT).glob(f"checkpoint-*/{records.SUMS}")
         found = {int(path.parent.name.rpartition("-")[2]): path.parent for path in complete}
         damaged = []
         for step in sorted(found, reverse=True):
-            damage = records.check_sums(found[step], self.plan.owner, [])
-            with contextlib.suppress(DamagedFileError):
-                saved = records.read(Saved, found[step] / COMPLETE, self.plan.owner)
-                if not damage:
-                    self.restore(saved)
-                    break
-            damaged.append(f"{found[step]} is damaged: {damage[0] if damage else COMPLETE}")
+            if damage := records.check_sums(found[step], self.plan.owner, [SAVED]):
+                damaged.append(f"{found[step]} is damaged: {damage[0]}")
+                continue
+            self.restore(records.read(Saved, found[step] / SAVED, self.plan.owner))
+            break
         if damaged and not self.accuracies:
             raise RunError(f"{damaged[0]}, and no other is complete; fix: {RESTART.format(self.run_dir)}")
         self.log.notes += damaged
@@ -206,9 +201,9 @@ class GrpoRun:
             self.identity, self.iteration, Clock(**self.clocks.seconds()), self.log.saved_sum(),
             tuple(self.accuracies.items()), tuple(self.log.notes),
         )  # fmt: skip
+        records.write(folder / SAVED, saved, self.plan.owner)
         names = [path.name for path in folder.iterdir() if path.is_file()]
-        records.write_sums(folder, self.plan.owner, sorted(names))
-        records.write(folder / COMPLETE, saved, self.plan.owner)
+        records.write_sums(folder, self.plan.owner, sorted(names))  # last
         self.write("running")
 
     def make_trainer(self) -> RolloutNoiseTrainer:
@@ -243,7 +238,7 @@ class GrpoRun:
         ]  # fmt: skip
         return RolloutNoiseTrainer(
             self.model,
-            RolloutRewards(self.run_dir),
+            recorded_rewards(self.run_dir),
             args=arguments,
             train_dataset=Dataset.from_list(rows),
             processing_class=self.tokenizer,

@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo.gsm8k import standard_error
 from referee.numerics.runs.logp_diff import THRESHOLD
-from referee.pages.document import (
-    COPY,
-    HTML,
-    SORT,
-    BulletList,
-    Document,
-    Figure,
-    Finding,
-    Findings,
-    Note,
-    Only,
-    Paragraph,
-    Section,
-    Table,
-)
+from referee.pages import document as page
 from referee.pages.figures import Plain, axis, figure, line
 from referee.pages.markup import Strong, Text, escape_html
 from referee.verdict.design import MARGIN
@@ -34,7 +20,6 @@ from study import plan_file
 from study.analysis.verdict import NO_ANSWER, Verdict, judge
 from study.arm_colors import color, color_label, legend
 from study.experiment import Experiment, finished_seeds, read_experiment
-from study.plan_file import Plan
 from study.report.method import capped, p_text, seeds_text
 from study.runs import BASELINE, DIVERGED, CountedRuns, Run, final_values, provenance, read_runs
 
@@ -66,8 +51,22 @@ class ArmResult:
         """The mean accuracy after a step in percent, with its standard error over problems."""
         if step not in self.accuracies:
             return "-"
-        accuracy = mean(list(self.accuracies[step].values()))
-        return f"{100 * accuracy:.2f} ± {100 * standard_error(accuracy, problems):.2f}"
+        share = mean(list(self.accuracies[step].values()))
+        return f"{100 * share:.2f} ± {100 * math.sqrt(share * (1 - share) / problems):.2f}"
+
+    @property
+    def difference(self) -> str:
+        """The difference of accuracy from B in percentage points with its interval."""
+        difference = self.verdict.test.difference if self.verdict else None
+        return with_interval(difference, lambda end: f"{100 * end:+.2f}")
+
+    @property
+    def word(self) -> str:
+        """The verdict in a few words."""
+        if self.diverged:
+            return f"not judged: {len(self.diverged)} of {self.runs} runs diverged"
+        none = "not judged: no counted run of B at its seeds, or one diverged"
+        return self.verdict.word if self.verdict else none
 
 
 @dataclass(frozen=True)
@@ -78,6 +77,8 @@ class GrpoReport(CountedRuns):
     experiment: Experiment
     runs: list[Run]
     arms: list[ArmResult]
+    variants: list[str]
+    verdicts: list[Verdict]
     problems: int
     notes: list[str]
 
@@ -86,48 +87,26 @@ class GrpoReport(CountedRuns):
         """Why runs do not count."""
         return [f"{run.name} does not count: {run.why_not}" for run in self.uncounted]
 
-    @property
-    def variants(self) -> list[str]:
-        """The arms."""
-        return [one.arm for one in self.arms]
-
-    @property
-    def verdicts(self) -> list[Verdict]:
-        """The verdicts on the arms that are judged."""
-        return [one.verdict for one in self.arms if one.verdict]
-
-    @property
-    def steps(self) -> list[int]:
-        """The steps with an accuracy."""
-        return sorted({step for one in self.arms for step in one.accuracies})
-
 
 def build_report(study_dir: Path) -> GrpoReport:
-    """Compute everything that the report says."""
+    """Compute everything that the report says. An arm with a diverged run has no verdict."""
     runs, plan = read_runs(study_dir), plan_file.read_valid(study_dir)
-    used = [run for run in runs if run.used]
-    rows = [row for run in used for row in run.rows]
-    verdicts = judge_accuracies(plan, runs)
+    used, names = [run for run in runs if run.used], list(dict.fromkeys(run.variant for run in runs))
+    lost = {run.variant for run in runs if run.cause == DIVERGED}
+    table = final_values([run for run in used if run.variant not in lost])
+    settings = (plan.margin, plan.primary, plan.looks) if plan else (MARGIN, "", {})
+    first_seed = plan.first_seed if plan else 0
+    verdicts = judge(table, *settings, finished_seeds(plan, runs), first_seed, higher=True)
     return GrpoReport(
         study=study_dir.resolve().name,
         experiment=read_experiment(study_dir, plan, used),
         runs=runs,
-        arms=[
-            _result(study_dir, name, runs, verdicts) for name in dict.fromkeys(run.variant for run in runs)
-        ],
-        problems=rows[0].items if rows else 0,
+        arms=[_result(study_dir, name, runs, {one.variant: one for one in verdicts}) for name in names],
+        variants=names,
+        verdicts=verdicts,
+        problems=used[0].rows[0].items if used else 0,
         notes=[*provenance(used), *(plan.notes if plan else ())],
     )
-
-
-def judge_accuracies(plan: Plan | None, runs: Sequence[Run]) -> dict[str, Verdict]:
-    """Return arm -> verdict. An arm with a diverged run has none."""
-    lost = {run.variant for run in runs if run.cause == DIVERGED}
-    table = final_values([run for run in runs if run.used and run.variant not in lost])
-    settings = (plan.margin, plan.primary, plan.looks) if plan else (MARGIN, "", {})
-    first_seed = plan.first_seed if plan else 0
-    found = judge(table, *settings, finished_seeds(plan, runs), first_seed, higher=True)
-    return {one.variant: one for one in found}
 
 
 def _result(study_dir: Path, name: str, runs: Sequence[Run], verdicts: dict[str, Verdict]) -> ArmResult:
@@ -143,12 +122,6 @@ def _result(study_dir: Path, name: str, runs: Sequence[Run], verdicts: dict[str,
     return ArmResult(name, len(own), accuracies, diverged, logp, verdicts.get(name))
 
 
-def all_forms(study_dir: Path) -> tuple[GrpoReport, Document, dict[str, Any]]:
-    """Return the report, its page and its plain data."""
-    report = build_report(study_dir)
-    return report, report_document(report), as_json(report)
-
-
 def as_json(report: GrpoReport) -> dict[str, Any]:
     """Return the report as plain data."""
     keys = ("name", "variant", "seed", "status", "used", "why_not")
@@ -156,14 +129,15 @@ def as_json(report: GrpoReport) -> dict[str, Any]:
     return plain | {"runs": [{key: getattr(run, key) for key in keys} for run in report.runs]}
 
 
-def report_document(report: GrpoReport) -> Document:
+def report_document(report: GrpoReport) -> page.Document:
     """report.html, report.md and the terminal."""
-    arms, names, steps = report.arms, report.variants, report.steps
+    arms, names = report.arms, report.variants
+    steps = sorted({step for one in arms for step in one.accuracies})
     final = {
         "arm": lambda one: one.arm,
         "accuracy %": lambda one: one.shown(steps[-1] if steps else 0, report.problems),
-        "difference to B": lambda one: _difference(one.verdict),
-        "verdict": lambda one: "" if one.arm == BASELINE else _word(one),
+        "difference to B": lambda one: one.difference,
+        "verdict": lambda one: "" if one.arm == BASELINE else one.word,
         "counted": lambda one: (
             f"{sum(run.used and run.variant == one.arm for run in report.runs)} of {one.runs}"
         ),
@@ -177,49 +151,36 @@ def report_document(report: GrpoReport) -> Document:
             f"{sum(abs(value) > THRESHOLD for value, _ in one.logp)} of {len(one.logp)}"
         ),
     }
-    course: list[list[Text]] = [
+    rows: list[list[Text]] = [
         [str(step), *(one.shown(step, report.problems) for one in arms)] for step in steps
     ]
-    return Document(
+    chart = page.Figure("accuracy", accuracy_figure(report), METHOD[0])
+    return page.Document(
         report.study,
         [
-            Paragraph(report.experiment.text),
-            Findings([_finding(one, names) for one in arms if one.arm != BASELINE]),
-            Only((HTML,), [legend(names), Figure("accuracy", accuracy_figure(report), METHOD[0])]),
-            Section("Accuracy after training", [Table.of(arms, final, (3,), tools=(SORT, COPY))]),
-            Note(capped(one.adjusted_p for one in report.verdicts)),
-            Section("Accuracy during training", [Table(["step", *names], course)]),
-            Section("Rollout and training", [Table.of([one for one in arms if one.logp], logp)]),
-            Section("Notes", [BulletList([*report.damaged, *report.notes])]),
-            Section("Method", [BulletList(METHOD)]),
+            page.Paragraph(report.experiment.text),
+            page.Findings([_finding(one, names) for one in arms if one.arm != BASELINE]),
+            page.Only((page.HTML,), [legend(names), chart]),
+            page.Section("Accuracy after training", [page.Table.of(arms, final, (3,))]),
+            page.Note(capped(one.adjusted_p for one in report.verdicts)),
+            page.Section("Accuracy during training", [page.Table(["step", *names], rows)]),
+            page.Section("Rollout and training", [page.Table.of([one for one in arms if one.logp], logp)]),
+            page.Section("Notes", [page.BulletList([*report.damaged, *report.notes])]),
+            page.Section("Method", [page.BulletList(METHOD)]),
         ],
         subtitle=f"GRPO · {len(report.used)} of {len(report.runs)} runs counted",
     )
 
 
-def _difference(verdict: Verdict | None) -> str:
-    """The difference of accuracy from B in percentage points with its interval."""
-    difference = verdict.test.difference if verdict else None
-    return with_interval(difference, lambda end: f"{100 * end:+.2f}")
-
-
-def _word(one: ArmResult) -> str:
-    if one.diverged:
-        return f"not judged: {len(one.diverged)} of {one.runs} runs diverged"
-    return (
-        one.verdict.word if one.verdict else "not judged: no counted run of B at its seeds, or one diverged"
-    )
-
-
-def _finding(one: ArmResult, names: Sequence[str]) -> Finding:
-    label, word, verdict = color_label(one.arm, names), _word(one), one.verdict
+def _finding(one: ArmResult, names: Sequence[str]) -> page.Finding:
+    label, verdict = color_label(one.arm, names), one.verdict
     if not verdict:
-        return Finding(label, "unsure", word, "-", (Strong(one.arm), f": {word}."))
+        return page.Finding(label, "unsure", one.word, "-", (Strong(one.arm), f": {one.word}."))
     p = f", {p_text(verdict.adjusted_p)}" if verdict.adjusted_p is not None else ""
-    numbers = f"{_difference(verdict)} percentage points, {seeds_text(verdict.seeds)}{p}"
-    kind = "unsure" if word in NO_ANSWER else word
-    sentence: Text = (Strong(one.arm), f" ({verdict.role}): {word} ({numbers}).")
-    return Finding(label, kind, f"{verdict.role}: {word}", numbers, sentence)
+    numbers = f"{one.difference} percentage points, {seeds_text(verdict.seeds)}{p}"
+    kind = "unsure" if one.word in NO_ANSWER else one.word
+    sentence: Text = (Strong(one.arm), f" ({verdict.role}): {one.word} ({numbers}).")
+    return page.Finding(label, kind, f"{verdict.role}: {one.word}", numbers, sentence)
 
 
 def accuracy_figure(report: GrpoReport) -> Plain | None:

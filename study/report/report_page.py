@@ -203,7 +203,9 @@ def write_report(study_dir: Path) -> Any:
     """Rebuild report.html, report.md and report.json, each replaced at once; return the Report, or GrpoReport."""
     inputs = _inputs(study_dir)
     if task_of(study_dir) == "grpo":
-        report, document, content = module("study.grpo_page").all_forms(study_dir)
+        page = module("study.grpo_page")
+        report = page.build_report(study_dir)
+        document, content = page.report_document(report), page.as_json(report)
     else:
         report = build_report(study_dir)
         document = report_document(report, study_dir)

@@ -37,7 +37,7 @@ class GrpoWorkplace(Workplace):
 
     def complete(self) -> list[Path]:
         """The complete checkpoints, oldest first."""
-        found = self.run_dir().glob("checkpoint/checkpoint-*/complete.json")
+        found = self.run_dir().glob("checkpoint/checkpoint-*/SHA256SUMS")
         return sorted((path.parent for path in found), key=lambda path: int(path.name.rpartition("-")[2]))
 
     def content(self) -> dict[str, Any]:

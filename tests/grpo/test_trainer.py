@@ -16,9 +16,9 @@ from grpo.gsm8k import read_problems
 from grpo.rollout import (
     DivergedError,
     RolloutNoiseTrainer,
-    RolloutRewards,
     TokenLogps,
     draw,
+    recorded_rewards,
     rollout_noise,
 )
 from ra.noise_schedule import NoiseSchedule
@@ -44,7 +44,7 @@ def trainer(place: Path, run_dir: Path, lines: list[dict[str, Any]], **options: 
     ]
     return RolloutNoiseTrainer(
         AutoModelForCausalLM.from_pretrained(place / "model", dtype=torch.float32),
-        RolloutRewards(run_dir),
+        recorded_rewards(run_dir),
         args=GRPOConfig(
             output_dir=str(run_dir), report_to="none", disable_tqdm=True, logging_steps=1, save_strategy="no",
             shuffle_dataset=False, max_steps=3, per_device_train_batch_size=4, gradient_accumulation_steps=2,
