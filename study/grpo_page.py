@@ -92,11 +92,12 @@ def build_report(study_dir: Path) -> GrpoReport:
     """Compute everything that the report says. An arm with a diverged run has no verdict."""
     runs, plan = read_runs(study_dir), plan_file.read_valid(study_dir)
     used, names = [run for run in runs if run.used], list(dict.fromkeys(run.variant for run in runs))
+    own = [f"{run.name}: {note}" for run in used for note in run.record.notes]
     lost = {run.variant for run in runs if run.cause == DIVERGED}
     table = final_values([run for run in used if run.variant not in lost])
     settings = (plan.margin, plan.primary, plan.looks) if plan else (MARGIN, "", {})
-    first_seed = plan.first_seed if plan else 0
-    verdicts = judge(table, *settings, finished_seeds(plan, runs), first_seed, higher=True)
+    first = plan.first_seed if plan else 0
+    verdicts = judge(table, *settings, finished_seeds(plan, runs), first, higher=True)
     return GrpoReport(
         study=study_dir.resolve().name,
         experiment=read_experiment(study_dir, plan, used),
@@ -105,7 +106,7 @@ def build_report(study_dir: Path) -> GrpoReport:
         variants=names,
         verdicts=verdicts,
         problems=used[0].rows[0].items if used else 0,
-        notes=[*provenance(used), *(plan.notes if plan else ())],
+        notes=[*provenance(used), *(plan.notes if plan else ()), *own],
     )
 
 
@@ -196,5 +197,8 @@ def accuracy_figure(report: GrpoReport) -> Plain | None:
             )
         )  # fmt: skip
     narrow = {"margin": {"l": 50, "r": 60}, "font": {"size": 11}}
-    edges = (60, 90, 16, 52)
-    return figure(data, 340, edges, narrow, xaxis=axis("step"), yaxis=axis("accuracy in %")) if data else None
+    return (
+        figure(data, 340, (60, 90, 16, 52), narrow, xaxis=axis("step"), yaxis=axis("accuracy in %"))
+        if data
+        else None
+    )
