@@ -139,9 +139,7 @@ def report_document(report: GrpoReport) -> page.Document:
         "accuracy %": lambda one: one.shown(steps[-1] if steps else 0, report.problems),
         "difference to B": lambda one: one.difference,
         "verdict": lambda one: "" if one.arm == BASELINE else one.word,
-        "counted": lambda one: (
-            f"{sum(run.used and run.variant == one.arm for run in report.runs)} of {one.runs}"
-        ),
+        "counted": lambda one: f"{sum(run.variant == one.arm for run in report.used)} of {one.runs}",
     }
     logp = {
         "arm": lambda one: one.arm,
@@ -197,8 +195,5 @@ def accuracy_figure(report: GrpoReport) -> Plain | None:
             )
         )  # fmt: skip
     narrow = {"margin": {"l": 50, "r": 60}, "font": {"size": 11}}
-    return (
-        figure(data, 340, (60, 90, 16, 52), narrow, xaxis=axis("step"), yaxis=axis("accuracy in %"))
-        if data
-        else None
-    )
+    axes = {"xaxis": axis("step"), "yaxis": axis("accuracy in %")}
+    return figure(data, 340, (60, 90, 16, 52), narrow, **axes) if data else None
