@@ -195,5 +195,5 @@ def accuracy_figure(report: GrpoReport) -> Plain | None:
             )
         )  # fmt: skip
     narrow = {"margin": {"l": 50, "r": 60}, "font": {"size": 11}}
-    axes = {"xaxis": axis("step"), "yaxis": axis("accuracy in %")}
-    return figure(data, 340, (60, 90, 16, 52), narrow, **axes) if data else None
+    x, y = axis("step"), axis("accuracy in %")
+    return figure(data, 340, (60, 90, 16, 52), narrow, xaxis=x, yaxis=y) if data else None

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import functools
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
-from runtime import records
 from tests.faults.harness import Bench, CannotDoError, fault, outcome
 from tests.faults.storage import on_small_disk
 from tests.faults.workplace import Workplace, wait_for
@@ -40,18 +38,6 @@ class GrpoWorkplace(Workplace):
         found = self.run_dir().glob("checkpoint/checkpoint-*/SHA256SUMS")
         return sorted((path.parent for path in found), key=lambda path: int(path.name.rpartition("-")[2]))
 
-    def content(self) -> dict[str, Any]:
-        """What must not depend on interruptions."""
-        folder, found = self.run_dir(), {}
-        found["steps"] = [
-            {key: value for key, value in line.items() if key != "train_seconds"}
-            for line in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-            if line["event"] != "phase"
-        ]
-        found["rows"] = [row.value for row in records.read_rows(folder, (self.name, "B+AQN=strong", 0))]
-        names = [*folder.glob("responses/*"), folder / "model/model.safetensors"]
-        return found | {path.name: path.read_bytes() for path in names}
-
     def kill_after_checkpoint(self, bench: Bench, least: int = 1) -> None:
         """Start the study, and send SIGKILL to all its processes once it has a new complete checkpoint."""
         before, process = self.complete()[-1:], self.start()
@@ -82,7 +68,7 @@ def undisturbed(bench: Bench) -> dict[str, Any]:
     study = place(bench)
     done = study.command("scripts.study")
     assert done.returncode == 0, done.stdout
-    return study.content()
+    return tiny.files_of(study.run_dir())
 
 
 @fault("SIGKILL to a GRPO study and its run, twice", SAME)
@@ -90,12 +76,11 @@ def killed(bench: Bench) -> str:
     study = place(bench)
     for _ in range(2):
         study.kill_after_checkpoint(bench)
-    newest = study.complete()[-1].name
     kept = (study.run_dir() / "metrics.jsonl").read_bytes().splitlines()[1]  # the first step, with its time
     done = study.command("scripts.study")
     resumed = kept in (study.run_dir() / "metrics.jsonl").read_bytes()
-    same = done.returncode == 0 and study.content() == undisturbed(bench)
-    return outcome(resumed and same, SAME, f"{newest} resumed {resumed} same {same} {done.stdout[-300:]}")
+    same = done.returncode == 0 and tiny.files_of(study.run_dir()) == undisturbed(bench)
+    return outcome(resumed and same, SAME, f"resumed {resumed} same {same} {done.stdout[-300:]}")
 
 
 @fault("a flipped bit in the newest checkpoint of a GRPO run", PREVIOUS)
@@ -103,12 +88,10 @@ def flipped(bench: Bench) -> str:
     study = place(bench)
     study.kill_after_checkpoint(bench, least=2)
     harmed = study.complete()[-1]
-    content = bytearray((harmed / "optimizer.pt").read_bytes())
-    content[len(content) // 2] ^= 4
-    (harmed / "optimizer.pt").write_bytes(content)
+    tiny.flip(harmed / "optimizer.pt")
     done = study.command("scripts.study")
     named = f"{harmed.name} is damaged: optimizer.pt" in (study.study / "report.md").read_text()
-    same = done.returncode == 0 and study.content() == undisturbed(bench)
+    same = done.returncode == 0 and tiny.files_of(study.run_dir()) == undisturbed(bench)
     return outcome(named and same, PREVIOUS, f"named {named} same {same} {done.stdout[-300:]}")
 
 
@@ -123,7 +106,7 @@ def changed_problem(bench: Bench) -> str:
     named = refused.returncode == 1 and "was started with another data, so it cannot resume" in refused.stdout
     problems.write_text(former)
     done = study.command("scripts.study")
-    same = done.returncode == 0 and study.content() == undisturbed(bench)
+    same = done.returncode == 0 and tiny.files_of(study.run_dir()) == undisturbed(bench)
     return outcome(
         named and same, CHANGED, f"named {named} same {same} {refused.stdout[-300:]} {done.stdout[-300:]}"
     )

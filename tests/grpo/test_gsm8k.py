@@ -4,8 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from grpo.gsm8k import Problem, UserError, digest, read_problems, reward
 from tests.published import published
@@ -18,12 +16,6 @@ from tests.published import published
 )  # fmt: skip
 def test_numbers_are_compared_as_numbers(response: str, answer: str, right: float) -> None:
     assert reward(response, answer) == right
-
-
-@given(st.text())
-def test_any_response_has_a_reward(text: str) -> None:
-    assert reward(text, "7") in (0.0, 1.0)
-    assert reward(f"{text} #### 7", "7") == 1.0
 
 
 @pytest.mark.parametrize(("split", "count"), [("train", 7473), ("test", 1319)])

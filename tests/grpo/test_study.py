@@ -28,7 +28,7 @@ from study import preconditions
 from study.runs import read_runs
 from study.study import Study
 from tests.checkout import link_project
-from tests.grpo.tiny import SETTINGS, write_model, write_problems
+from tests.grpo.tiny import SETTINGS, files_of, flip, write_model, write_problems
 
 PATIENCE_SECONDS = 600.0
 
@@ -87,22 +87,6 @@ def a_run(arm: str, study: Study, **settings: Any) -> GrpoRun:
     (run_dir / "config").write_bytes(Path(".config").read_bytes())
     run_plan.write(run_dir, plan)
     return GrpoRun(run_dir, plan, study.resolved, Stop())
-
-
-def files_of(run_dir: Path) -> dict[str, Any]:
-    """Return the content of a run that must not depend on interruptions: all but times and names."""
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    found: dict[str, Any] = {path.name: path.read_bytes() for path in (run_dir / "responses").iterdir()}
-    steps = [line for line in lines if line["event"] != "phase"]
-    found["metrics"] = [{key: line[key] for key in line if key != "train_seconds"} for line in steps]
-    found["rows"] = [json.loads(line)["value"] for line in (run_dir / "rows.jsonl").read_text().splitlines()]
-    return found | {"model": (run_dir / "model/model.safetensors").read_bytes()}
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 @pytest.mark.slow

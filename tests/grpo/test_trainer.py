@@ -110,14 +110,6 @@ def test_recorded_log_probabilities_are_those_of_the_noisy_model(
     assert "generate" not in vars(run.model)
 
 
-def test_logits_that_are_no_number_are_a_divergence(place: Path, tmp_path: Path) -> None:
-    run = trainer(place, tmp_path / "run", [])
-    with torch.no_grad():
-        run.model.get_submodule(NORM).weight[0] = torch.nan
-    with pytest.raises(DivergedError, match="a logit of the rollout is nan"):
-        run.train()
-
-
 def test_an_infinite_logit_is_a_divergence_and_a_token_that_is_never_sampled_is_none() -> None:
     """torch.multinomial fails for an infinite one with an error that says nothing of a divergence."""
     logps = TokenLogps(1.0)

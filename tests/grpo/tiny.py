@@ -69,6 +69,23 @@ def responses_of(run_dir: Path, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in content.splitlines()]
 
 
+def files_of(run_dir: Path) -> dict[str, Any]:
+    """Return the content of a run that must not depend on interruptions: all but times, phases and names."""
+    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    steps = [line for line in lines if line["event"] != "phase"]
+    found: dict[str, Any] = {path.name: path.read_bytes() for path in (run_dir / "responses").iterdir()}
+    found["metrics"] = [{key: line[key] for key in line if key != "train_seconds"} for line in steps]
+    found["rows"] = [json.loads(line)["value"] for line in (run_dir / "rows.jsonl").read_text().splitlines()]
+    return found | {"model": (run_dir / "model/model.safetensors").read_bytes()}
+
+
+def flip(path: Path) -> None:
+    """Flip a bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
 def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     files = [write_problems(folder / f"{split}.jsonl", 64, answers=(4, 7)) for split in ("train", "test")]
