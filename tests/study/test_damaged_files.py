@@ -109,12 +109,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "items.jsonl": lambda path: hellaswag.load_items(path, 0),
     "config": read_configuration,
 }
-EXACT = (
-    "run.json",
-    "plan.json",
-    "expected.json",
-    "hellaswag.json",
-)  # their readers return the JSON in the file
+EXACT = ("run.json", "plan.json", "expected.json")  # their readers return the JSON in the file
 
 
 def damage(draw: random.Random, content: bytes) -> bytes:
