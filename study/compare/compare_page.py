@@ -37,7 +37,6 @@ from study.arm_colors import color, legend
 from study.compare.compare_sizes import sizes_section
 from study.compare.compared_studies import (
     TOLERANCE,
-    Across,
     Alignment,
     Errors,
     StudyComparison,
@@ -129,10 +128,6 @@ ALIGNMENT = (
     "the largest between two control arms of one seed; a first step beyond it means other weights, batches or "
     "precision. Curves of different experiments separate."
 )
-ORDER = (
-    "The places that noise permits among the shared variants. Control arms are one class; a change is apart from them "
-    "by its study's verdict; two changes differ by a paired t test, adjusted by Holm's method over the pairs."
-)
 
 
 def comparison_document(comparison: StudyComparison) -> Document:
@@ -155,7 +150,6 @@ def comparison_document(comparison: StudyComparison) -> Document:
             compared_section(held_out, _units(comparison)),
             _checklist_section(comparison),
             _alignment_section(comparison),
-            _order_section(comparison),
         ]
     blocks.append(_left_out_section(comparison))
     return Document(" | ".join(study.label for study in studies), blocks, subtitle="Comparison of studies")
@@ -331,28 +325,6 @@ def _percents(errors: Errors) -> str:
 
 def _step(iteration: int | None) -> str:
     return "never" if iteration is None else f"{iteration:,}"
-
-
-def _order_section(comparison: StudyComparison) -> Section:
-    """The places that noise permits each shared variant in each study."""
-    columns: dict[str, Callable[[Across], Text]] = {
-        "variant": lambda row: f"{row.variant} (control)" if row.control else row.variant,
-        **{
-            f"places in {study.label}": lambda row, place=place: _range(row.places[place])  # type: ignore[misc]
-            for place, study in enumerate(comparison.studies)
-        },
-        "the studies": lambda row: row.agreement,
-    }
-    table = Table.of(comparison.across, columns, (1 + len(comparison.studies),))
-    missing = [f"{one.study}: {one.why_not}" for one in comparison.orders if one.why_not]
-    return Section("Order of the variants", [table, BulletList(missing), Note(ORDER)])
-
-
-def _range(places: tuple[int, int] | None) -> str:
-    if places is None:
-        return "-"
-    low, high = places
-    return str(low) if low == high else f"{low} to {high}"
 
 
 def _left_out_section(comparison: StudyComparison) -> Section:

@@ -56,19 +56,6 @@ def test_the_difference_at_equal_tokens_and_its_interval_equal_those_of_scipy(
     assert (found.mean, found.low, found.high) == pytest.approx((differences.mean(), low, high))
 
 
-def test_control_arms_share_a_rank_and_a_real_change_has_a_separate_one(
-    tmp_path: Path,
-) -> None:
-    seeds = (0, 1, 2)
-    first = a_study(tmp_path / "one", seeds=seeds)
-    comparison = build.build_comparison([first, a_study(tmp_path / "two", seeds=seeds, noise=3)])
-    for found in comparison.orders:
-        assert found.places("RALEARN") == (1, 1)
-        assert {found.places(name) for name in found.ranked if name != "RALEARN"} == {(2, 5)}
-    nothing = build.build_comparison([first, a_study(tmp_path / "three", seeds=seeds, effect=0.0, noise=5)])
-    assert {nothing.orders[1].places(name) for name in nothing.orders[1].ranked} == {(1, 5)}
-
-
 @pytest.mark.parametrize(
     ("words", "agreement"),
     [
