@@ -46,7 +46,8 @@ SIDES = {"actv": ("input", "output"), "actv_grad": ("input_grad", "output_grad")
 MOST_NAMES = 3  # in a message
 
 
-WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")  # of DistributedDataParallel, torch.compile, FSDP
+# of DistributedDataParallel, torch.compile, DeepSpeed, activation checkpointing, FSDP
+WRAPPERS = ("module", "_orig_mod", "_forward_module", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 
 
 @dataclass(frozen=True)

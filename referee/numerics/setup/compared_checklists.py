@@ -1,4 +1,4 @@
-"""Compare the checklists of two machines: rows in three grades with the reason why each matters."""
+"""Compare the checklists of two machines: what differs, in three grades."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import argparse
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from referee.errors import NumericsError
@@ -26,11 +26,11 @@ from referee.numerics.setup.checklist_rows import (
     read_checklist,
     worst_first,
 )
-from referee.numerics.setup.script_settings import variable_meaning
+from referee.numerics.setup.script_settings import variable_grade
 from referee.numerics.text_files import write_json, writing
 
 DATA = "check_config.json"
-MOST_ROWS = 8  # of one group and grade in the table
+MOST_ROWS = 40  # in the terminal
 ABSENT = "absent"
 HOW = {  # group -> what ConfigChecker needs to collect it
     "machine": "",
@@ -47,14 +47,21 @@ MISSING = {"environment": NOT_SET, "packages": "not installed"}  # group -> valu
 MISSING |= dict.fromkeys(("machine", "data", "random"), NOT_RECORDED)
 HEADS = ("class", "form")  # where this entry of a module or a tensor differs, its others are no rows
 
-ROUNDING = (HARMLESS, "other kernels or another order of sums: rounding only")
-TF32 = "TF32 keeps 10 bits of a float32's 23"
+# Grades of what differs; docs/check-config.md has the reasons.
+GRADES = {
+    "packages": HARMLESS,
+    "model": FATAL,
+    "weights": FATAL,
+    "data": FATAL,
+    "random": SUSPECT,
+    "scripts": SUSPECT,
+}
 MACHINE = {
-    "default dtype": (FATAL, "tensors without a dtype have another number format"),
-    "float32_matmul": (FATAL, f"torch's setting: {TF32}"),
-    "TF32 of convolutions": (SUSPECT, f"it acts on a device with TF32: {TF32}"),
-    "reduced-precision sums of float16": (SUSPECT, "products may be summed in float16"),
-    "reduced-precision sums of bfloat16": (SUSPECT, "products may be summed in bfloat16"),
+    "default dtype": FATAL,
+    "float32_matmul": FATAL,
+    "TF32 of convolutions": SUSPECT,
+    "reduced-precision sums of float16": SUSPECT,
+    "reduced-precision sums of bfloat16": SUSPECT,
 }
 # Packages of which a version can change more than rounding.
 COMPUTING = (
@@ -68,50 +75,35 @@ TRAINING = (
 )
 ASIDE = "log logging save output project port host"
 PLACES = "dir path file folder"
-GROUPS = {
-    "packages": (HARMLESS, "it is not known to compute in training"),
-    "model": (FATAL, "the module computes something else"),
-    "weights": (FATAL, "other tensors: another seed, checkpoint, conversion or set of trained parameters"),
-    "data": (FATAL, "the runs read different data"),
-    "random": (SUSPECT, "the generator was seeded or used differently: random numbers differ from here on"),
-    "scripts": (SUSPECT, "the text differs; its settings are rows too"),
-}
 
 
-def meaning(group: str, name: str, values: Sequence[str]) -> tuple[str, str]:
-    """Return the grade of an entry that differs, and why it matters."""
+def grade(group: str, name: str, values: Sequence[str]) -> str:
+    """Return the grade of an entry that differs."""
     key = name.rpartition(": ")[2]
     if group == "machine":
-        return MACHINE.get(name, ROUNDING)
+        return MACHINE.get(name, HARMLESS)
     if group == "environment":
-        return variable_meaning(name)
+        return variable_grade(name)
     if group == "packages" and name in COMPUTING.split():
-        return SUSPECT, "it computes in training: defaults and functions change between versions"
+        return SUSPECT
     if group == "hyperparameters":
-        return setting_meaning(name, one_sided=ABSENT in values)
-    if group == "model" and ABSENT in values:
-        return FATAL, "a part of the model is on one side only"
-    if group == "model" and key == "training":
-        return SUSPECT, "dropout and batch statistics act in training mode only"
-    if key == "class" and len({value.rpartition(".")[2] for value in values}) == 1:
-        return SUSPECT, "a class of the same name from another file"
-    if group == "model" and all("/" in value for value in values):
-        return HARMLESS, "a path"
-    return GROUPS[group]
+        return setting_grade(name, one_sided=ABSENT in values)
+    if group == "model" and ABSENT not in values:
+        if key == "training" or (key == "class" and len({value.rpartition(".")[2] for value in values}) == 1):
+            return SUSPECT  # a mode, or a class of the same name from another file
+        if all("/" in value for value in values):
+            return HARMLESS  # a path
+    return GRADES[group]
 
 
-def setting_meaning(name: str, one_sided: bool = False) -> tuple[str, str]:
-    """Return the grade and the reason of a setting that differs, by the words of its name."""
+def setting_grade(name: str, one_sided: bool = False) -> str:
+    """Return the grade of a setting that differs, by the words of its name."""
     words = {word.rstrip("s") for word in re.split(r"[_.]", name)}
     if words & set(ASIDE.split()):
-        return HARMLESS, "a name, an output or a connection, by its name"
-    if one_sided:
-        return SUSPECT, "it is set on one side only: the other side has its default"
-    if words & set(PLACES.split()):
-        return SUSPECT, "a place: its content is compared only if it is packed"
-    if words & {word.rstrip("s") for word in TRAINING.split()}:
-        return FATAL, "a setting of the model or of training differs"
-    return SUSPECT, "a setting differs; its effect is unknown"
+        return HARMLESS
+    if one_sided or words & set(PLACES.split()):
+        return SUSPECT
+    return FATAL if words & {word.rstrip("s") for word in TRAINING.split()} else SUSPECT
 
 
 def compare_checklists(a: str | Path, b: str | Path) -> list[ChecklistRow]:
@@ -125,8 +117,8 @@ def compare_group(group: str, first: Tables, second: Tables) -> list[ChecklistRo
     tables = [first.get(group, {}), second.get(group, {})]
     if group not in first or group not in second:
         values = tuple(f"{len(table)} entries" if table else NOT_RECORDED for table in tables)
-        reason = f"agreement cannot be shown; fix: pass {HOW[group]} to ConfigChecker on both sides"
-        return [ChecklistRow(group, group, NOT_RECORDED, values, reason, False)]
+        fix = f"pass {HOW[group]} to ConfigChecker on both sides"
+        return [ChecklistRow(group, group, NOT_RECORDED, values, fix, False)]
     rows: list[ChecklistRow] = []
     heads: set[str] = set()  # modules and tensors whose first entry differs
     names = {**tables[0], **tables[1]}
@@ -139,32 +131,22 @@ def compare_group(group: str, first: Tables, second: Tables) -> list[ChecklistRo
                 continue  # the whole module around it is on one side
         elif place in heads:
             continue
-        row = compare_values(group, name, [{value} for value in values], *meaning(group, name, values))
-        if NOT_RECORDED in values and row.status != EQUAL:
-            row = ChecklistRow(group, name, NOT_RECORDED, values, "agreement cannot be shown", False)
-        rows.append(row)
+        row = compare_values(group, name, [{value} for value in values], grade(group, name, values), "")
+        rows.append(
+            replace(row, status=NOT_RECORDED) if NOT_RECORDED in values and row.status != EQUAL else row
+        )
     return rows
 
 
-def table_rows(rows: Sequence[ChecklistRow]) -> Iterator[TableRow]:
-    """Yield the rows that differ, at most MOST_ROWS of one group and grade."""
-    differing = [row for row in rows if row.status != EQUAL]
-    for (group, grade), part in groupby(differing, key=lambda row: (row.group, row.status)):
-        entries = [
-            TableRow(
-                f"{group}: {row.subject}",
-                grade,
-                "",
-                row.values[1],
-                row.values[0],
-                math.nan,
-                evidence=row.reason,
-            )
-            for row in part
-        ]
-        yield from entries[:MOST_ROWS]
-        if more := len(entries[MOST_ROWS:]):
-            yield TableRow(f"{group}: more", grade, target=f"{more} more", units=math.nan, evidence=DATA)
+def table_rows(rows: Sequence[ChecklistRow]) -> list[TableRow]:
+    """Return the rows that differ; the second zip is the target."""
+    return [
+        TableRow(
+            f"{row.group}: {row.subject}", row.status, "", row.values[1], row.values[0], math.nan, evidence=row.reason
+        )
+        for row in rows
+        if row.status != EQUAL
+    ]
 
 
 PACK = """
@@ -173,7 +155,7 @@ into a zip. Passwords, tokens and keys are left out. With a model, use referee.n
 script.
 """
 COMPARE = """
-Compare two zips: equal, or one of three grades with its reason; the second zip is the target. Writes
+Compare two zips: equal, or one of three grades; the second zip is the target. Writes
 OUT/check_config.json. The exit status is 0 for every verdict; it is 1 where a zip cannot be used.
 """
 
@@ -213,6 +195,9 @@ def run_compare(given: argparse.Namespace) -> int:
     with writing(given.output_path, "give another folder by -o"):
         write_json(path, {"verdict": verdict, "a": Path(zips[0]).name, "b": Path(zips[1]).name,
                           "rows": [vars(row) for row in rows]})  # fmt: skip
-    print(f"checklist: {verdict}", f"entries: {counts(rows)}", *text_table(table_rows(rows)), sep="\n")
+    table = table_rows(rows)
+    more = [f"{len(table) - MOST_ROWS} more rows"] if len(table) > MOST_ROWS else []
+    lines = [f"checklist: {verdict}", f"entries: {counts(rows)}", *text_table(table[:MOST_ROWS]), *more]
+    print(*lines, sep="\n")
     print(f"wrote {path}")
     return 0

@@ -21,6 +21,7 @@ from torch.nn.parameter import is_lazy
 
 from referee.errors import NumericsError
 from referee.numerics.describe import NoValuesError, device_name, module_settings, tensors_in
+from referee.numerics.monitor.targets import model_names
 from referee.numerics.record.tensor_statistics import digest
 from referee.numerics.setup.checklist_rows import NO_DIGEST, write_checklist
 from referee.numerics.setup.script_settings import (
@@ -32,31 +33,14 @@ from referee.numerics.setup.script_settings import (
 )
 from referee.numerics.text_files import this_rank
 
-# Describe a model, an optimizer, data and random states as the tables of a checklist: entry -> value.
-
-
-# Names that wrappers put into the path of a module.
-WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"}
-
-
-def canonical_name(name: str) -> str:
-    """Return a module's path without the names of wrappers."""
-    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """Return the model within DistributedDataParallel and alike."""
-    while isinstance(inner := getattr(model, "module", None), nn.Module) and len(list(model.children())) == 1:
-        model = inner
-    return model
-
 
 def describe_modules(model: nn.Module) -> dict[str, str]:
     """Return "path: setting" -> value of each module: its class, plain attributes and mode."""
+    plain = model_names(model)
+    modules = {plain(path): module for path, module in model.named_modules()}  # of a wrapper the module in it
     return {
-        f"{canonical_name(name) or '(model)'}: {key}": str(value)
-        for name, module in model.named_modules()
-        if not any(child in WRAPPERS for child, _ in module.named_children())  # the inner module has its name
+        f"{name or '(model)'}: {key}": str(value)
+        for name, module in modules.items()
         for key, value in module_settings(module).items()
     }
 
@@ -65,11 +49,12 @@ def describe_parameters(model: nn.Module) -> dict[str, str]:
     """Return "name: form" and "name: values" of each parameter and buffer. A tied one names the first of its names."""
     found: dict[str, str] = {}
     first: dict[int, str] = {}
+    plain = model_names(model)
     parameters = model.named_parameters(remove_duplicate=False)
     buffers = model.named_buffers(remove_duplicate=False)
     for kind, tensors in (("parameter", parameters), ("buffer", buffers)):
         for full, tensor in tensors:
-            name = canonical_name(full)
+            name = plain(full)
             shape = "of unknown shape" if is_lazy(tensor) or tensor.is_nested else str(tuple(tensor.shape))
             trained = "trained" if tensor.requires_grad else "not trained"
             tied = f", tied to {first[id(tensor)]}" if id(tensor) in first else ""
@@ -104,7 +89,8 @@ def _norm(tensor: Tensor) -> str:
 def describe_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module | None) -> dict[str, str]:
     """Return the class and the settings of each parameter group, with the number and the names' digest."""
     named = model.named_parameters() if model is not None else ()
-    names = {id(value): canonical_name(name) for name, value in named}
+    plain = model_names(model)
+    names = {id(value): plain(name) for name, value in named}
     found = {"optimizer": type(optimizer).__qualname__}
     for number, group in enumerate(optimizer.param_groups):
         members = sorted(names.get(id(value), "?") for value in group["params"])
@@ -192,12 +178,11 @@ class ConfigChecker:
             "scripts": {name: _digest(text) for name, text in scripts.items()},
         }
         if model is not None:
-            inner = unwrap(model)
             at_start = {f"{name}, at the start": text for name, text in (self._start or {}).items()}
-            tables["model"], tables["weights"] = describe_modules(inner), describe_parameters(inner)
+            tables["model"], tables["weights"] = describe_modules(model), describe_parameters(model)
             tables["random"] = at_start | random_states()
         if optimizer is not None:
-            for key, value in describe_optimizer(optimizer, unwrap(model) if model else None).items():
+            for key, value in describe_optimizer(optimizer, model).items():
                 add_setting(settings, key, value)
         tables["hyperparameters"] = {name: " and ".join(sorted(values)) for name, values in settings.items()}
         self.tables = {name: table for name, table in tables.items() if table}

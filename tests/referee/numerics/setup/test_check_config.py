@@ -18,7 +18,7 @@ from referee.numerics.setup.checklist_rows import (
     ChecklistRow,
 )
 from referee.numerics.setup.compared_checklists import HOW, compare_checklists
-from referee.numerics.setup.script_settings import variable_meaning
+from referee.numerics.setup.script_settings import variable_grade
 from runtime import provenance
 from tests.referee.numerics.setup.packed import pack, small_model
 
@@ -185,4 +185,4 @@ def test_the_trainers_table_of_variables_agrees() -> None:
     for name, changes in provenance.VARIABLES.items():
         expected = {provenance.FORMAT: FATAL, provenance.ORDER: HARMLESS, provenance.SETS: SUSPECT}
         expected |= {provenance.OVERFLOW: SUSPECT, provenance.SATURATION: FATAL, provenance.TIMING: SUSPECT}
-        assert variable_meaning(name)[0] == expected[changes]
+        assert variable_grade(name) == expected[changes]

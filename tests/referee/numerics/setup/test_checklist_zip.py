@@ -72,11 +72,3 @@ def test_an_unusable_document_is_one_line(
         assert error.startswith(f"error: {path} ")
         assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
-
-
-def test_a_bomb_is_read_up_to_the_limit_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checklist_rows, "MOST_BYTES", 1 << 20)
-    path = save(tmp_path / "a.zip", bytes(2 << 20))
-    assert path.stat().st_size < 1 << 14
-    with pytest.raises(NumericsError, match="more than 1 MB"):
-        read_checklist(path)

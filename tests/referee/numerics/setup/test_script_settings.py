@@ -3,7 +3,7 @@
 import pytest
 
 from referee.numerics.setup.checklist_rows import FATAL, HARMLESS, SUSPECT
-from referee.numerics.setup.compared_checklists import setting_meaning
+from referee.numerics.setup.compared_checklists import setting_grade
 from referee.numerics.setup.script_settings import script_settings
 
 FORMS = {
@@ -34,4 +34,4 @@ def test_every_form_gives_the_same_settings(name: str) -> None:
     ],
 )
 def test_a_name_decides_the_grade(name: str, grade: str) -> None:
-    assert setting_meaning(name)[0] == grade
+    assert setting_grade(name) == grade
