@@ -6,11 +6,12 @@ import contextlib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from referee.errors import described
 from referee.numerics.compare.matched_calls import CallPair
 from referee.numerics.compare.read_record import Call, StepRecord, Value
 from referee.numerics.compare.tensor_difference import (
@@ -20,8 +21,13 @@ from referee.numerics.compare.tensor_difference import (
     load,
     load_pair,
 )
-from referee.numerics.rounding.replayed_calls import LARGEST, NotReplayableError, RecordedCall, replay
-from referee.numerics.rounding.within_rounding import BOUND, RANDOM
+from referee.numerics.rounding.replayed_calls import (
+    LARGEST,
+    NotReplayableError,
+    function_call,
+    without_shared,
+)
+from referee.numerics.rounding.within_rounding import BOUND, RANDOM, within_rounding
 
 PRODUCT = re.compile(r"linear|conv|matmul|mm$|einsum|dot$", re.IGNORECASE)
 NORMALISATION = re.compile(r"(layer|rms|group|batch|instance)_?norm(\dd)?$", re.IGNORECASE)
@@ -334,18 +340,12 @@ class Earlier:
     equal: bool  # whether all of their results are
 
 
-@dataclass(frozen=True)
-class WrongUpdate:
-    """A parameter whose change since the step before is not explained."""
-
-    row: CallRow
-    cell: Cell
-    evidence: str  # "update"; "parameter" for one that is not trained
-    context: tuple[str, ...] = ()
-
-
-def wrong_updates(rows: Sequence[CallRow], earlier: Earlier, growth: float) -> WrongUpdate | None:
+def wrong_updates(
+    rows: Sequence[CallRow], earlier: Earlier, growth: float
+) -> tuple[CallRow, Cell, str, tuple[str, ...]] | None:
     """Return the first parameter whose update since the step before its gradient does not explain.
+
+    With it the evidence, "update", or "parameter" of one that is not trained; how many there are, and of which groups.
 
     The error of an update is relative to the update: |d - d'| / |d'|, with d the change of a parameter. Where every
     gradient before was equal, updates may differ by rounding. Where gradients have the relative error e, Adam divides
@@ -382,14 +382,14 @@ def wrong_updates(rows: Sequence[CallRow], earlier: Earlier, growth: float) -> W
         elif cell.golden.requires_grad is False:
             written = before.get((row.name, "buffer", cell.place), old)
             if cell.difference.error > growth * (row.epsilon + written.difference.error):
-                return WrongUpdate(row, cell, "parameter")
+                return row, cell, "parameter", ()
     if not wrong:
         return None
     groups = {_group(*update) for update in wrong}
     every = {_group(*update) for update in updates}
     named = "all" if groups == every else ", ".join(sorted(groups))
     context = (f"{len(wrong)} of {len(updates)} parameters after {earlier.place}", f"groups: {named}")
-    return WrongUpdate(*wrong[0], "update", context)
+    return *wrong[0], "update", context
 
 
 def _group(row: CallRow, cell: Cell) -> str:
@@ -437,80 +437,71 @@ def replay_row(row: CallRow, forward: CallRow | None, layers: bool) -> None:
     target, golden = row.pair.target, row.pair.golden
     if target is None or golden is None or (golden.is_module and (golden.backward or not layers)):
         return
-    if _result_places(target) != _result_places(golden):
+    if tensors_of(target.outputs).keys() != tensors_of(golden.outputs).keys():
         return
     with contextlib.suppress(NotReplayableError):
-        if golden.backward:
-            if forward is None or forward.pair.target is None or forward.pair.golden is None:
-                return
-            call = forward.pair.golden
-            right = _gradient_error(call, call, golden)
-            mine = _gradient_error(call, forward.pair.target, target)
+        if not golden.backward:
+            right, mine = replayed_error(golden, golden), replayed_error(golden, target)
+        elif forward is None or forward.pair.target is None or forward.pair.golden is None:
+            return
         else:
-            right = replayed_error(golden, golden.inputs, golden.outputs, golden.parameters)
-            mine = replayed_error(golden, target.inputs, target.outputs, target.parameters)
+            call = forward.pair.golden
+            right = replayed_error(call, call, golden)
+            mine = replayed_error(call, forward.pair.target, target)
         if right <= BOUND or not (golden.is_module or golden.backward):
             row.replayed = mine, right
 
 
-def _result_places(call: Call) -> list[str]:
-    return [place for place, value in call.outputs.items() if value.dtype]
+def tensors_of(values: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the values that are tensors."""
+    return {place: value for place, value in values.items() if value.dtype}
 
 
-def replayed_error(
-    call: Call,
-    inputs: Mapping[str, Value],
-    outputs: Mapping[str, Value],
-    parameters: Mapping[str, Value] | None = None,
-) -> float:
-    """Return the largest error of recorded results in units of rounding, relative to a bound of BOUND.
+def replayed_error(call: Call, side: Call, backward: Call | None = None) -> float:
+    """Return the largest error of a side's recorded results in units of rounding, relative to a bound of BOUND.
 
-    call: the function and its plain arguments, or the layer and its settings. inputs, outputs, parameters: the
-    recorded tensors of one side, by place. NotReplayableError says why there is none.
+    call: the function and its plain arguments, or the layer and its settings. side: the recorded tensors. backward: of
+    the side; its gradients are measured in place of the results. NotReplayableError says why there is no error.
     """
-    return _error(_recorded(call, inputs, outputs, parameters or {}), "result")
-
-
-def _gradient_error(call: Call, forward: Call, backward: Call) -> float:
-    """Return the largest error of the gradients of a side. call: the function. forward, backward: of the side."""
-    tensors = [value for value in forward.inputs.values() if value.dtype]
-    given = [*backward.inputs.values(), *backward.outputs.values()]
-    if any(value.dtype and not value.has_values for value in given):
+    inputs, state, results = map(tensors_of, (side.inputs, side.parameters, side.outputs))
+    used = [*inputs.values(), *state.values()]
+    gradients = [*backward.inputs.values(), *backward.outputs.values()] if backward else []
+    needed = [value for value in (*used, *results.values(), *gradients) if value.dtype]
+    is_recorded = all(value.has_values for value in needed)
+    if not used or not is_recorded or not any(value.floating for value in results.values()):
         raise NotReplayableError("no recorded values")
-    found = _recorded(call, forward.inputs, forward.outputs, {})
-    received = [_loaded(backward.inputs, index) for index in range(len(found.results))]
-    passed = [_loaded(backward.outputs, index) for index, value in enumerate(tensors) if value.floating]
-    return _error(replace(found, received=received, passed=passed), "gradient")
+    if sum(value.count for value in (*used, *results.values())) > LARGEST:
+        raise NotReplayableError("large")
+    tensors, weights, outputs = (
+        {place: load(value) for place, value in values.items()} for values in (inputs, state, results)
+    )
+    again = function_call(call, tensors, weights)
+    received, passed = None, []
+    if backward is not None:
+        received = [_loaded(backward.inputs, index) for index in range(len(results))]
+        floating = [index for index, value in enumerate(inputs.values()) if value.floating]
+        passed = without_shared(again.tensors, [_loaded(backward.outputs, index) for index in floating])
+    try:
+        errors = within_rounding(
+            again.function,
+            again.args,
+            again.kwargs,
+            results=list(outputs.values()),
+            received=received,
+            passed=passed,
+            wanted=[gradient is not None for gradient in passed],
+        )
+    except Exception as error:  # torch raises many kinds for arguments of another dtype
+        raise NotReplayableError(f"{described(error)} in float64") from error
+    if any(error.why == RANDOM for error in errors):
+        raise NotReplayableError(RANDOM)
+    part = "gradient" if backward else "result"
+    units = [error.units * BOUND / error.bound for error in errors if error.part.startswith(part)]
+    if not units:
+        raise NotReplayableError(f"no {part}")
+    return max(units)
 
 
 def _loaded(values: Mapping[str, Value], place: int) -> Tensor | None:
     value = values.get(str(place))
     return load(value) if value is not None and value.dtype else None
-
-
-def _recorded(
-    call: Call, inputs: Mapping[str, Value], outputs: Mapping[str, Value], parameters: Mapping[str, Value]
-) -> RecordedCall:
-    weights = {place: value for place, value in parameters.items() if value.dtype}
-    used = [*weights.values(), *(value for value in inputs.values() if value.dtype)]
-    results = [value for value in outputs.values() if value.dtype]
-    floating = any(value.floating for value in results)
-    if not used or not floating or any(not value.has_values for value in (*used, *results)):
-        raise NotReplayableError("no recorded values")
-    if sum(value.count for value in (*used, *results)) > LARGEST:
-        raise NotReplayableError("large")
-    return RecordedCall(
-        str(call.settings.get("class")) if call.is_module else call.path,
-        call.raw,
-        {place: load(value) for place, value in inputs.items() if value.dtype},
-        [load(value) for value in results],
-        call.settings if call.is_module else None,
-        {place: load(value) for place, value in weights.items()},
-    )
-
-
-def _error(call: RecordedCall, part: str) -> float:
-    found = [error for error in replay(call) if error.why == RANDOM or error.part.startswith(part)]
-    if not found or any(error.why == RANDOM for error in found):
-        raise NotReplayableError(RANDOM if found else "no gradient")
-    return max(error.units * BOUND / error.bound for error in found)

@@ -426,8 +426,8 @@ class _Judge:
         wrong = wrong_updates(self.rows, self.earlier, GROWTH) if self.earlier else None
         if wrong is None:
             return None
-        found = self.tree.divergence(wrong.row, wrong.cell.side, wrong.evidence, wrong.cell, order=(-1, 0))
-        return replace(found, context=wrong.context)
+        row, cell, evidence, context = wrong
+        return replace(self.tree.divergence(row, cell.side, evidence, cell, order=(-1, 0)), context=context)
 
 
 def _is_random(row: CallRow) -> bool:

@@ -11,7 +11,7 @@ import math
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -25,11 +25,10 @@ from referee.numerics.rounding.replayed_calls import (
     LARGEST,
     STAND_INS,
     NotReplayableError,
-    arguments,
+    function_call,
     recorded_function,
     without_shared,
 )
-from referee.numerics.rounding.within_rounding import FunctionCall
 
 WITHIN = "a module: the recorded calls within it are checked"
 LOW = (torch.bfloat16, torch.float16)
@@ -65,11 +64,7 @@ def operations(path: Path) -> Iterator[Operation | Skipped]:
 
 def _operation(call: Call, record: StepRecord, functions: bool) -> Operation:
     """Return the operation of a call. NotReplayableError has the reason where there is none."""
-    function = _function(call, functions)
-    reference = STAND_INS.get(call.path)
-    if reference is not None:
-        _, space, operation = call.path.split(".")
-        function = getattr(getattr(torch.ops, space), operation)
+    _check_kind(call, functions)
     name = call.path.rpartition(".")[2]
     given = {place: value for place, value in call.inputs.items() if value.dtype}
     ordered = [*(call.parameters.values() if call.is_module else ()), *given.values()]
@@ -85,15 +80,17 @@ def _operation(call: Call, record: StepRecord, functions: bool) -> Operation:
         raise NotReplayableError("a generated index may repeat")
     first, rows = ordered[0], _first_rows(call, ordered)
     plain = _plain_name(name)
-    args, kwargs = arguments(
-        call.raw,
-        {
-            place: tensor_of(value, f"{call.name} {place}", rows if _has_rows(plain, value, first) else None)
-            for place, value in given.items()
-        },
-    )
-    if call.is_module:
-        args = [{at: tensor_of(value, f"{call.name} {at}") for at, value in call.parameters.items()}, *args]
+    tensors = {
+        place: tensor_of(value, f"{call.name} {place}", rows if _has_rows(plain, value, first) else None)
+        for place, value in given.items()
+    }
+    state = {
+        at: tensor_of(value, f"{call.name} {at}") for at, value in call.parameters.items() if call.is_module
+    }
+    again, reference = function_call(call, tensors, state), STAND_INS.get(call.path)
+    if reference is not None:
+        _, space, operation = call.path.split(".")
+        again = dataclasses.replace(again, function=getattr(getattr(torch.ops, space), operation))
     backward = record.calls.get(backward_name(call.name))
     received, passed = None, []
     if backward and backward.inputs:
@@ -101,7 +98,7 @@ def _operation(call: Call, record: StepRecord, functions: bool) -> Operation:
     if backward and is_recorded and rows is None and not call.is_module:  # of a layer the gradients are sums
         passed = _passed(backward, ordered)
     wanted = [value.requires_grad is not False for value in ordered if value.floating]
-    again = FunctionCall(function, args, kwargs, received, wanted)
+    again = dataclasses.replace(again, received=received, wanted=wanted)
     complete = is_recorded and all(value.has_values for value in results)
     complete = complete and (rows is None or all(_same_rows(value, first) for value in results))
     return Operation(
@@ -138,18 +135,15 @@ def _passed(backward: Call, ordered: list[Value]) -> list[Tensor | None]:
     ]
 
 
-def _function(call: Call, functions: bool) -> Any:
-    """Return the function of a call. functions: whether the record has functions, with those of a module."""
-    if not call.is_module:
-        return recorded_function(call.path)
-    known = [*call.parameters.values(), *call.inputs.values(), *call.outputs.values()]
-    try:
-        found = recorded_function(str(call.settings.get("class")), call.settings)
-    except NotReplayableError as error:
-        raise NotReplayableError(WITHIN) from error
-    if functions and not all(value.has_values for value in known if value.dtype):
-        raise NotReplayableError(WITHIN)
-    return found
+def _check_kind(call: Call, functions: bool) -> None:
+    """Raise NotReplayableError for a module that is no layer, or whose functions are recorded, and without values."""
+    if call.is_module:
+        try:
+            recorded_function(call)
+        except NotReplayableError as error:
+            raise NotReplayableError(WITHIN) from error
+        if functions and not all(value.has_values for value in call.values if value.dtype):
+            raise NotReplayableError(WITHIN)
 
 
 def _label(call: Call) -> str:

@@ -1,17 +1,16 @@
-"""Run a recorded call again: as a function of its recorded arguments, in float64, judged by `within_rounding`."""
+"""A recorded call as a function of its recorded arguments, which can be run again."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from referee.errors import described
-from referee.numerics.rounding.within_rounding import Error, is_number, within_rounding
+from referee.numerics.compare.read_record import Call
+from referee.numerics.rounding.within_rounding import FunctionCall
 
 MODULES: dict[str, Any] = {
     "Functional": torch.nn.functional,
@@ -42,48 +41,13 @@ class NotReplayableError(Exception):
     """The reason why a call cannot be replayed."""
 
 
-@dataclass(frozen=True)
-class RecordedCall:
-    """A recorded call with its loaded tensors."""
+def function_call(call: Call, tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> FunctionCall:
+    """Return a recorded call with its arguments. tensors: by place. state: parameters and buffers of a layer.
 
-    label: (
-        str  # of a function, as "Functional.gelu"; the class of a layer, as "torch.nn.modules.linear.Linear"
-    )
-    raw: Mapping[str, Any]  # the row of dump.json, with "input_args" and "input_kwargs"
-    inputs: Mapping[str, Tensor]  # by place, as "0", "1.0", "weight"
-    results: Sequence[Tensor]  # in the order of their places
-    settings: Mapping[str, Any] | None = None  # of a layer; None for a function
-    parameters: Mapping[str, Tensor] = field(default_factory=dict)  # of a layer, and its buffers
-    received: Sequence[Tensor | None] | None = (
-        None  # of a function, gradients of the results; None without a backward
-    )
-    passed: Sequence[Tensor | None] = ()  # of a function, gradients of the floating inputs
-
-
-def replay(call: RecordedCall) -> list[Error]:
-    """Return the error of each recorded result and gradient of a call, in units of rounding of its recorded inputs.
-
-    One error with why == RANDOM where the call draws random numbers. "gradient 0" is that of the first floating input.
-    NotReplayableError says why a call cannot be replayed: no function or single layer of torch, an argument that a
-    record does not hold, or what the call raises in float64.
+    NotReplayableError for no function or single layer of torch, and for an argument that a record does not hold.
     """
-    function = recorded_function(call.label, call.settings)
-    args, kwargs = arguments(call.raw, call.inputs)
-    if call.settings is not None:
-        args = [dict(call.parameters), *args]
-    passed = without_shared([tensor for tensor in call.inputs.values() if is_number(tensor)], call.passed)
-    try:
-        return within_rounding(
-            function,
-            args,
-            kwargs,
-            results=call.results,
-            received=call.received,
-            passed=passed,
-            wanted=[gradient is not None for gradient in passed],
-        )
-    except Exception as error:  # torch raises many kinds for arguments of another dtype
-        raise NotReplayableError(f"{described(error)} in float64") from error
+    args, kwargs = arguments(call.raw, tensors)
+    return FunctionCall(recorded_function(call), [dict(state), *args] if call.is_module else args, kwargs)
 
 
 def without_shared(inputs: Sequence[Tensor], passed: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -99,13 +63,13 @@ def without_shared(inputs: Sequence[Tensor], passed: Sequence[Tensor | None]) ->
     ]
 
 
-def recorded_function(label: str, settings: Mapping[str, Any] | None = None) -> Callable[..., Any]:
+def recorded_function(call: Call) -> Callable[..., Any]:
     """Return the function of a recorded call. That of a layer takes its parameters and buffers first, by name."""
-    group, _, name = label.rpartition(".")
-    if settings is not None:
-        return layer_function(label, settings)
-    if label in STAND_INS:
-        return STAND_INS[label]
+    if call.is_module:
+        return layer_function(str(call.settings.get("class")), call.settings)
+    if call.path in STAND_INS:
+        return STAND_INS[call.path]
+    group, _, name = call.path.rpartition(".")
     if name in NOT_UNIQUE:
         raise NotReplayableError("vectors without a unique sign")
     function = getattr(MODULES.get(group), name, None)

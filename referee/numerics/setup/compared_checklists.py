@@ -142,7 +142,13 @@ def table_rows(rows: Sequence[ChecklistRow]) -> list[TableRow]:
     """Return the rows that differ; the second zip is the target."""
     return [
         TableRow(
-            f"{row.group}: {row.subject}", row.status, "", row.values[1], row.values[0], math.nan, evidence=row.reason
+            f"{row.group}: {row.subject}",
+            row.status,
+            "",
+            row.values[1],
+            row.values[0],
+            math.nan,
+            evidence=row.reason,
         )
         for row in rows
         if row.status != EQUAL

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 
 from referee.numerics.compare.compared_rows import replayed_error
 from referee.numerics.compare.read_record import read_record
+from referee.numerics.rounding.within_rounding import BOUND
 from tests.referee.numerics.compare.small_models import record
 
 LAYERS: list[tuple[Callable[[], nn.Module], tuple[int, ...]]] = [
@@ -38,4 +40,12 @@ def test_a_layer_is_within_rounding_of_its_replay(
     inputs = (x, x.flip(0)) if isinstance(layer, nn.Bilinear) else (x,)
     folder = record(tmp_path, layer, lambda model: model(*inputs), level="L0", task="tensor")
     (call,) = read_record(folder / "rank0").calls.values()
-    assert replayed_error(call, call.inputs, call.outputs, call.parameters) < 4
+    assert replayed_error(call, call) < 4
+
+
+def test_another_setting_is_beyond_rounding(tmp_path: Path) -> None:
+    folder = record(
+        tmp_path, nn.BatchNorm1d(8), lambda model: model(torch.randn(16, 8)), level="L0", task="tensor"
+    )
+    (call,) = read_record(folder / "rank0").calls.values()
+    assert replayed_error(replace(call, settings=call.settings | {"eps": 1e-3}), call) > BOUND

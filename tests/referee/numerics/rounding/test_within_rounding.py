@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -10,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from referee.numerics.rounding.replayed_calls import RecordedCall, replay
 from referee.numerics.rounding.within_rounding import RANDOM, Error, within_rounding
 from tests.referee.numerics.rounding.correct_kernels import calls, received
 from tests.referee.numerics.rounding.wrong_kernels import INVISIBLE, LOW, WRONG_KERNELS, draw
@@ -139,45 +137,3 @@ def test_arguments_may_be_overwritten_and_are_not_changed() -> None:
     before = x.clone()
     assert wrong(within_rounding(lambda x: x.mul_(2), [x], received=[x])) == []
     assert torch.equal(x, before)
-
-
-# -- recorded calls
-
-
-def linear_row(**changes: Any) -> RecordedCall:
-    x, w = draw(4, 8), draw(3, 8, seed=1)
-    tensor = {"type": "torch.Tensor"}
-    given: dict[str, Any] = {
-        "label": "Functional.linear",
-        "raw": {"input_args": [tensor, tensor], "input_kwargs": {}},
-        "inputs": {"0": x, "1": w},
-        "results": [F.linear(x, w)],
-        "received": [draw(4, 3)],
-        "passed": [draw(4, 3) @ w, draw(4, 3).T @ x],
-    }
-    return RecordedCall(**given | changes)
-
-
-def test_a_recorded_function_is_replayed_forward_and_backward() -> None:
-    errors = replay(linear_row())
-    assert [error.part for error in errors] == ["result 0", "gradient 0", "gradient 1"]
-    assert wrong(errors) == []
-    wrong_gradient = replay(linear_row(passed=[None, draw(3, 8)]))
-    assert [error.part for error in wrong(wrong_gradient)] == ["gradient 1"]
-
-
-def test_a_recorded_layer_is_replayed() -> None:
-    layer, x = nn.BatchNorm1d(8, momentum=0.3), draw(16, 8)
-    state = {name: value.detach().clone() for name, value in layer.state_dict().items()}
-    settings = {"eps": 1e-5, "momentum": 0.3, "affine": True, "track_running_stats": True, "training": True}
-    row = RecordedCall(
-        "torch.nn.modules.batchnorm.BatchNorm1d",
-        {"input_args": [{"type": "torch.Tensor"}]},
-        {"0": x},
-        [layer(x).detach()],
-        settings | {"num_features": 8},
-        state,
-    )
-    assert [error.within for error in replay(row)] == [True]
-    other = dataclasses.replace(row, settings=settings | {"num_features": 8, "eps": 1e-3})
-    assert [error.within for error in replay(other)] == [False]
