@@ -11,7 +11,7 @@ from pathlib import Path
 
 from referee.numerics.monitor.invariants import invariants
 from referee.numerics.monitor.monitor_settings import read_triggers
-from referee.numerics.monitor.monitor_tables import rank_folders, read_series, table_files
+from referee.numerics.monitor.monitor_tables import read_tables
 from referee.numerics.monitor.targets import change_control, read_control
 from referee.numerics.rows import text_table
 from runtime import run_record
@@ -55,14 +55,13 @@ def describe(record: run_record.RunRecord, settings: MonitorSettings, folder: Pa
     if record.status == "finished":
         lines.append("the run is finished: nothing more is monitored")
     lines += [note for note in record.notes if re.match("monitor: (?!step )", note)]  # a step's are below
-    for rank, place in rank_folders(folder).items():
-        for kind in table_files(place):
-            if table := read_series(place, kind):
-                names, steps = len(table.names), table.steps
-                lines.append(
-                    f"rank {rank}: {kind}: {names} tensors, {len(steps)} steps from {steps[0]} to {steps[-1]}"
-                )
-    lines += text_table(invariants(folder))
+    run = read_tables(folder)
+    for (kind, rank), table in run.tables.items():
+        names, steps = len(table.names), table.steps
+        lines.append(
+            f"rank {rank}: {kind}: {names} tensors, {len(steps)} steps from {steps[0]} to {steps[-1]}"
+        )
+    lines += text_table(invariants(run))
     for entry in read_triggers(folder):
         kept = entry.get("checkpoint")
         lines.append(

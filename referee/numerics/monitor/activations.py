@@ -8,11 +8,9 @@ converted copies, whose gradients are those of this module alone.
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -31,13 +29,13 @@ CAUSAL_BLOCKS = 8  # of queries: a block reads the keys up to its last query, 9/
 HIDDEN = -1e30  # the score of what the mask hides: finite, so that 0 x HIDDEN is 0
 ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 Report = Callable[[Tensor], None]
-Replacement = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any]
-ATTENTION: Any = F.scaled_dot_product_attention
-MULTI_HEAD: Any = F.multi_head_attention_forward
 
 
 class AttentionCalls(TorchFunctionMode):
-    """Report (entropy, largest logit, queries) of each call, a tensor (3,), before the call runs."""
+    """Report (entropy, largest logit, queries) of each call, a tensor (3,), before the call runs.
+
+    Calls within another function of torch, as nn.MultiheadAttention's, are not observed.
+    """
 
     def __init__(
         self, report: Report, watching: Callable[[], bool], failed: Callable[[Exception], None]
@@ -50,22 +48,15 @@ class AttentionCalls(TorchFunctionMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         given = dict(kwargs or {})
-        if func is ATTENTION:
-            return self._observed(func, args, given)
-        with within_multi_head(func, {ATTENTION.__name__: self._observed}):
-            return func(*args, **given)
-
-    def _observed(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Report the statistics of a call, which are computed alongside, and make it."""
-        if self.watching():
-            call = dict(zip(ARGUMENTS, args, strict=False)) | dict(kwargs)
+        if func is F.scaled_dot_product_attention and self.watching():
+            call = dict(zip(ARGUMENTS, args, strict=False)) | given
             mask, causal, scale = call.get("attn_mask"), bool(call.get("is_causal", False)), call.get("scale")
             try:
                 with torch.no_grad(), torch.autocast(call["query"].device.type, enabled=False):
                     self.report(attention_statistics(call["query"], call["key"], mask, causal, scale))
             except Exception as error:
                 self.failed(error)
-        return func(*args, **kwargs)
+        return func(*args, **given)
 
 
 def attention_statistics(
@@ -116,27 +107,6 @@ def attention_statistics(
     queries = query_NTD.shape[0] * T
     high = torch.where(high <= HIDDEN, torch.full_like(high, -math.inf), high)
     return torch.stack([total / max(queries, 1), high, torch.full_like(high, queries)])
-
-
-def within_multi_head(
-    func: Any, replacements: Mapping[str, Replacement]
-) -> contextlib.AbstractContextManager[Any]:
-    """Replace functions that multi_head_attention_forward calls, while it runs; nothing where func is another function.
-
-    A mode of torch does not see these calls. Other threads' calls are replaced, too.
-    """
-    if func is not MULTI_HEAD:
-        return contextlib.nullcontext()
-    names = MULTI_HEAD.__globals__
-    inner = {name: names[name] for name in replacements if callable(names.get(name))}
-
-    def call(name: str, *args: Any, **kwargs: Any) -> Any:
-        with mock.patch.dict(
-            names, inner
-        ):  # functions of torch pass themselves to a mode by their global names
-            return replacements[name](inner[name], args, kwargs)
-
-    return mock.patch.dict(names, {name: functools.partial(call, name) for name in inner})
 
 
 UNSEEN = "it is in torch.utils.checkpoint with use_reentrant=True; fix: use_reentrant=False"

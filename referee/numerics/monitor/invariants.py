@@ -1,4 +1,4 @@
-"""Check the tables of one run, without a second run: what holds in every sound training, and tensors unlike their like.
+"""Check the tables of one run, without a second run: what holds in every sound training.
 
 replicas            gradients after reduction, rates, moments and weights are equal on all ranks, to the last digit
 same clipping       so are the clipped gradients
@@ -7,7 +7,6 @@ all are trained     no trained parameter stays as it is in every monitored step
 rate as scheduled   the rate is that of the schedule, and a scheduler steps once an update
 different data      no two ranks have the same inputs; without their table, the same gradients before reduction
 lost gradients      no rank's gradient of a parameter is 0 where another rank's is not
-like their role     no update is over 100 times those of every parameter of its role, its name without the number
 like the others     no largest logit is over 10 times that of every other attention
 full precision      no moments or weights of 8 significant bits, as of bfloat16, beside gradients of more
 """
@@ -18,7 +17,6 @@ import argparse
 import dataclasses
 import itertools
 import math
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,17 +30,17 @@ from referee.numerics.monitor.monitor_tables import (
     LAYOUT,
     MOMENTS,
     Floats,
+    MonitorTables,
     TensorSeries,
     aligned,
-    rank_folders,
-    read_series,
+    read_tables,
 )
 from referee.numerics.rows import TableRow, text_table
 from referee.numerics.text_files import read_dump_json
 
-UPDATE_FACTOR, LOGIT_FACTOR = 100.0, 10.0
+LOGIT_FACTOR = 10.0
 LEAST_LOGIT = 10.0  # below it no softmax is saturated
-LEAST_STEPS = 3  # in which a parameter stays, or an update is too large
+LEAST_STEPS = 3  # in which a parameter stays
 LEAST_VALUES = 16  # of extremes; one of float32 has 8 significant bits with a probability of about 2^-15
 COARSE = 5e-7  # relative error of a table with 6 digits or more
 RATE = 1e-6  # relative difference of a rate from its schedule
@@ -57,49 +55,19 @@ EVIDENCE = {
 Found = tuple[int, TableRow]  # step, row
 
 
-class RankTables:
-    """The tables of all ranks, each read once."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folders = rank_folders(folder)
-        self.ranks = list(self.folders)
-        self._read: dict[tuple[str, int], TensorSeries | None] = {}
-
-    def of(self, kind: str, rank: int) -> TensorSeries | None:
-        """Return the table of a kind and a rank; None without a row."""
-        key = kind, rank
-        if key not in self._read:
-            self._read[key] = read_series(self.folders[rank], kind, rank)
-        return self._read[key]
-
-    def of_ranks(self, kind: str, ranks: Sequence[int]) -> list[TensorSeries]:
-        """Return the tables of ranks, with the names and steps that all have; of ranks without a row none."""
-        found = [table for rank in ranks if (table := self.of(kind, rank))]
-        return aligned(*found) if found else []
-
-    def groups(self) -> list[tuple[list[int], set[str]]]:
-        """Return the ranks that hold the same weights, with the parameters of which each has a part alone."""
-        found: dict[tuple[int, ...], set[str]] = {}
-        for rank in self.ranks:
-            path = self.folders[rank] / LAYOUT
-            layout = read_dump_json(path, "remove it") if path.exists() else {}
-            replicas = tuple(one for one in layout.get("replicas") or self.ranks if one in self.ranks)
-            found.setdefault(replicas, set()).update(layout.get("sharded", ()))
-        return [(list(ranks), sharded) for ranks, sharded in found.items()]
-
-
-def invariants(folder: Path) -> list[TableRow]:
-    """Return what is wrong in the tables of <run>/monitor, in the order of the steps; nothing of a sound run."""
-    tables = RankTables(folder)
+def invariants(run: Path | MonitorTables) -> list[TableRow]:
+    """Return what is wrong in the tables of a run, in the order of the steps; nothing of a sound run."""
+    run = read_tables(run) if isinstance(run, Path) else run
     found: list[Found] = []
-    for ranks, sharded in tables.groups():
+    for ranks, sharded in _groups(run):
         if len(ranks) > 1:
-            found += [*_replicas(tables, ranks, sharded), *_same_data(tables, ranks), *_lost(tables, ranks)]
-    for rank in tables.ranks:
-        found += [*_left_over(tables.of("grad_before", rank)), *_rates(tables.of("learning_rate", rank))]
-    for rank in tables.ranks[:1]:  # the others have the same weights, or are named above
-        found += [*_unchanged(tables, rank), *_large_updates(tables.of("update_ratio", rank))]
-        found += [*_logits(tables.of("attention", rank)), *_coarse(tables, rank)]
+            found += [*_replicas(run, ranks, sharded), *_same_data(run, ranks), *_lost(run, ranks)]
+    for table in run.of("grad_before"):
+        found += _left_over(table)
+    for table in run.of("learning_rate"):
+        found += _rates(table)
+    for rank in run.ranks[:1]:  # the others have the same weights, or are named above
+        found += [*_unchanged(run, rank), *_logits(run.tables.get(("attention", rank))), *_coarse(run, rank)]
     order = list(KINDS)
     found.sort(key=lambda one: (one[0], order.index(one[1].call.partition(" ")[0])))
     return [row for _, row in found]
@@ -115,10 +83,10 @@ def add_command(commands: Any) -> None:
 
 
 def run_monitor(given: argparse.Namespace) -> int:
-    folder = given.folder / "monitor" if (given.folder / "monitor").is_dir() else given.folder
-    if not rank_folders(folder):
-        raise NumericsError(f"{folder} has no tables of a monitor; fix: name a folder with rank0")
-    print("\n".join(text_table(invariants(folder)) or ["nothing is wrong"]))
+    run = read_tables(given.folder)
+    if not run.folders:
+        raise NumericsError(f"{given.folder} has no tables of a monitor; fix: name a folder with rank0")
+    print("\n".join(text_table(invariants(run)) or ["nothing is wrong"]))
     return 0
 
 
@@ -142,11 +110,27 @@ def finding(
 # -- ranks
 
 
-def _replicas(tables: RankTables, ranks: Sequence[int], sharded: set[str]) -> Iterator[Found]:
+def _groups(run: MonitorTables) -> list[tuple[list[int], set[str]]]:
+    """Return the ranks that hold the same weights, with the parameters of which each has a part alone."""
+    found: dict[tuple[int, ...], set[str]] = {}
+    for folder in run.folders.values():
+        layout = read_dump_json(folder / LAYOUT, "remove it") if (folder / LAYOUT).exists() else {}
+        replicas = tuple(one for one in layout.get("replicas") or run.ranks if one in run.ranks)
+        found.setdefault(replicas, set()).update(layout.get("sharded", ()))
+    return [(list(ranks), sharded) for ranks, sharded in found.items()]
+
+
+def _of_ranks(run: MonitorTables, kind: str, ranks: Sequence[int]) -> list[TensorSeries]:
+    """Return the tables of ranks, with the names and steps that all have."""
+    found = [table for table in run.of(kind) if table.rank in ranks]
+    return aligned(*found) if found else []
+
+
+def _replicas(run: MonitorTables, ranks: Sequence[int], sharded: set[str]) -> Iterator[Found]:
     """Yield the first value that is not the same on all ranks, of each rank that differs from most."""
     found = []  # step, order of the kind, row, column, tables
     for order, kind in enumerate(REPLICATED):
-        read = tables.of_ranks(kind, ranks)
+        read = _of_ranks(run, kind, ranks)
         whole = [name not in sharded for name in read[0].names] if read else []
         for column in read[0].values if read else ():
             values = np.stack([table.values[column] for table in read])
@@ -170,9 +154,9 @@ def same(first: Floats, second: Floats) -> NDArray[np.bool_]:
     return np.asarray((first == second) | (np.isnan(first) & np.isnan(second)))
 
 
-def _same_data(tables: RankTables, ranks: Sequence[int]) -> Iterator[Found]:
+def _same_data(run: MonitorTables, ranks: Sequence[int]) -> Iterator[Found]:
     """Yield the first step in which a rank has the inputs, or else the gradients, of a rank before."""
-    read = tables.of_ranks("data", ranks) or tables.of_ranks("grad_unreduced", ranks)
+    read = _of_ranks(run, "data", ranks) or _of_ranks(run, "grad_unreduced", ranks)
     for before, table in itertools.combinations(read, 2):
         equal = before.present & table.present
         for column in before.values.keys() & table.values.keys():
@@ -187,9 +171,9 @@ def _same_data(tables: RankTables, ranks: Sequence[int]) -> Iterator[Found]:
             return
 
 
-def _lost(tables: RankTables, ranks: Sequence[int]) -> Iterator[Found]:
+def _lost(run: MonitorTables, ranks: Sequence[int]) -> Iterator[Found]:
     """Yield each gradient that is 0 on one rank and not on another, in its first step."""
-    read = [table for table in tables.of_ranks("grad_unreduced", ranks) if "norm" in table.values]
+    read = [table for table in _of_ranks(run, "grad_unreduced", ranks) if "norm" in table.values]
     norms = np.nan_to_num([table.values["norm"] for table in read])  # 0 without a row
     for table, mine in zip(read, norms, strict=True):
         zero = table.present & (mine == 0) & (norms.max(axis=0) > 0)
@@ -204,10 +188,10 @@ def _lost(tables: RankTables, ranks: Sequence[int]) -> Iterator[Found]:
 # -- one rank
 
 
-def _left_over(table: TensorSeries | None) -> Iterator[Found]:
+def _left_over(table: TensorSeries) -> Iterator[Found]:
     """Yield the first gradient that is there before backward."""
-    sizes = [table.values[name] for name in ("norm", "max", "min") if name in table.values] if table else []
-    if table is None or not sizes:
+    sizes = [table.values[name] for name in ("norm", "max", "min") if name in table.values]
+    if not sizes:
         return
     there = table.present & np.any([size != 0 for size in sizes], axis=0)
     for at in np.flatnonzero(there.any(axis=0))[:1]:
@@ -215,10 +199,8 @@ def _left_over(table: TensorSeries | None) -> Iterator[Found]:
         yield finding(table, table.names[row], int(table.steps[at]), sizes[0][row, at], "no gradient")
 
 
-def _rates(table: TensorSeries | None) -> Iterator[Found]:
+def _rates(table: TensorSeries) -> Iterator[Found]:
     """Yield the first rate of a group that is not the schedule's, and the first update of two scheduler steps."""
-    if table is None:
-        return
     for row, name in enumerate(table.names):
         rates, expected, counts = (table.values[column][row] for column in KINDS["learning_rate"])
         wrong = np.abs(rates - expected) > RATE * np.abs(expected)  # False where no schedule is known
@@ -231,12 +213,12 @@ def _rates(table: TensorSeries | None) -> Iterator[Found]:
             yield finding(table, name, int(table.steps[at + 1]), made, f"at most {steps}")
 
 
-def _unchanged(tables: RankTables, rank: int) -> Iterator[Found]:
+def _unchanged(run: MonitorTables, rank: int) -> Iterator[Found]:
     """Yield each parameter that no update changes, though the rate is above 0."""
-    rates = tables.of("learning_rate", rank)
+    rates = run.tables.get(("learning_rate", rank))
     if rates is not None and not np.nan_to_num(rates.values["rate"], nan=1.0).any():
         return
-    table = tables.of("update_ratio", rank) or tables.of("param", rank)
+    table = run.tables.get(("update_ratio", rank)) or run.tables.get(("param", rank))
     for row, name in enumerate(table.names if table else ()):
         assert table is not None
         steps = table.steps[table.present[row]]
@@ -247,26 +229,6 @@ def _unchanged(tables: RankTables, rank: int) -> Iterator[Found]:
             still = all(same(values, values[:1]).all() for values in columns.values())
         if still and len(steps) >= LEAST_STEPS:
             yield finding(table, name, int(steps[0]), f"the same in {len(steps)} steps", "changes")
-
-
-def _large_updates(table: TensorSeries | None) -> Iterator[Found]:
-    """Yield each parameter with updates over UPDATE_FACTOR times those of every other one of its role.
-
-    One that was zero, as new biases are, has updates of any size.
-    """
-    if table is None:
-        return
-    ratios = np.where(table.present, table.values["ratio"], np.nan)
-    roles = [re.sub(r"\d+", "*", name) for name in table.names]
-    for row, name in enumerate(table.names):
-        alike = [other for other, role in enumerate(roles) if role == roles[row] and other != row]
-        if not alike or np.isinf(ratios[row]).any():
-            continue
-        highest = np.nan_to_num(ratios[alike], nan=0.0, posinf=np.inf).max(axis=0)
-        large = np.flatnonzero((ratios[row] > UPDATE_FACTOR * highest) & (highest > 0))
-        if len(large) >= LEAST_STEPS:
-            at = large[0]
-            yield finding(table, name, int(table.steps[at]), ratios[row, at], f"at most {highest[at]:.3g}")
 
 
 def _logits(table: TensorSeries | None) -> Iterator[Found]:
@@ -281,11 +243,11 @@ def _logits(table: TensorSeries | None) -> Iterator[Found]:
             yield finding(table, name, int(table.steps[at]), logits[row, at], text)
 
 
-def _coarse(tables: RankTables, rank: int) -> Iterator[Found]:
-    if _is_coarse(tables.of("grad_reduced", rank)) is not False:
+def _coarse(run: MonitorTables, rank: int) -> Iterator[Found]:
+    if _is_coarse(run.tables.get(("grad_reduced", rank))) is not False:
         return  # the run computes in bfloat16, or has no gradients to compare with
     for kind in (*MOMENTS, "param"):
-        table = tables.of(kind, rank)
+        table = run.tables.get((kind, rank))
         if table is not None and _is_coarse(table):
             yield finding(table, kind, int(table.steps[0]), "8 significant bits", "as of the gradients")
 

@@ -201,6 +201,34 @@ def read_series(folder: Path, kind: str, rank: int = 0) -> TensorSeries | None:
     )
 
 
+@dataclass
+class MonitorTables:
+    """The tables of a run by kind and rank, and the folders of its ranks."""
+
+    folders: dict[int, Path]
+    tables: dict[tuple[str, int], TensorSeries]
+
+    @property
+    def ranks(self) -> list[int]:
+        return list(self.folders)
+
+    def of(self, kind: str) -> list[TensorSeries]:
+        """Return the tables of a kind, in the order of the ranks."""
+        return [table for (one, _), table in sorted(self.tables.items()) if one == kind]
+
+
+def read_tables(path: Path) -> MonitorTables:
+    """Read all tables of a run's folder, of its monitor's folder, or of that of one rank."""
+    folders = rank_folders(path / "monitor" if (path / "monitor").is_dir() else path)
+    tables = {
+        (kind, rank): table
+        for rank, folder in folders.items()
+        for kind in table_files(folder)
+        if (table := read_series(folder, kind, rank))
+    }
+    return MonitorTables(folders, tables)
+
+
 def aligned(*series: TensorSeries) -> list[TensorSeries]:
     """Return the parts with the names and steps that all have, in the order of the first."""
     shared = set.intersection(*(set(one.names) for one in series))

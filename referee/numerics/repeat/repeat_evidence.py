@@ -47,22 +47,6 @@ UNNAMED = "cause not separated"
 
 MOST_LISTED = 3  # operations or results that could not be compared, and notes of a kind
 BLOCK = 2048  # bytes of a block of memory on Ascend devices
-WAIT = (
-    "ASCEND_LAUNCH_BLOCKING=1 or CUDA_LAUNCH_BLOCKING=1; record_stream() for tensors that another stream uses; wait() "
-    "for copies and communication; TORCH_CUDA_SANITIZER=1"
-)
-TRY = {
-    ASYNCHRONOUS: WAIT,
-    UNOBSERVED_WRITE: f"{WAIT}; clone() of from_numpy and ctypes buffers, which may share bytes",
-    TIMING: WAIT,
-    UNINITIALISED: "torch.zeros, or write every element before the first read",
-    STATE: "give everything that the step changes as state; fix the data",
-    PYTHON: "give the object that holds the value as state; a constant instead of a clock",
-    PROCESS: "equal PYTHONHASHSEED, CUBLAS_WORKSPACE_CONFIG and threads in each process (referee.numerics.seed_all)",
-    IN_OPERATION: "make stress: a faulty device fails there as well",
-    UNNAMED: "make stress",
-    THREADS: "one OMP_NUM_THREADS on both sides of a comparison",
-}
 ALGORITHMS = "torch.use_deterministic_algorithms(True)"
 # operation -> deterministic alternative (section 2.3.2.2); of torch's list of deterministic algorithms
 ALTERNATIVES = {
@@ -145,11 +129,10 @@ class RepeatCause:
         return self.name == THREADS and self.pattern is not None and self.pattern.rounding
 
     @property
-    def suggestions(self) -> list[str]:
-        known = [TRY[self.name]] if self.name in TRY else []
-        if self.operation and self.name in (NOT_DETERMINISTIC, IN_OPERATION, THREADS):
-            known.append(alternative(self.operation.name))
-        return known
+    def alternative(self) -> str:
+        """Return what makes the operation deterministic; "" where it is not the cause."""
+        named = self.operation and self.name in (NOT_DETERMINISTIC, IN_OPERATION, THREADS)
+        return alternative(self.operation.name) if self.operation and named else ""
 
     def row(self) -> TableRow:
         title = self.operation.title if self.operation else ""
@@ -213,7 +196,7 @@ class Repetition:
         lines = [f"conclusion: {self.verdict}", *text_table(self.rows())]
         if not self.causes:
             lines.append("a fault that is rarer, or that needs other conditions, is not excluded")
-        lines += [f"try: {text}" for cause in self.causes for text in cause.suggestions]
+        lines += [f"try: {cause.alternative}" for cause in self.causes if cause.alternative]
         if listed := self.uncompared():
             more = "; ".join(listed[:MOST_LISTED])
             lines.append(f"{len(listed)} operations or results could not be compared: {more}")
@@ -226,7 +209,7 @@ class Repetition:
             "fault": self.is_fault,
             "rows": [{name: finite(value) for name, value in vars(row).items()} for row in self.rows()],
             "uncompared": self.uncompared(),
-            "suggestions": [text for cause in self.causes for text in cause.suggestions],
+            "alternatives": [cause.alternative for cause in self.causes if cause.alternative],
             "notes": self.notes,
         }
 

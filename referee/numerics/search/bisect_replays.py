@@ -36,8 +36,8 @@ def smallest_set(items: Sequence[Item], holds: Holds[Item]) -> tuple[Item, ...] 
     """Return a set for which `holds` is true and of which no single item can be left out; None if not for all items.
 
     Binary search finds the shortest prefix that holds; its last item is needed, and the search goes on within the
-    prefix. ddmin then checks the result, which only a predicate that more items can falsify changes. The order of the
-    items is kept. `holds` should remember its answers (Journal).
+    prefix. Then each item is left out, which changes only the result of a predicate that more items can falsify. The
+    order of the items is kept. `holds` should remember its answers (Journal).
     """
     if holds(()):
         return ()
@@ -54,7 +54,7 @@ def smallest_set(items: Sequence[Item], holds: Holds[Item]) -> tuple[Item, ...] 
         count = first_true(1, len(rest), lambda count: holds(chosen(count)))
         needed.append(rest[count - 1])
         rest = rest[: count - 1]
-    return ddmin(chosen(0), holds)
+    return without_needless(chosen(0), holds)
 
 
 def first_true(low: int, high: int, holds: Callable[[int], bool]) -> int:
@@ -68,28 +68,13 @@ def first_true(low: int, high: int, holds: Callable[[int], bool]) -> int:
     return low
 
 
-def ddmin(items: Sequence[Item], holds: Holds[Item]) -> tuple[Item, ...]:
-    """Return a subset for which `holds` is true and of which no single item can be left out. It holds for `items`.
-
-    Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", IEEE TSE 28 (2002).
-    """
-    found, parts = tuple(items), 2
-    while len(found) > 1:
-        size = -(-len(found) // parts)
-        subsets = [found[start : start + size] for start in range(0, len(found), size)]
-        complements = [tuple(item for item in found if item not in subset) for subset in subsets]
-        smaller = next((one for one in subsets if holds(one)), None)
-        if smaller is not None:
-            found, parts = smaller, 2
-            continue
-        smaller = next((one for one in complements if len(subsets) > 2 and holds(one)), None)
-        if smaller is not None:
-            found, parts = smaller, max(parts - 1, 2)
-        elif size == 1:
-            break
-        else:
-            parts = min(2 * parts, len(found))
-    return found
+def without_needless(items: tuple[Item, ...], holds: Holds[Item]) -> tuple[Item, ...]:
+    """Return the items without those that `holds` does not need. It holds for `items`."""
+    for item in items if len(items) > 1 else ():
+        fewer = tuple(other for other in items if other != item)
+        if holds(fewer):
+            return without_needless(fewer, holds)
+    return items
 
 
 class Journal:

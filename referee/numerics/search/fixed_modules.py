@@ -28,7 +28,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from referee.errors import NumericsError
 from referee.numerics.describe import WITHOUT_FLOAT64
-from referee.numerics.monitor.activations import within_multi_head
 
 # Small operations in place of fused ones: attention, GELU, LayerNorm and cross-entropy.
 #
@@ -375,7 +374,7 @@ class WideCasts(TorchFunctionMode):
 
 
 class ReplacedFunctions(TorchFunctionMode):
-    """Calls of the named functions are replaced."""
+    """Calls of the named functions are replaced; those within another function of torch are not."""
 
     def __init__(self, replacements: Mapping[str, Callable[..., Any]]) -> None:
         super().__init__()
@@ -384,14 +383,9 @@ class ReplacedFunctions(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(getattr(func, "__name__", ""))
         name = name[2:-2] if name.startswith("__") and name.endswith("__") else name  # x @ y is matmul
-        return self._call(name, func, args, kwargs or {})
-
-    def _call(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
-        if name in self.replacements and "out" not in kwargs:
-            return self.replacements[name](func, args, kwargs)
-        inner = {one: lambda *call, n=one: self._call(n, *call) for one in self.replacements}
-        with within_multi_head(func, inner):
-            return func(*args, **kwargs)
+        if name in self.replacements and "out" not in (kwargs or {}):
+            return self.replacements[name](func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
 
 
 def narrower(dtype: Any, wide: torch.dtype | None) -> bool:

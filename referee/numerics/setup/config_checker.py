@@ -169,13 +169,12 @@ class ConfigChecker:
         paths = [shell_path] if isinstance(shell_path, str | os.PathLike) else shell_path or ()
         sources = {name: _read(path) for name, path in _unique(map(Path, paths)).items()}
         settings = _settings(sources, hyperparameters)
-        scripts = _running_sources(model) | sources
         tables: dict[str, dict[str, str] | None] = {
             "machine": machine(),
             "environment": relevant_variables(os.environ),
             "packages": packages(),
             "data": dict(entry for path in data for entry in describe_files(Path(path))) if data else None,
-            "scripts": {name: _digest(text) for name, text in scripts.items()},
+            "scripts": {name: _digest(text) for name, text in sources.items()},
         }
         if model is not None:
             at_start = {f"{name}, at the start": text for name, text in (self._start or {}).items()}
@@ -281,18 +280,6 @@ def _unique(paths: Iterable[Path]) -> dict[str, Path]:
     for path in paths:
         name = path.name.encode("utf-8", "replace").decode()
         found[f"{path.stem}-{len(found) + 1}{path.suffix}" if name in found else name] = path
-    return found
-
-
-def _running_sources(model: nn.Module | None) -> dict[str, str]:
-    """Return the main script, and the files of the model's classes outside torch, by name."""
-    if model is None:
-        return {}
-    found = {}
-    for name in {"__main__": None} | {type(module).__module__: None for module in model.modules()}:
-        file = getattr(sys.modules.get(name), "__file__", None) or ""
-        if file.endswith(".py") and not name.startswith("torch.") and Path(file).is_file():
-            found[Path(file).name if name == "__main__" else f"{name}.py"] = _read(Path(file))
     return found
 
 

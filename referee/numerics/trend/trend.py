@@ -14,7 +14,6 @@ import dataclasses
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +26,10 @@ from referee.numerics.monitor.invariants import finding, same
 from referee.numerics.monitor.monitor_tables import (
     KINDS,
     Floats,
+    MonitorTables,
     TensorSeries,
     aligned,
-    rank_folders,
-    read_series,
-    table_files,
+    read_tables,
 )
 from referee.numerics.rows import HEADINGS, TableRow, text_table
 from referee.numerics.text_files import finite, write_json, writing
@@ -61,41 +59,22 @@ Place = tuple[int, int, int, int]  # step, order of the kind, of the tensor, ran
 Found = tuple[Place, TableRow]
 
 
-@dataclass
-class MonitoredRun:
-    """The tables of a run by kind and rank; its losses and gradient norms are kinds of one tensor."""
+def read_run(path: Path) -> MonitorTables:
+    """Read a run's folder, a folder of ranks or that of one rank.
 
-    path: Path
-    tables: dict[tuple[str, int], TensorSeries]
-    notes: list[str] = field(default_factory=list)
-
-    def of(self, kind: str) -> list[TensorSeries]:
-        return [table for (one, _), table in sorted(self.tables.items()) if one == kind]
-
-
-def read_run(path: Path) -> MonitoredRun:
-    """Read a run's folder, with the losses of its metrics.jsonl, a folder of ranks or that of one rank.
-
-    NumericsError names what cannot be read.
+    The losses and gradient norms of its metrics.jsonl are kinds of one tensor. NumericsError names what cannot be read.
     """
-    folder = path / "monitor" if (path / "monitor").is_dir() else path
     if not path.is_dir():
         raise NumericsError(f"{path} is not a folder; fix: {FIX}")
-    found = MonitoredRun(path, {})
-    for rank, place in rank_folders(folder).items():
-        for kind in table_files(place):
-            if table := read_series(place, kind, rank):
-                found.tables[kind, rank] = table
-                if table.damaged:
-                    found.notes.append(f"rank {rank}, {kind}: {table.damaged} damaged lines are left out")
-    if not found.tables:
+    run = read_tables(path)
+    if not run.tables:
         raise NumericsError(f"{path} has no monitor files; fix: {FIX}")
     if (path / "metrics.jsonl").exists():
         curves = read_curve(path / "metrics.jsonl")
         for kind, curve in (("loss", curves.losses), ("gradient norm", curves.gradient_norms)):
             if curve:
-                found.tables[kind, 0] = _series_of(kind, curve)
-    return found
+                run.tables[kind, 0] = _series_of(kind, curve)
+    return run
 
 
 def _series_of(kind: str, curve: Curve) -> TensorSeries:
@@ -104,7 +83,7 @@ def _series_of(kind: str, curve: Curve) -> TensorSeries:
     return TensorSeries(kind, 0, [""], steps, {"value": values}, np.ones(values.shape, dtype=bool))
 
 
-def trend(run: MonitoredRun | Path, reference: MonitoredRun | Path | None = None) -> list[TableRow]:
+def trend(run: MonitorTables | Path, reference: MonitorTables | Path | None = None) -> list[TableRow]:
     """Return the first anomaly of each tensor, in the order of computation; of two runs also where they depart."""
     run = read_run(run) if isinstance(run, Path) else run
     reference = read_run(reference) if isinstance(reference, Path) else reference
@@ -116,12 +95,11 @@ def trend(run: MonitoredRun | Path, reference: MonitoredRun | Path | None = None
     found = [*first.values(), *_reductions(run)]
     if reference:
         found += _first_unequal(run, reference)
-    one_sided = _one_side(run, reference) if reference else []
-    return [row for _, row in sorted(found, key=lambda one: one[0])] + one_sided
+    return [row for _, row in sorted(found, key=lambda one: one[0])]
 
 
 def pairs(
-    run: MonitoredRun, reference: MonitoredRun | None
+    run: MonitorTables, reference: MonitorTables | None
 ) -> Iterator[tuple[TensorSeries, TensorSeries | None]]:
     """Yield the tables of a run; with a reference the common parts of both runs' tables."""
     for key, table in run.tables.items():
@@ -161,7 +139,7 @@ def deviations(
 
 
 def _anomalies(
-    run: MonitoredRun, table: TensorSeries, other: TensorSeries | None
+    run: MonitorTables, table: TensorSeries, other: TensorSeries | None
 ) -> Iterator[tuple[Place, TableRow, str]]:
     """Yield the first anomaly of each tensor and each reason."""
     places = _positions(run, table)
@@ -235,7 +213,7 @@ def _place(step: int, kind: str, position: int, rank: int) -> Place:
     return step, ORDER.index(kind) if kind in ORDER else len(ORDER), position, rank
 
 
-def _positions(run: MonitoredRun, table: TensorSeries) -> list[int]:
+def _positions(run: MonitorTables, table: TensorSeries) -> list[int]:
     """Return the place of each tensor in the order of computation.
 
     Gradients come from the last layer on: in the reverse order of the activations or parameters, else of the rows.
@@ -252,7 +230,7 @@ def _positions(run: MonitoredRun, table: TensorSeries) -> list[int]:
     return [row if activations else -row for row in range(len(table.names))]
 
 
-def _first_unequal(run: MonitoredRun, reference: MonitoredRun) -> list[Found]:
+def _first_unequal(run: MonitorTables, reference: MonitorTables) -> list[Found]:
     """Return the first value that is not the same in both runs."""
     found: list[Found] = []
     for mine, base in pairs(run, reference):
@@ -269,22 +247,7 @@ def _first_unequal(run: MonitoredRun, reference: MonitoredRun) -> list[Found]:
     return [min(found, key=lambda one: one[0])] if found else []
 
 
-def _one_side(run: MonitoredRun, reference: MonitoredRun) -> list[TableRow]:
-    """Return a row for each kind that one run has alone, and for each kind with tensors of one run alone."""
-    rows = []
-    for one, other, side in ((run, reference, "run"), (reference, run, "reference")):
-        for kind, rank in one.tables:
-            theirs = other.tables.get((kind, rank))
-            alone = [name for name in one.tables[kind, rank].names if not theirs or name not in theirs.names]
-            if alone:
-                call, place = f"{kind} {alone[0]}".strip(), f"rank {rank}"
-                rows.append(
-                    TableRow(call, side, place, f"tensors: {len(alone)}", units=math.nan, evidence="one side")
-                )
-    return rows
-
-
-def _reductions(run: MonitoredRun) -> list[Found]:
+def _reductions(run: MonitorTables) -> list[Found]:
     """Return the tensors whose reduced mean is neither the mean nor the sum of the ranks, as that of most is.
 
     Where elements cancel, the mean is compared by the size of a mean of independent elements, RMS / sqrt(n).
@@ -377,8 +340,14 @@ def show(paths: Sequence[Path], folder: Path, record: Callable[[Path, int], str]
     count = sum(int(np.isfinite(units).sum()) for _, units, _ in maps)
     whole = sum(int(table.present.sum()) for _, _, table in maps)
     tested = f"{count:,} of {whole:,} values were tested: a value needs 16 of its tensor before it"
-    facts = [tested, *(note for one in runs for note in one.notes)]
-    title = "Trends of " + " against ".join(str(one.path) for one in (run, reference) if one)
+    damaged = [
+        f"rank {table.rank}, {table.kind}: {table.damaged} damaged lines are left out"
+        for one in runs
+        for table in one.tables.values()
+        if table.damaged
+    ]
+    facts = [tested, *damaged]
+    title = "Trends of " + " against ".join(map(str, paths[::-1]))
     page = write_trend(rows, facts, title, maps, folder)
     more = [f"{len(rows) - LISTED} more rows are in {page}"] if len(rows) > LISTED else []
     steps = [row.place.partition("step ")[2].partition(",")[0] for row in rows if "step " in row.place]
@@ -404,7 +373,7 @@ def write_trend(
     return page
 
 
-def deviation_maps(run: MonitoredRun, reference: MonitoredRun | None) -> list[DeviationMap]:
+def deviation_maps(run: MonitorTables, reference: MonitorTables | None) -> list[DeviationMap]:
     """Return the first tested statistic of each kind and rank."""
     found = []
     for table, other in pairs(run, reference):

@@ -1,14 +1,13 @@
 """Entropy and largest logit of attention calls equal those of whole score matrices, in blocks of any size."""
 
-import itertools
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from referee.numerics.monitor import activations
-from referee.numerics.monitor.activations import AttentionCalls, attention_statistics
+from referee.numerics.monitor.activations import attention_statistics
 
 DRAW = torch.Generator().manual_seed(0)
 
@@ -53,44 +52,3 @@ def test_statistics_are_those_of_the_whole_matrix(
     found = attention_statistics(query, key, mask, case == "causal", scale if case == "scale" else None)
     assert found[:2].tolist() == pytest.approx(whole(query, key, hidden, added, scale), rel=1e-4, abs=1e-5)
     assert found[2] == 2 * 4 * 9
-
-
-MASKS = ["none", "causal", "padding", "added"]
-
-
-@pytest.mark.parametrize(
-    ("mask", "way"),
-    [
-        *itertools.product(MASKS, ["eager"]),
-        ("causal", "compiled"),
-    ],
-)
-def test_attention_within_multihead_attention_is_seen_once_and_changes_nothing(mask: str, way: str) -> None:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    layer = nn.MultiheadAttention(16, 4, dropout=0.2, batch_first=True)
-    x = torch.randn(2, 5, 16) * 3
-    given: dict[str, Any] = {
-        "none": {},
-        "causal": {"attn_mask": torch.ones(5, 5).triu(1).bool()},
-        "padding": {"key_padding_mask": torch.tensor([[False] * 5, [False] * 3 + [True] * 2])},
-        "added": {"attn_mask": torch.randn(8, 5, 5)},
-    }[mask]
-    probabilities = layer.eval()(x, x, x, average_attn_weights=False, **given)[1].detach()
-    called = torch.compile(layer, backend="aot_eager") if way == "compiled" else layer
-    called.train()
-
-    def run() -> Tensor:
-        torch.manual_seed(1)
-        found: Tensor = called(x, x, x, need_weights=False, **given)[0]
-        return found
-
-    seen: list[Tensor] = []
-    plain = run()
-    with AttentionCalls(seen.append, lambda: True, failed):
-        observed = run()
-    assert torch.equal(observed, plain)
-    assert len(seen) == 1
-    entropy = -(probabilities * probabilities.clamp_min(1e-30).log()).sum(-1).mean()
-    assert float(seen[0][0]) == pytest.approx(float(entropy), rel=1e-4)
-    assert seen[0][2] == 2 * 4 * 5

@@ -125,18 +125,7 @@ def test_ranks_of_other_groups_and_parts_of_a_parameter_are_not_replicas(tmp_pat
     assert [row.place for row in invariants(tmp_path)] == ["step 1, rank 2"]
 
 
-def test_a_tensor_unlike_its_like_is_named(tmp_path: Path) -> None:
-    def ratio(step: int) -> tuple[float]:
-        return (0.5 if step > 1 else 1e-3,)
-
-    ratios = {"blocks.0.w": (1e-3,), "blocks.1.w": ratio, "blocks.2.w": (2e-3,), "bias": (9.0,)}
-    ratios |= {
-        "0.b": (1e-3,),
-        "1.b": lambda step: (float("inf") if step < 2 else 1 / step,),
-    }  # begins at zero
-    write(tmp_path / "a", "update_ratio", 0, ratios)
-    (row,) = invariants(tmp_path / "a")
-    assert (row.call, row.place, row.evidence) == ("update_ratio blocks.1.w", "step 2", "update")
+def test_a_logit_unlike_the_others_is_named(tmp_path: Path) -> None:
     logits = {"blocks.0": (1.0, 2.0), "blocks.1": lambda step: (1.0, 900.0 if step > 2 else 3.0)}
     write(tmp_path / "b", "attention", 0, logits)
     assert [(row.call, row.place) for row in invariants(tmp_path / "b")] == [("attention blocks.1", "step 3")]

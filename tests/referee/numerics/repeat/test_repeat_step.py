@@ -129,7 +129,6 @@ def test_a_fault_that_vanishes_under_synchronisation_is_an_asynchronous_memory_f
     assert found.name == causes.ASYNCHRONOUS
     assert found.operation
     assert found.operation.name == "aten.mul.Tensor"
-    assert any("ASCEND_LAUNCH_BLOCKING" in text for text in found.suggestions)
     unsynchronised = first(repeated(change))
     assert unsynchronised.name == causes.UNOBSERVED_WRITE
 
@@ -152,7 +151,7 @@ def test_a_pattern_larger_than_rounding_in_an_operation_is_named_as_memory_or_ha
     assert found.name == causes.IN_OPERATION
     assert found.pattern
     assert "32 of 128 elements, 32 to 63" in found.pattern.text
-    assert any("make stress" in text for text in found.suggestions)
+    assert found.alternative
 
 
 def test_an_operation_that_differs_with_several_threads_alone_and_by_rounding_is_harmless() -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from referee.numerics.search.bisect_replays import Journal, ddmin, smallest_set
+from referee.numerics.search.bisect_replays import Journal, smallest_set
 
 
 class Asked:
@@ -58,7 +58,6 @@ def test_a_predicate_without_order_gives_a_set_that_holds(count: int, random: An
     assert found
     assert asked(found)
     assert not any(asked(tuple(item for item in found if item != one)) for one in found)
-    assert asked(ddmin(tuple(range(count)), asked))
 
 
 KILLED = """
