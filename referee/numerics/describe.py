@@ -34,11 +34,11 @@ class NoValuesError(Exception):
 
 
 def parts_of(tensor: Tensor) -> list[Tensor]:
-    """Return dense tensors that the detached values consist of, the numbers first; the tensor itself where it is dense.
+    """Return dense tensors that the detached values consist of, the numbers first.
 
-    Sparse: values and indices. Nested: values, sizes, strides and offsets. Quantized: integers, scales and zero points.
-    A subclass that holds other tensors, such as DTensor: those, of this rank. NoValuesError for meta and fake tensors,
-    for a subclass that does not show its tensors, and within vmap or grad, see `unwrapped`.
+    Nested: values, sizes, strides and offsets. A subclass that holds other tensors, such as DTensor: those, of this
+    rank. Others: `plain_values`. NoValuesError for meta and fake tensors, for a subclass that does not show its
+    tensors, and within vmap or grad, see `unwrapped`.
     """
     if is_wrapped(tensor):
         raise NoValuesError("a transform such as vmap wraps this tensor")
@@ -48,26 +48,12 @@ def parts_of(tensor: Tensor) -> list[Tensor]:
         return [part for name in names for part in parts_of(getattr(tensor, name))]
     if tensor.is_meta or isinstance(tensor, FakeTensor):
         raise NoValuesError(f"a {'meta' if type(tensor) is Tensor else 'fake'} tensor has no values")
-    if type(tensor) not in (Tensor, nn.Parameter) and _computes(type(tensor)):
+    if has_operations(type(tensor)):
         raise NoValuesError(f"{type(tensor).__name__} does not show its values")
-    if tensor.layout is torch.sparse_coo:
-        return [tensor._values(), tensor._indices()]
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return [tensor.values(), tensor.crow_indices(), tensor.col_indices()]
-    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return [tensor.values(), tensor.ccol_indices(), tensor.row_indices()]
     if tensor.is_nested:
         sizes, strides = tensor._nested_tensor_size(), tensor._nested_tensor_strides()
         return [tensor.values(), sizes, strides, tensor._nested_tensor_storage_offsets()]
-    if tensor.is_quantized:
-        return [tensor.int_repr(), *_quantization(tensor)]
-    return [tensor if tensor.layout is torch.strided else tensor.to_dense()]
-
-
-def _quantization(tensor: Tensor) -> list[Tensor]:
-    if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
-        return [torch.tensor([tensor.q_scale(), tensor.q_zero_point()], dtype=torch.float64)]
-    return [tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()]
+    return [plain_values(tensor)]
 
 
 def to_float64(tensor: Tensor) -> Tensor:
@@ -107,10 +93,11 @@ def unwrapped(tensor: Tensor) -> Iterator[Tensor]:
         yield tensor
 
 
-def _computes(kind: type) -> bool:
+def has_operations(kind: type) -> bool:
     """Return whether a subclass of Tensor has its implementation of operations."""
     method = getattr(kind, "__torch_dispatch__", None)
-    return method is not None and method is not torch._C._disabled_torch_dispatch_impl
+    disabled = torch._C._disabled_torch_dispatch_impl
+    return kind not in (Tensor, nn.Parameter) and method is not None and method is not disabled
 
 
 def describe(value: Any, of_tensor: Callable[[Tensor, str], Any], suffix: str = "", depth: int = 0) -> Any:

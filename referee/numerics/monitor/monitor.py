@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from referee.errors import NumericsError
+from referee.errors import NumericsError, described
 from referee.numerics.describe import tensors_in
 from referee.numerics.monitor.activations import ActivationWatch
 from referee.numerics.monitor.monitor_settings import (
@@ -39,7 +39,7 @@ from referee.numerics.monitor.monitor_settings import (
     read_settings,
 )
 from referee.numerics.monitor.monitor_tables import FIX, KINDS, LAYOUT, MOMENTS, TableWriter
-from referee.numerics.monitor.statistics import Pending, reason, update_ratio
+from referee.numerics.monitor.statistics import Pending, update_ratio
 from referee.numerics.monitor.targets import WRAPPERS, ModelNames, MonitorTarget, model_names, parse_targets
 from referee.numerics.text_files import this_rank, write_json, writing
 
@@ -57,7 +57,7 @@ def harmless(hook: Callable[..., Any]) -> Any:
         try:
             return hook(self, *args, **kwargs)
         except Exception as error:
-            self.say_once(f"{reason(error)}; rows are missing")
+            self.say_once(f"{described(error)}; rows are missing")
             return None
 
     return guarded

@@ -25,15 +25,6 @@ from referee.numerics.monitor.targets import (
 )
 from referee.numerics.text_files import read_dump_json
 
-# What a monitor watches: targets such as "grad:blocks.3" or "actv:blocks.*.mlp", names of a model, the control file.
-#
-# The file changes the targets of a monitor while it runs, <run>/monitor/control.json:
-#
-# {"targets": ["grad:blocks.3", "actv"]}
-#
-# The monitor reads it when it changes, and watches these targets in every step, besides those of its configuration.
-
-
 SWITCHES = {  # of config.json -> group of targets
     "wg_distribution": "grad",
     "param_distribution": "param",

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from referee.errors import described
 from referee.numerics.describe import WITHOUT_FLOAT64, plain_values
 
 WIDTH = 7  # numbers of a row
@@ -96,7 +97,7 @@ class Pending:
 
     def fail(self, key: Key, error: Exception) -> None:
         """Note why a key has no statistics."""
-        self.problems.setdefault(key, reason(error))
+        self.problems.setdefault(key, described(error))
 
     def take(self) -> tuple[dict[Key, dict[str, float]], dict[Key, list[list[float]]]]:
         """Transfer everything, once a device. Returns the joined statistics, and the numbers of add_values."""
@@ -119,12 +120,6 @@ class Pending:
             parts.pop(key, None)
             values.pop(key, None)
         return {key: joined(rows) for key, rows in parts.items()}, values
-
-
-def reason(error: Exception) -> str:
-    """Return an error in one line."""
-    text = " ".join(f"{error}".split())
-    return f"{type(error).__name__}: {text[:160]}" if text else type(error).__name__
 
 
 # -- elements

@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from referee.errors import described
-from referee.numerics.describe import NoValuesError, tensors_in
+from referee.numerics.describe import NoValuesError, has_operations, tensors_in
 from referee.numerics.record.function_calls import OVERWRITING, UNSET, call_stack, sequence_number
 from referee.numerics.record.tensor_statistics import digest, is_finite, resolve
 from referee.numerics.repeat.trace import (
@@ -120,7 +120,7 @@ class OperationObserver(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
-        if any(_has_operations(kind) for kind in types):
+        if any(has_operations(kind) for kind in types):
             return NotImplemented  # the operations within a tensor subclass follow
         name = func._schema.name.rpartition("::")[2]
         if _is_view(func) and name not in ALIASING:
@@ -291,16 +291,6 @@ def _is_view(func: Any) -> bool:
 def _storage(tensor: Tensor) -> int:
     storage = storage_of(tensor)
     return id(tensor) if storage is None else storage._cdata
-
-
-def _has_operations(kind: type) -> bool:
-    """Return whether a subclass of Tensor computes by operations on its inner tensors."""
-    method = getattr(kind, "__torch_dispatch__", None)
-    return (
-        kind not in (Tensor, nn.Parameter)
-        and method is not None
-        and method is not torch._C._disabled_torch_dispatch_impl
-    )
 
 
 def _source() -> str:

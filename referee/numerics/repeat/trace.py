@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from referee.numerics.describe import SCALARS, NoValuesError, parts_of
+from referee.numerics.describe import SCALARS
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 COMMUNICATION, OUTSIDE = "communication", "outside of modules"
@@ -214,15 +214,12 @@ def storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
     """Return the memory of a tensor; None where there is none."""
     try:
         return with_memory(tensor).untyped_storage()
-    except (NoValuesError, RuntimeError):
+    except RuntimeError:
         return None
 
 
 def with_memory(tensor: Tensor) -> Tensor:
-    """Return the tensor that has the memory: the values of a sparse or nested tensor, else the tensor itself.
-
-    NoValuesError where there is none.
-    """
+    """Return the tensor that has the memory: the values of a sparse or nested tensor, else the tensor itself."""
     if tensor.layout is torch.strided and not tensor.is_nested:
         return tensor
-    return parts_of(tensor)[0]
+    return tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()

@@ -20,6 +20,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -147,29 +148,30 @@ def _all_reduce(x: Tensor) -> Tensor:
     return total
 
 
-def _serve(pipe: Any, device: str, rank: int, world: int, port: int, fault: Flip | None) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
+_device: StressedDevice  # of this process
+
+
+def _start(device: str, rank: int, world: int, port: int, fault: Flip | None) -> str:
+    """Prepare this process. Returns the kind of its device."""
+    global _device
     os.environ.update(process_environment(os.environ))  # before cuBLAS and HCCL start
-    try:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // world))
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.zeros(1, device=device)
-        if world > 1:
-            if torch.device(device).type != "cpu":
-                torch.accelerator.set_device_index(torch.device(device).index or 0)
-            distributed.init_process_group(
-                distributed.get_default_backend_for_device(device),
-                init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world,
-                timeout=datetime.timedelta(seconds=PATIENCE_SECONDS),
-            )  # fmt: skip
-        worker = StressedDevice(device, rank, world, fault)
-        pipe.send(device_kind(device))
-        while True:
-            pipe.send(worker.batch(pipe.recv()))
-    except (EOFError, OSError):
-        return
-    except Exception as error:
-        pipe.send(RuntimeError(described(error)))
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // world))
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.zeros(1, device=device)
+    if world > 1:
+        if torch.device(device).type != "cpu":
+            torch.accelerator.set_device_index(torch.device(device).index or 0)
+        distributed.init_process_group(
+            distributed.get_default_backend_for_device(device),
+            init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world,
+            timeout=datetime.timedelta(seconds=PATIENCE_SECONDS),
+        )  # fmt: skip
+    _device = StressedDevice(device, rank, world, fault)
+    return device_kind(device)
+
+
+def _batch(computation: str) -> list[int]:
+    return _device.batch(computation)
 
 
 def device_kind(device: str) -> str:
@@ -191,66 +193,60 @@ def stress(devices: Sequence[str], minutes: float = 10.0, fault: Flip | None = N
     devices: torch's names; a name may occur several times.
     """
     names = [f"{name} process {n}" if devices.count(name) > 1 else name for n, name in enumerate(devices)]
-    outcome = Stressed(names)
-    with _started(devices, fault) as pipes, contextlib.suppress(KeyboardInterrupt):
-        outcome.kind, *others = [_answer(pipe, name) for pipe, name in zip(pipes, names, strict=True)]
+    outcome, world = Stressed(names), len(devices)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with _processes(names) as pools, contextlib.suppress(KeyboardInterrupt):
+        starts = [(device, rank, world, port, fault) for rank, device in enumerate(devices)]
+        kinds = _ask(pools, _start, starts)
+        for name, kind in kinds.items():
+            if isinstance(kind, Exception):
+                raise NumericsError(
+                    f"{name} gives no answer: {described(kind)}; fix: name devices that torch can use"
+                )
+        outcome.kind, *others = kinds.values()
         if other := next((kind for kind in others if kind != outcome.kind), None):
             raise NumericsError(
                 f"{outcome.kind} and {other} have different results; fix: stress devices of one kind at a time"
             )
         end = time.monotonic() + 60 * minutes
-        for computation in itertools.cycle(computations(devices[0], len(devices))):
+        for computation in itertools.cycle(computations(devices[0], world)):
             if outcome.lost or (time.monotonic() >= end and computation in outcome.golden):
                 break
-            _batch(outcome, pipes, computation)
+            answers = _ask(pools, _batch, [(computation,)] * world)
+            errors = {name: answer for name, answer in answers.items() if isinstance(answer, Exception)}
+            outcome.lost |= {name: f"{computation}: {described(error)}" for name, error in errors.items()}
+            outcome.count(computation, {name: answers[name] for name in answers if name not in errors})
     return outcome
 
 
-def _batch(outcome: Stressed, pipes: Sequence[Any], computation: str) -> None:
-    """Run a computation on all devices at once and count the results."""
-    for pipe in pipes:
-        with contextlib.suppress(OSError):
-            pipe.send(computation)
-    answers = {}
-    for pipe, device in zip(pipes, outcome.devices, strict=True):
-        try:
-            answers[device] = _answer(pipe, device)
-        except NumericsError as error:
-            outcome.lost[device] = f"{computation}: {error}".partition("; fix")[0]
-    outcome.count(computation, answers)
-
-
 @contextlib.contextmanager
-def _started(devices: Sequence[str], fault: Flip | None) -> Iterator[list[Any]]:
-    """Start a process for each device; yield their pipes."""
-    context = multiprocessing.get_context("spawn")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    pipes, processes = [], []
+def _processes(names: Sequence[str]) -> Iterator[dict[str, ProcessPoolExecutor]]:
+    """Yield a process for each device, which the parent ends, also where it hangs."""
+    context, ignore = multiprocessing.get_context("spawn"), (signal.SIGINT, signal.SIG_IGN)
+    pools = {name: ProcessPoolExecutor(1, context, signal.signal, ignore) for name in names}
     try:
-        for rank, device in enumerate(devices):
-            ours, theirs = context.Pipe()
-            arguments = (theirs, device, rank, len(devices), port, fault)
-            processes.append(context.Process(target=_serve, args=arguments, daemon=True))
-            processes[-1].start()
-            theirs.close()
-            pipes.append(ours)
-        yield pipes
+        yield pools
     finally:
-        for process in processes:
-            process.kill()
+        for pool in pools.values():
+            for process in list(pool._processes.values()):
+                process.kill()
+            pool.shutdown(wait=False)
 
 
-def _answer(pipe: Any, device: str) -> Any:
-    """Return the answer of a device. NumericsError where there is none."""
-    try:
-        answer = pipe.recv() if pipe.poll(PATIENCE_SECONDS) else TimeoutError(f"in {PATIENCE_SECONDS:g} s")
-    except (EOFError, OSError):
-        answer = EOFError("its process ended")
-    if isinstance(answer, Exception):
-        raise NumericsError(f"{device} gives no answer: {answer}; fix: name devices that torch can use")
-    return answer
+def _ask(
+    pools: Mapping[str, ProcessPoolExecutor], call: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]
+) -> dict[str, Any]:
+    """Call a function in all processes at once. Returns the answer of each, or the exception."""
+    running = {name: pools[name].submit(call, *given) for name, given in zip(pools, arguments, strict=True)}
+    found: dict[str, Any] = {}
+    for name, answer in running.items():
+        try:
+            found[name] = answer.result(PATIENCE_SECONDS)
+        except Exception as error:  # torch's, a process that ended, or no answer in time
+            found[name] = error
+    return found
 
 
 def majority(values: Sequence[Any]) -> Any:

@@ -49,14 +49,12 @@ def test_one_changed_value_changes_digest_and_checksum(kind: str) -> None:
 
 
 def test_the_structure_enters_the_digest() -> None:
-    """Equal numbers at other indices, in other rows, or of another scale are another tensor."""
+    """Equal numbers at other indices or in other rows are another tensor."""
     values = torch.ones(2)
     at = [torch.sparse_coo_tensor(torch.tensor([[0, place]]), values, (4,)) for place in (1, 2)]
     assert int(digest(at[0])) != int(digest(at[1]))
     split = [torch.nested.nested_tensor([X[:k], X[k:]], layout=torch.jagged) for k in (1, 2)]
     assert int(digest(split[0])) != int(digest(split[1]))
-    scaled = [torch.quantize_per_tensor(torch.zeros(3), scale, 0, torch.quint8) for scale in (0.1, 0.2)]
-    assert int(digest(scaled[0])) != int(digest(scaled[1]))
 
 
 def fake(value: float = 0.0) -> Tensor:
