@@ -269,9 +269,7 @@ def read_record(folder: Path) -> StepRecord:
         selection,
         complete,
         lacking,
-        (str(exception[0]), str(exception[1]))
-        if isinstance(exception, list) and len(exception) == 2
-        else None,
+        (str(exception[0]), str(exception[1])) if exception else None,
     )
     return replace(record, calls=_outer_first(record))
 
@@ -324,12 +322,9 @@ def _optional(path: Path) -> dict[str, Any]:
 
 
 def _stacks(folder: Path) -> dict[str, list[str]]:
-    """Return the call stack of each call. msProbe groups the calls that have the same one."""
-    found: dict[str, list[str]] = {}
-    for entry in _optional(folder / STACK).values():
-        if isinstance(entry, list) and len(entry) == 2 and all(isinstance(part, list) for part in entry):
-            found |= {str(name): list(map(str, entry[1])) for name in entry[0]}
-    return found
+    """Return the call stack of each call. Calls that have the same one are a group."""
+    groups = _optional(folder / STACK).values()
+    return {str(name): list(map(str, lines)) for names, lines in groups for name in names}
 
 
 def _call(name: str, row: Mapping[str, Any], folder: Path) -> Call | None:
@@ -382,7 +377,7 @@ def _value(entry: Any, folder: Path, where: str) -> Value:
         return Value(
             entry["type"],
             entry["dtype"],
-            _shape(entry.get("shape")),
+            tuple(map(int, entry.get("shape") or ())),
             _number(entry.get("Max")),
             _number(entry.get("Min")),
             _number(entry.get("Mean")),
@@ -402,13 +397,6 @@ def _value(entry: Any, folder: Path, where: str) -> Value:
         raise NumericsError(
             f"{folder / DUMP}: {where} has an entry that is not a number; fix: record again"
         ) from error
-
-
-def _shape(sizes: Any) -> tuple[int, ...]:
-    shape = tuple(int(size) for size in sizes or ())
-    if any(size < 0 for size in shape) or math.prod(shape) >= 1 << 63:
-        raise ValueError("no shape of a tensor")
-    return shape
 
 
 def _number(value: Any) -> float | None:

@@ -33,6 +33,8 @@ def pack(path: Path, change: Callable[[Any], Any] = lambda model: None, **option
     model = small_model()
     model = change(model) or model
     torch.manual_seed(1)
-    ConfigChecker(model, output_zip_path=path, optimizer=torch.optim.AdamW(model.parameters()), **options)
+    ConfigChecker(
+        model, [__file__], output_zip_path=path, optimizer=torch.optim.AdamW(model.parameters()), **options
+    )
     model(options.pop("tokens", torch.tensor([[0, 1]])))
     return path

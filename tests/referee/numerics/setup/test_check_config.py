@@ -20,6 +20,7 @@ from referee.numerics.setup.checklist_rows import (
 from referee.numerics.setup.compared_checklists import HOW, compare_checklists
 from referee.numerics.setup.script_settings import variable_grade
 from runtime import provenance
+from tests.referee.numerics.setup import packed
 from tests.referee.numerics.setup.packed import pack, small_model
 
 
@@ -82,7 +83,8 @@ def test_wrappers_change_nothing(tmp_path: Path) -> None:
 def test_other_inputs_of_the_first_forward_are_fatal(tmp_path: Path) -> None:
     model = small_model()
     torch.manual_seed(1)
-    ConfigChecker(model, output_zip_path=tmp_path / "b.zip", optimizer=torch.optim.AdamW(model.parameters()))
+    optimizer = torch.optim.AdamW(model.parameters())
+    ConfigChecker(model, [packed.__file__], output_zip_path=tmp_path / "b.zip", optimizer=optimizer)
     expected = torch.get_rng_state()
     model(torch.tensor([[0, 2]]))
     torch.manual_seed(1)
