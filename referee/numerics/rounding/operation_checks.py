@@ -307,8 +307,12 @@ def with_parameters(
     def run(*args: Any, **options: Any) -> Any:
         return functional_call(module, args[-1], args[:-1], options)
 
+    inputs, options = (
+        [True for tensor in tensors_in(part) if is_number(tensor)] for part in (list(call.args), call.kwargs)
+    )
+    trained = [tensor.requires_grad for tensor in state.values() if is_number(tensor)]
     right = reference and (lambda *args, **options: reference(*args[:-1], **options))
-    return FunctionCall(run, (*call.args, state), call.kwargs), right
+    return FunctionCall(run, (*call.args, state), call.kwargs, None, [*inputs, *trained, *options]), right
 
 
 def random_gradients(results: Sequence[Tensor], seed: int = 2024) -> list[Tensor | None]:
