@@ -13,8 +13,8 @@ from referee.numerics.compare.compared_rows import CallRow, Earlier, measure_row
 from referee.numerics.compare.first_divergence import Judgement, changed_selection, judge
 from referee.numerics.compare.joined_calls import join_merged_layers, join_micro_batches, merge_ranks
 from referee.numerics.compare.matched_calls import NameMap, match_calls, recorded_by_both, unwrap
-from referee.numerics.compare.read_record import StepRecord, find_records, read_record
 from referee.numerics.compare.row_tree import Divergence
+from referee.numerics.record.read_record import StepRecord, find_records, read_record
 from referee.numerics.rows import TableRow
 
 OTHER_RECORDER = (

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from referee.errors import described
 from referee.numerics.compare.matched_calls import CallPair
-from referee.numerics.compare.read_record import Call, StepRecord, Value
 from referee.numerics.compare.tensor_difference import (
     TensorDifference,
     compare_values,
@@ -21,6 +20,7 @@ from referee.numerics.compare.tensor_difference import (
     load,
     load_pair,
 )
+from referee.numerics.record.read_record import Call, StepRecord, Value
 from referee.numerics.rounding.replayed_calls import (
     LARGEST,
     NotReplayableError,

@@ -10,9 +10,9 @@ from typing import Any
 
 from referee.numerics.compare.compare_records import Comparison, StepComparison
 from referee.numerics.compare.compared_rows import CallRow, Cell
-from referee.numerics.compare.read_record import STATISTICS, Value
 from referee.numerics.compare.row_tree import Divergence
 from referee.numerics.compare.tensor_difference import METRICS, TensorDifference
+from referee.numerics.record.read_record import STATISTICS, Value
 from referee.numerics.rows import HEADINGS, TableRow, text_table
 from referee.numerics.text_files import finite, write_json, writing
 from referee.pages.document import Block, BulletList, Details, Section, Table

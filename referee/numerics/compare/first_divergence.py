@@ -32,10 +32,10 @@ from referee.numerics.compare.compared_rows import (
     replay_row,
     wrong_updates,
 )
-from referee.numerics.compare.read_record import Call, StepRecord
 from referee.numerics.compare.row_tree import Divergence, RowTree, key
 from referee.numerics.compare.tensor_difference import compare_values
 from referee.numerics.record.function_calls import SEVERAL
+from referee.numerics.record.read_record import Call, StepRecord
 from referee.numerics.rounding.within_rounding import BOUND
 from referee.numerics.rows import TableRow
 

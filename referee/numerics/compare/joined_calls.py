@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from referee.numerics.compare.read_record import Call, StepRecord, Value
+from referee.numerics.record.read_record import Call, StepRecord, Value
 
 JOINED_SIDES = ("input", "parameter", "output", "gradient")
 Place = tuple[str, str, str]  # name of the call, side, place

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from referee.errors import NumericsError
-from referee.numerics.compare.read_record import Call, StepRecord
+from referee.numerics.record.read_record import Call, StepRecord
 from referee.numerics.text_files import read_dump_json
 
 NameMap = Mapping[str, str | Sequence[str]]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from referee.numerics.compare.compared_rows import UNMATCHED, CallRow, Cell, PlainDifference
-from referee.numerics.compare.read_record import Call, StepRecord, Value
+from referee.numerics.record.read_record import Call, StepRecord, Value
 from referee.numerics.rows import TableRow
 
 

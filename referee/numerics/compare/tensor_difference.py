@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from referee.errors import NumericsError
-from referee.numerics.compare.read_record import Value
+from referee.numerics.record.read_record import Value
 
 METRICS = ("cosine", "max_absolute", "max_relative", "mean_relative", "one_thousandth", "five_thousandth")
 

@@ -16,9 +16,9 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
-from referee.numerics.compare.read_record import Call, StepRecord, Value, find_records, read_record
 from referee.numerics.compare.tensor_difference import load
 from referee.numerics.record.captured_steps import backward_name
+from referee.numerics.record.read_record import Call, StepRecord, Value, find_records, read_record
 from referee.numerics.rounding.operation_checks import GENERATED, RECORDED, Operation, Skipped
 from referee.numerics.rounding.optimizer_checks import custom_operations, step_operations
 from referee.numerics.rounding.replayed_calls import (

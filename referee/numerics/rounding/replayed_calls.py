@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from referee.numerics.compare.read_record import Call
+from referee.numerics.record.read_record import Call
 from referee.numerics.rounding.within_rounding import FunctionCall
 
 MODULES: dict[str, Any] = {

@@ -11,8 +11,8 @@ from referee.numerics.compare.compare_records import Comparison, StepComparison
 from referee.numerics.compare.compared_rows import CallRow, Cell
 from referee.numerics.compare.comparison_page import comparison_blocks
 from referee.numerics.compare.matched_calls import CallPair, NameMap
-from referee.numerics.compare.read_record import Call, StepRecord, Value, find_records, read_record
 from referee.numerics.compare.row_tree import RowTree, stack_of
+from referee.numerics.record.read_record import Call, StepRecord, Value, find_records, read_record
 from referee.numerics.text_files import writing
 from referee.pages.document import Block, BulletList
 from referee.pages.html_page import html_file, render_blocks, script_json

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from referee.__main__ import main
 from referee.numerics.compare.joined_calls import join_micro_batches
-from referee.numerics.compare.read_record import read_record
 from referee.numerics.compare.tensor_difference import load
+from referee.numerics.record.read_record import read_record
 from tests.referee.numerics.compare.small_models import STATISTICS, TENSORS, ours, record
 from tests.referee.numerics.corpus.models import MicroBatches
 

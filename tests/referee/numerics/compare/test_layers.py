@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from referee.numerics.compare.compared_rows import replayed_error
-from referee.numerics.compare.read_record import read_record
+from referee.numerics.record.read_record import read_record
 from referee.numerics.rounding.within_rounding import BOUND
 from tests.referee.numerics.compare.small_models import record
 
