@@ -1,4 +1,4 @@
-"""Differences and ranks of the variants over the course of training, as one figure for plotly (plain data)."""
+"""The figures of a report: curves over training, learned probabilities, final differences, as plotly's plain data."""
 
 from __future__ import annotations
 
@@ -6,23 +6,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ra.arms import control_arms, control_groups, controls_of
-from referee.pages.figures import Estimate, Plain, axis, band, faded, figure, line, points, trace
+from ra.arms import controls_of
+from referee.pages.figures import Estimate, Plain, axis, band, faded, figure, line, points
 from referee.pages.markup import escape_html
 from referee.verdict.statistics import Interval, mean, noise_floor, perplexity_percent
-from study.analysis.verdict import (
-    BETTER,
-    INTERIM,
-    VERDICT_SEEDS,
-    WORSE,
-    Losses,
-    control_losses,
-    judge,
-    noise_band,
-)
+from study.analysis.verdict import Losses, control_losses, noise_band
 from study.arm_colors import color, palette_index
 from study.curves import Curve, Probabilities
-from study.hellaswag_scores import CHANCE, EndingsTask
 from study.report.report_data import Report
 
 # The curves of a study as figures: loss over training, and the probabilities of a learned variant.
@@ -35,7 +25,6 @@ SYMBOLS = (
 )  # fmt: skip
 MARGIN = (62, 96, 12, 48)
 SCALES = [{"name": f"{kind} axis", "layout": {"xaxis": {"type": kind}}} for kind in ("linear", "log")]
-COINCIDE = 0.01  # of the vertical axis
 NARROW = {"margin": {"l": 60, "r": 78}, "font": {"size": 11}, "height": 330}
 
 
@@ -81,28 +70,6 @@ def loss_curves(curves: list[Curve], tokens_per_update: int | None, what: str, m
         {"label": "Horizontal scale", "options": SCALES},
     ]
     return figure(data, 420, MARGIN, NARROW, choices, yaxis={"nticks": 7})
-
-
-def coinciding(curves: Sequence[Curve]) -> str:
-    """A sentence on the curves that coincide at the scale of the figure; "" where there are none.
-
-    They lie within COINCIDE of the vertical axis from the first curve, at every point that both have.
-    """
-    first = next((curve for curve in curves if curve.tokens), None)
-    if first is None:
-        return ""
-    every = [loss for curve in curves for loss in curve.loss]
-    near = COINCIDE * (max(every) - min(every))
-    at = dict(zip(first.tokens, first.loss, strict=True))
-    names = [
-        curve.variant
-        for curve in curves
-        if (gaps := [abs(at[x] - y) for x, y in zip(curve.tokens, curve.loss, strict=True) if x in at])
-        and max(gaps) <= near
-    ]
-    if len(names) < 2:
-        return ""
-    return f" The curves of {', '.join(names[:-1])} and {names[-1]} coincide at this scale and look like one."
 
 
 def _across(drawn: list[tuple[Curve, bool]], tokens_per_update: int | None) -> list[Plain]:
@@ -166,7 +133,7 @@ def shade(share: float) -> str:
     return f"mix(--v1, --v5, {share:.3g})"
 
 
-# The final numbers of a study as figures: differences with their intervals, tasks of four endings, speed and memory.
+# The differences of the final losses with their intervals.
 #
 # Each function gives a figure for plotly (plain data), or None where the records hold nothing to draw.
 
@@ -232,131 +199,33 @@ def differences(report: Report) -> Plain | None:
     )
 
 
-def endings(report: Report, task: EndingsTask) -> Plain | None:
-    """Accuracies on a task with one standard error of the items, and chance."""
-    rows = [row for row in report.rows if getattr(row, task.key).acc is not None]
-    if not rows:
-        return None
-    data = []
-    for place, row in enumerate(rows):
-        score, ink = getattr(row, task.key), color(row.variant, report.variants)
-        for key, y, symbol in zip(
-            task.measures, (0.14 - place, -0.14 - place), ("circle", "circle-open"), strict=False
-        ):
-            x, half = 100 * (getattr(score, key) or 0.0), 100 * (getattr(score, f"{key}_stderr") or 0.0)
-            name, hover = f"{row.variant} {key}", f"{key} {x:.2f} ± {half:.2f} %"
-            estimates = [(x, x - half, x + half)]
-            data.append(points(name, ink, estimates, [y], symbol, group=row.variant, hovertemplate=hover))
-    chance, red = 100 * CHANCE, "var(--bad)"
-    label = {
-        "x": chance,
-        "y": 1,
-        "yref": "paper",
-        "yanchor": "bottom",
-        "text": "chance, 25 %",
-        "showarrow": False,
-    }
-    return figure(
-        data,
-        96 + ROW * len(rows),
-        (96, 24, 26, 52),
-        NARROW_COLUMN,
-        xaxis=axis("% of items right", zeroline=False, nticks=8),
-        yaxis=_rows([escape_html(row.variant) for row in rows]),
-        shapes=[_upright("line", chance, chance, line={"color": red, "width": 1.5, "dash": "dash"})],
-        annotations=[label | {"font": {"size": 11, "color": red}}],
-    )
+def over_training(report: Report, places: Sequence[int]) -> Plain | None:
+    """Each variant's difference to the mean of the control arms during training, with their noise.
 
-
-def cost(report: Report) -> Plain | None:
-    """Tokens a second and peak memory of each variant, as bars from zero: two panels, one choice of variants."""
-    speed = [(row.variant, row.tokens_per_second) for row in report.rows if row.tokens_per_second]
-    memory = [(row.variant, row.peak_memory_bytes / 2**30) for row in report.rows if row.peak_memory_bytes]
-    if not speed and not memory:
-        return None
-    data = [
-        trace(
-            name,
-            name,
-            type="bar",
-            orientation="h",
-            x=[value],
-            y=[escape_html(name)],
-            xaxis=across,
-            yaxis="y",
-            width=0.55,
-            marker={"color": color(name, report.variants)},
-            text=[format(value, shape)],
-            textposition="auto",
-            cliponaxis=False,
-            hovertemplate=f"%{{x:{shape}}}",
-        )
-        for values, across, shape in ((speed, "x", ",.0f"), (memory, "x2", ",.2f"))
-        for name, value in values
-    ]
-    names = [escape_html(name) for name in reversed(report.variants)]
-    panel = {"rangemode": "tozero", "nticks": 5}
-    return figure(
-        data,
-        100 + ROW * len(names),
-        (96, 24, 12, 52),
-        NARROW_COLUMN,
-        barmode="overlay",
-        uniformtext={"minsize": 10, "mode": "show"},
-        xaxis=axis("tokens a second", domain=[0, 0.47], tickformat="~s", **panel),
-        xaxis2=axis("peak memory (GiB)", domain=[0.53, 1], **panel),
-        yaxis={
-            "categoryorder": "array",
-            "categoryarray": names,
-            "showgrid": False,
-            "fixedrange": True,
-            "automargin": "left",
-        },
-    )
-
-
-def over_training(report: Report, places: Sequence[int]) -> tuple[Plain | None, str]:
-    """Each variant's difference to the mean of the control arms during training, with their noise; and ranks.
-
-    places: the tokens at which every counted run was evaluated. Means are over the seeds that all variants have;
-    ranks need as many as a verdict. None where there is nothing to compare. Also returns a sentence on the ranks.
+    places: the tokens at which every counted run was evaluated. Means are over the seeds that all variants have.
+    None where there is nothing to compare.
     """
     by_run = {(run.variant, run.seed): run.values for run in report.runs if run.used}
     names = [name for name in report.variants if controls_of(name, report.variants)]
     every = [{seed for name, seed in by_run if name == variant and seed is not None} for variant in names]
     seeds = sorted(set.intersection(*every)) if places and every else []
     if not seeds or len(names) < 2:
-        return None, ""
+        return None
     tables = [{name: {seed: by_run[name, seed][at] for seed in seeds} for name in names} for at in places]
-    hover = "%{y:+.3f} % at %{x:.4s} tokens"
-    lines = []
+    data = []
+    if halves := _noise(tables):
+        edges = [perplexity_percent(half) for half in halves + [-half for half in reversed(halves)]]
+        around = [*places, *reversed(places)]
+        data.append(band("noise", "var(--noise)", 0.16, x=around, y=rounded(edges)))
     for name in names:
         means = [mean(list(table[name].values())) for table in tables]
         centres = [mean([mean(arms) for arms in control_losses(table, arm=name)]) for table in tables]
         percents = [perplexity_percent(loss - centre) for loss, centre in zip(means, centres, strict=True)]
-        lines.append({"y": rounded(percents), "hovertemplate": hover})
-    data = [variant_line(name, names, 7, x=list(places)) for name in names]
-    halves = _noise(tables)
-    if halves:
-        edges = [perplexity_percent(half) for half in halves + [-half for half in reversed(halves)]]
-        lines.insert(0, {"y": rounded(edges)})
-        data.insert(0, band("noise", "var(--noise)", 0.16, x=[*places, *reversed(places)]))
-    upright = axis("% of perplexity", zeroline=True, nticks=7)
-    views = [{"name": "difference", "data": lines, "layout": {"yaxis": upright}}]
-    said = ""
-    interim = any(verdict.word == INTERIM for verdict in report.verdicts)
-    if len(seeds) >= VERDICT_SEEDS and not interim and len(control_groups(names)) == 1:
-        words = [_words(table, report) for table in tables]
-        ladder = axis("rank (1 is best)", dtick=1, range=[len(names) + 0.5, 0.5])
-        hover = "rank %{y} at %{x:.4s} tokens"
-        ranks = [_ranks(table, found) for table, found in zip(tables, words, strict=True)]
-        lines = [{"y": [rank[name] for rank in ranks], "hovertemplate": hover} for name in names]
-        hidden: list[Plain] = [{"x": [], "y": []}] if halves else []
-        views.append({"name": "rank", "data": hidden + lines, "layout": {"yaxis": ladder}})
-        said = " ".join(_sentence(name, [found[name] for found in words]) for name in words[0])
-    choices = [{"label": "What", "options": views}, {"label": "Horizontal scale", "options": SCALES}]
-    across = axis("tokens", tickformat="~s")
-    return figure(data, 380, MARGIN, NARROW, choices, xaxis=across), said
+        hover = "%{y:+.3f} % at %{x:.4s} tokens"
+        data.append(variant_line(name, names, 7, x=list(places), y=rounded(percents), hovertemplate=hover))
+    across, upwards = axis("tokens", tickformat="~s"), axis("% of perplexity", zeroline=True, nticks=7)
+    choices = [{"label": "Horizontal scale", "options": SCALES}]
+    return figure(data, 380, MARGIN, NARROW, choices, xaxis=across, yaxis=upwards)
 
 
 def _noise(tables: Sequence[Losses]) -> list[float]:
@@ -369,40 +238,3 @@ def _noise(tables: Sequence[Losses]) -> list[float]:
             return []
         halves.append(noise_band(floor, list(map(len, arms))))
     return halves
-
-
-def _words(table: Losses, report: Report) -> dict[str, str]:
-    """The word of each real change, by the rule for one variant alone."""
-    arms = {name: table[name] for name in control_arms(table)}
-    real = {name: by_seed for name, by_seed in table.items() if name not in arms}
-    return {
-        name: judge(
-            arms | {name: by_seed},
-            looks=report.looks,
-            finished=report.finished,
-            first_seed=report.first_seed,
-        )[0].word
-        for name, by_seed in real.items()
-    }
-
-
-def _ranks(table: Losses, words: dict[str, str]) -> dict[str, float]:
-    """The middle of the places that a variant shares: control arms share theirs with what does not differ from them."""
-    means = {name: mean(list(by_seed.values())) for name, by_seed in table.items()}
-    better, worse = (
-        sorted((name for name, word in words.items() if word == side), key=means.__getitem__)
-        for side in (BETTER, WORSE)
-    )
-    shared = len(better) + (len(table) - len(better) - len(worse) + 1) / 2
-    ranks = dict.fromkeys(table, shared)
-    ranks |= {name: place for place, name in enumerate(better, 1)}
-    return ranks | {name: place for place, name in enumerate(worse, len(table) - len(worse) + 1)}
-
-
-def _sentence(name: str, words: Sequence[str]) -> str:
-    """How often a real change differs from the control arms."""
-    better, worse = words.count(BETTER), words.count(WORSE)
-    return (
-        f"Exploratory: the loss of {name} is lower than that of the control arms at {better}, higher at {worse} and "
-        f"not separated at {len(words) - better - worse} of {len(words)} points of evaluation, each tested alone."
-    )

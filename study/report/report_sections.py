@@ -59,11 +59,9 @@ ABOUT_DIFFERENCES = (
 BAND = "Lines: mean over seeds. Shaded: from the lowest seed to the highest. "
 TOGETHER = "Seeds move all variants together; the differences below do not contain that. "
 ABOUT_STEPS = "Means over spans of training steps, from metrics.jsonl."
-NO_RANKING = "No ranking: the variants share no seed and point of evaluation."
-ABOUT_RANKING = (
+ABOUT_OVER_TRAINING = (
     "Difference to the mean of the control arms, where every run was evaluated. Grey: a variant without effect that "
-    "varies like the control arms lies there in 95 % of studies, at each point. Ranks: the control arms share one rank "
-    "with the variants that a paired t test over seeds does not separate from them."
+    "varies like the control arms lies there in 95 % of studies, at each point."
 )
 ABOUT_COST = (
     "Means over the runs that ended their schedule, or over the runs that were cut short where a variant has no other. "
@@ -115,16 +113,12 @@ def training_section(report: Report, study_dir: Path) -> Section:
     band, together = (BAND, TOGETHER) if several else ("", "")
     validation, training = validation_curves(ended_runs(report)), training_curves(study_dir, report.used)
     places = thinned(sorted(set.intersection(*(set(run.values) for run in report.used))), 100)
-    ranking, order = report_figures.over_training(report, places)
+    differences = report_figures.over_training(report, places)
     curves = report_figures.loss_curves(validation, tokens_per_update, "validation", True)
     steps = report_figures.loss_curves(training, tokens_per_update, "training", False)
-    about = f"{band}{together}{report_figures.coinciding(validation)}"
     parts: dict[str, list[Block]] = {
-        "Validation": [Figure("validation", curves, about)],
-        "Differences and ranking": [
-            Figure("ranking", ranking, ABOUT_RANKING),
-            Note(order if ranking else NO_RANKING),
-        ],
+        "Validation": [Figure("validation", curves, f"{band}{together}")],
+        "Differences": [Figure("over-training", differences, ABOUT_OVER_TRAINING)] if differences else [],
         "Training loss": [Figure("training", steps, f"{band}{ABOUT_STEPS}")],
     }
     return Section("Over training", [Section(heading, blocks, level=3) for heading, blocks in parts.items()])
@@ -148,11 +142,8 @@ def endings_section(report: Report, task: EndingsTask) -> Section:
         for name, one in scores.items()
         if one.acc is None
     ]
-    open_marks = " Open: acc_norm." if "acc_norm" in task.measures else ""
-    caption = f"Filled: acc.{open_marks} Bars: one standard error of the items."
     return Section(title, [
         Note(task.about),
-        Figure(task.key, report_figures.endings(report, task), caption),
         Table.of(report.rows, columns, tools=(SORT, COPY)),
         Note("± one standard error of the items, which more seeds do not shrink: same items. Chance is 25 %."),
         near_chance_note(report, task),
@@ -207,10 +198,8 @@ def cost_section(report: Report) -> Section:
     cut = ", ".join(f"{row.variant} ({row.cut} of {len(row.seeds)})" for row in report.rows if row.cut)
     times = Note(ABOUT_TIMES if report.speeds else "")
     short = Note(cut and f"Cut short (the learning rate did not finish its decay): {cut}.")
-    drawn = Figure("cost", report_figures.cost(report), ABOUT_COST)
-    return Section(
-        "Speed and memory", [drawn, Table.of(report.rows, columns, tools=(SORT, COPY)), times, short]
-    )
+    table = Table.of(report.rows, columns, tools=(SORT, COPY))
+    return Section("Speed and memory", [table, Note(ABOUT_COST), times, short])
 
 
 def alternation_section(report: Report) -> Section:

@@ -72,19 +72,15 @@ def test_the_noise_bands_are_a_t_interval_of_the_spread_of_the_control_arms(tmp_
     drawn = report_figures.differences(report)
     assert drawn is not None
     assert drawn["layout"]["shapes"][0]["x1"] == pytest.approx(percent(report.verdicts[0].margin))
-    band = specified(page(study))["ranking"]["choices"][0]["options"][0]["data"][0]["y"]
+    band = specified(page(study))["over-training"]["data"][0]["y"]
     places = len(band) // 2  # the upper edge over training, and the lower one back
     assert band[places - 1] == pytest.approx(percent(half), rel=1e-4)
     assert band[places] == pytest.approx(percent(-half), rel=1e-4)
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
-def test_with_fewer_than_three_seeds_there_is_no_ranking_and_no_verdict(tmp_path: Path, seeds: int) -> None:
+def test_with_fewer_than_three_seeds_there_is_no_verdict(tmp_path: Path, seeds: int) -> None:
     text = page(a_study(tmp_path, seeds=seeds, effect=-0.2))
-    names = [
-        option["name"] for choice in specified(text)["ranking"]["choices"] for option in choice["options"]
-    ]
-    assert "rank" not in names
     assert "better than standard attention" not in text
     assert f"cannot tell, {seeds} of 3 needed seeds finished" in text
     assert any("fill" in trace for trace in specified(text)["validation"]["data"]) == (seeds > 1)
@@ -98,38 +94,25 @@ def test_a_study_without_a_finished_run_has_a_page(tmp_path: Path) -> None:
     assert "plotly" not in text
 
 
-def test_variants_that_share_no_seed_have_no_ranking(tmp_path: Path) -> None:
+def test_variants_that_share_no_seed_have_no_differences_over_training(tmp_path: Path) -> None:
     study = a_study(tmp_path, variants=("B", "RALEARN"), seeds=2)
     edit(study, "B0", status="failed", error="x")
     edit(study, "RALEARN1", status="failed", error="x")
-    text = page(study)
-    assert "ranking" not in specified(text)
-    assert "No ranking" in text
+    assert "over-training" not in specified(page(study))
 
 
-def test_differences_over_training_are_paired_means_against_the_arms_and_ranks_follow_them(
-    tmp_path: Path,
-) -> None:
+def test_differences_over_training_are_paired_means_against_the_arms(tmp_path: Path) -> None:
     study = a_study(tmp_path, effect=-0.05)
-    figure = specified(page(study))["ranking"]
+    figure = specified(page(study))["over-training"]
     built = {run.name: run.record.validation.history for run in build.build_report(study).runs}
     by_seed = np.array(
         [[[row[2] for row in built[f"{name}{seed}"]] for seed in range(3)] for name in VARIANTS]
     )
     losses = by_seed.mean(1)
     expected = 100 * np.expm1(losses - losses[:4].mean(0))  # the first four are the control arms
-    difference, rank = figure["choices"][0]["options"]
-    lines = [place for place, trace in enumerate(figure["data"]) if trace.get("meta")]
-    drawn = np.array([difference["data"][place]["y"] for place in lines])
-    assert drawn == pytest.approx(expected, rel=1e-4, abs=1e-9)
-    ranks = np.array([rank["data"][place]["y"] for place in lines])
-    assert (ranks[:4] == ranks[0]).all()  # the arms share their places
-    values = by_seed[4] - by_seed[:4].mean(0)
-    apart = stats.ttest_1samp(values, 0).pvalue < 0.05
-    assert apart.any()
-    assert (ranks[4] == np.where(apart, np.where(expected[4] < 0, 1, 5), 3)).all()
-    assert (ranks[0] == np.where(apart, np.where(expected[4] < 0, 3.5, 2.5), 3)).all()
-    assert [figure["data"][place]["x"][0] for place in lines] == [built["B0"][0][0]] * 5
+    lines = [trace for trace in figure["data"] if trace.get("meta")]
+    assert np.array([trace["y"] for trace in lines]) == pytest.approx(expected, rel=1e-4, abs=1e-9)
+    assert [trace["x"][0] for trace in lines] == [built["B0"][0][0]] * 5
 
 
 def test_strings_of_records_have_no_effect_on_the_page(tmp_path: Path) -> None:
