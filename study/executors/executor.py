@@ -21,6 +21,7 @@ from runtime.metrics_log import LogReader, MetricsLine
 from study.executors.child_process import PATIENCE_SECONDS, Session, Slot
 
 EXIT_FILE = "exit.json"
+UNLIMITED = 1_000_000  # tasks that wait in the queue of a cluster
 LOOK_SECONDS = 0.1  # between two looks at the processes of this machine
 
 
@@ -136,11 +137,13 @@ class Followed:
         if not joined:
             (task.folder / EXIT_FILE).unlink(missing_ok=True)
 
-    def progress(self) -> list[Message]:
-        """Return the start of a task that runs, once, and its new lines."""
-        found: list[Message] = [] if self.started else [Started(self.task.name, self.where)]
-        self.started = True
-        return [*found, *(TaskProgress(self.task.name, line) for line in self._metrics.lines())]
+    def progress(self, begun: bool = True) -> list[Message]:
+        """Return the start of a task, once, and its new lines. begun: False: it starts with its first new line."""
+        lines = self._metrics.lines()
+        started = not self.started and (begun or lines)
+        self.started |= bool(started)
+        first: list[Message] = [Started(self.task.name, self.where)] if started else []
+        return [*first, *(TaskProgress(self.task.name, line) for line in lines)]
 
     def ended(self, status: int | None) -> list[Message]:
         """Return the last lines and the end of a task. status: None where exit.json alone can have it."""

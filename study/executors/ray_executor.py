@@ -13,16 +13,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runtime.attempt import read_attempt
 from runtime.errors import UserError
 from study.executors.child_process import EXIT_INTERRUPTED, StopAsked
-from study.executors.executor import Followed, Message, Notice, Task
+from study.executors.executor import UNLIMITED, Followed, Message, Notice, Task
 
-UNLIMITED = 1_000_000
 RETRIES = 3  # of a task whose node is lost
-LOOK_SECONDS = 5.0  # between two looks at the files of the running tasks
+LOOK_SECONDS = 5.0  # between two looks at the files of the tasks
 UNPLACED_SECONDS = 30.0  # without a start of any task, before a message to the user
 STOP_SECONDS = 90.0  # for all runs to save after a request to stop
+# With a session of its own it keeps Ray from killing a process whose driver is gone: the process saves.
+VARIABLES = {"RAY_kill_child_processes_on_worker_exit": "false"}
 
 
 def start_process() -> Callable[[list[str], str, str], int]:
@@ -33,13 +33,10 @@ def start_process() -> Callable[[list[str], str, str], int]:
         import signal
         import subprocess
 
-        with open(log, "ab") as output:
+        words, env = [*command, "--parent", str(os.getpid())], os.environ | {"RA_PLACE": "ray"}
+        with open(log, "ab") as out:
             process = subprocess.Popen(
-                [*command, "--parent", str(os.getpid())],
-                cwd=folder,
-                env=os.environ | {"RA_PLACE": "ray"},
-                stdout=output,
-                stderr=output,
+                words, cwd=folder, env=env, stdout=out, stderr=out, start_new_session=True
             )
         try:
             return process.wait()
@@ -54,95 +51,70 @@ def start_process() -> Callable[[list[str], str, str], int]:
 class RayExecutor:
     """slots: most tasks at once; 0: as many as the cluster has resources for. resources: of one task, as Ray's."""
 
-    def __init__(
-        self,
-        address: str,
-        slots: int,
-        resources: Mapping[str, Any],
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
+    def __init__(self, address: str, slots: int, resources: Mapping[str, Any]) -> None:
         try:
             import ray
         except ModuleNotFoundError:
             raise UserError("Ray is not installed; fix: .venv/bin/pip install ray") from None
-        self._ray, self._clock, self._sleep = ray, clock, sleep
-        if not ray.is_initialized():
-            try:
+        try:
+            if not ray.is_initialized():
                 ray.init(address=address, log_to_driver=False, configure_logging=False)
-            except (ConnectionError, ValueError) as error:
-                reason = " ".join(f"{error}".split())
-                raise UserError(
-                    f"no Ray cluster at CONFIG_RAY_ADDRESS={address}: {reason}; fix: ray start --head"
-                ) from None
-        self._remote = ray.remote(max_retries=RETRIES, **resources)(start_process())
+        except (ConnectionError, ValueError) as error:
+            text = " ".join(f"no Ray cluster at CONFIG_RAY_ADDRESS={address}: {error}".split())
+            raise UserError(f"{text}; fix: ray start --head") from None
+        options = {"max_retries": RETRIES, "runtime_env": {"env_vars": VARIABLES}}
+        self._ray, self._remote = ray, ray.remote(**options, **resources)(start_process())
         self._slots, self._resources, self._look_at = slots, resources, 0.0
-        self._followed: dict[
-            str, tuple[Followed, Any, str]
-        ] = {}  # with its reference, and the attempt before it
-        self._stopped: set[str] = set()
-        self._unplaced_at: float | None = clock() + UNPLACED_SECONDS
+        self._followed: dict[str, tuple[Followed, Any]] = {}  # with the reference of its Ray task
+        self._unplaced_at: float | None = time.monotonic() + UNPLACED_SECONDS
 
     def slots(self) -> int:
         return self._slots or UNLIMITED
 
     def submit(self, task: Task) -> None:
         command = [sys.executable, "-m", "scripts.train", str(task.plan.absolute())]
-        before = read_attempt(task.folder)
-        followed = Followed(task)
-        reference = self._remote.remote(command, str(Path.cwd()), str(task.log.absolute()))
-        self._followed[task.name] = (followed, reference, before.id if before else "")
+        followed, log = Followed(task, "ray"), str(task.log.absolute())
+        self._followed[task.name] = (followed, self._remote.remote(command, str(Path.cwd()), log))
 
     def poll(self, seconds: float) -> Sequence[Message]:
-        references = [reference for _, reference, _ in self._followed.values()]
+        references = [reference for _, reference in self._followed.values()]
         gone = self._ray.wait(references, num_returns=len(references), timeout=0)[0] if references else []
-        look = self._clock() >= self._look_at
-        if look:
-            self._look_at = self._clock() + LOOK_SECONDS
-        found: list[Message] = []
-        for name, (followed, reference, before) in [*self._followed.items()]:
+        now, found = time.monotonic(), list[Message]()
+        look = now >= self._look_at
+        self._look_at = now + LOOK_SECONDS if look else self._look_at
+        for name, (followed, reference) in [*self._followed.items()]:
             if reference in gone:
                 del self._followed[name]
-                found += followed.ended(self._status(name, reference))
-            elif look and (attempt := read_attempt(followed.task.folder)) and attempt.id != before:
-                followed.where = attempt.host
-                found += followed.progress()
-        found += self._unplaced(bool(found))
+                found += followed.ended(self._status(reference))
+            elif look:
+                found += followed.progress(begun=False)
+        self._unplaced_at = None if found else self._unplaced_at
+        if self._unplaced_at and now >= self._unplaced_at:
+            self._unplaced_at, has = None, self._ray.cluster_resources()
+            wanted = ", ".join(f"{name}={amount}" for name, amount in self._resources.items())
+            found += [Notice(f"Ray has placed no task yet: each needs {wanted}; it has {has}")]
         if not found:
-            self._sleep(min(seconds, 1.0))
+            time.sleep(min(seconds, 1.0))
         return found
 
-    def _status(self, name: str, reference: Any) -> int | None:
+    def _status(self, reference: Any) -> int | None:
         """Return the exit status of a task; None where it was lost, or its node was asked to end."""
         try:
             status = int(self._ray.get(reference))
-        except self._ray.exceptions.RayError:
-            status = EXIT_INTERRUPTED  # cancelled, or lost more often than Ray repeats it
-        return None if status == EXIT_INTERRUPTED and name not in self._stopped else status
-
-    def _unplaced(self, news: bool) -> list[Message]:
-        """Say once what the cluster has, where no task begins in UNPLACED_SECONDS."""
-        if news:
-            self._unplaced_at = None
-        if self._unplaced_at is None or self._clock() < self._unplaced_at:
-            return []
-        self._unplaced_at = None
-        wanted = ", ".join(f"{name}={amount}" for name, amount in self._resources.items())
-        return [
-            Notice(f"Ray has placed no task yet: each needs {wanted}; it has {self._ray.cluster_resources()}")
-        ]
+        except self._ray.exceptions.RayError:  # cancelled, or lost more often than Ray repeats it
+            return None
+        return None if status == EXIT_INTERRUPTED else status
 
     def stop(self, names: Sequence[str]) -> None:
         for name in names:
             if name in self._followed:
-                self._stopped.add(name)
                 self._ray.cancel(self._followed[name][1])
 
     def close(self) -> str:
         """Stop what runs: Ray ends the tasks of a driver that is gone."""
         self.stop([*self._followed])
-        deadline = self._clock() + STOP_SECONDS
-        while self._followed and self._clock() < deadline:
+        deadline = time.monotonic() + STOP_SECONDS
+        while self._followed and time.monotonic() < deadline:
             with contextlib.suppress(StopAsked):
                 self.poll(1.0)
         return ""

@@ -21,10 +21,9 @@ from pathlib import Path
 
 from runtime import files
 from runtime.errors import UserError
-from study.executors.executor import EXIT_FILE, Followed, Message, Notice, Task, read_exit
+from study.executors.executor import EXIT_FILE, UNLIMITED, Followed, Message, Notice, Task, read_exit
 
 ARRAY_TASKS = 1000  # of one array; Slurm's MaxArraySize is 1001 by default
-UNLIMITED = 1_000_000
 SIGNAL_SECONDS = 120  # before the time limit: for a step to end and a checkpoint to be written
 FIRST_POLL_SECONDS, MOST_POLL_SECONDS = 1.0, 15.0
 GRACE_SECONDS = 20.0  # for exit.json to appear on a shared folder after the job is gone

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,16 @@ def arrays(place: Workplace) -> list[list[str]]:
 def attempts(place: Workplace, names: tuple[str, ...] = ("B0",)) -> list[Attempt | None]:
     """The process that trained each run last."""
     return [read_attempt(place.run_dir(name)) for name in names]
+
+
+def trainer(place: Workplace, name: str = "B0") -> int:
+    """The process that trains a run."""
+    (process,) = [number for number, words in place._processes() if f"runs/{name}/plan.json" in words]
+    return process
+
+
+def parent(process: int) -> int:
+    return int(Path(f"/proc/{process}/status").read_text().partition("PPid:")[2].split()[0])
 
 
 @contextmanager
@@ -183,8 +193,8 @@ def array(bench: Bench) -> str:
         wait_for(lambda: min(map(place.steps, FOUR)) > 8)
         at_once = cluster.run("squeue", "--noheader", "--array", "--states=RUNNING", "-o", "%i").split()
         before = attempts(place, FOUR)
-        (worker,) = [number for number, words in place._processes() if "runs/B2/plan.json" in words]
-        script = int(Path(f"/proc/{worker}/status").read_text().partition("PPid:")[2].split()[0])
+        worker = trainer(place, "B2")
+        script = parent(worker)
         for number, killed in ((signal.SIGSTOP, script), (signal.SIGKILL, worker), (signal.SIGKILL, script)):
             os.kill(killed, number)
         output, _ = process.communicate(timeout=PATIENCE_SECONDS)
@@ -242,10 +252,9 @@ def ray_cluster(bench: Bench) -> Iterator[tuple[Any, list[Any], Workplace]]:
 
 def busy_node(nodes: list[Any], place: Workplace) -> Any:
     """The node whose raylet has the run among its descendants."""
-    (process,) = [number for number, words in place._processes() if "scripts.train" in words]
+    process = trainer(place)
     while process > 1:
-        status = Path(f"/proc/{process}/status").read_text()
-        process = int(status.partition("PPid:")[2].split()[0])
+        process = parent(process)
         for node in nodes:
             if node.all_processes["raylet"][0].process.pid == process:
                 return node
@@ -260,24 +269,40 @@ def ray_node(bench: Bench) -> str:
     with ray_cluster(bench) as (cluster, nodes, place):
         process = place.start(**injected(None, slower=0.3))
         wait_for(lambda: place.steps() > 8)
-        node = busy_node(nodes, place)
-        place.send(signal.SIGKILL, "scripts.train")  # a power cut: the process and its node
-        cluster.remove_node(node, allow_graceful=False)
+        processes, node = (parent(trainer(place)), trainer(place)), busy_node(nodes, place)
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # a power cut: the node with its processes
+            for one in processes:
+                os.kill(one, number)
+            if number == signal.SIGSTOP:
+                cluster.remove_node(node, allow_graceful=False)
         output, _ = process.communicate(timeout=PATIENCE_SECONDS)
         good = not process.returncode and same_numbers(bench, place)
     return outcome(good, RETRIED, output[-900:])
 
 
-CUT_OFF = f"the run saves, is retried on the other node and ends at {NUMBERS}"
+CUT_OFF = f"the run saves, is retried and ends at {NUMBERS}"
 
 
 @fault("Ray: SIGKILL of a node's raylet alone", CUT_OFF)
 def ray_cut_off(bench: Bench) -> str:
+    return ray_without(
+        bench,
+        lambda cluster, nodes, place: cluster.remove_node(busy_node(nodes, place), allow_graceful=False),
+    )
+
+
+@fault("Ray: SIGKILL of the worker of Ray that has the run", CUT_OFF)
+def ray_worker(bench: Bench) -> str:
+    return ray_without(bench, lambda cluster, nodes, place: os.kill(parent(trainer(place)), signal.SIGKILL))
+
+
+def ray_without(bench: Bench, kill: Callable[[Any, list[Any], Workplace], None]) -> str:
+    """Kill a part of Ray beside a run that trains on."""
     with ray_cluster(bench) as (cluster, nodes, place):
         process = place.start(**injected(None, slower=0.5))
         wait_for(lambda: place.steps() > 8)
         before = attempts(place)
-        cluster.remove_node(busy_node(nodes, place), allow_graceful=False)
+        kill(cluster, nodes, place)
         output, _ = process.communicate(timeout=PATIENCE_SECONDS)
         good = not process.returncode and attempts(place) != before and same_numbers(bench, place)
     return outcome(good, CUT_OFF, output[-900:])
