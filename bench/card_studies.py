@@ -244,12 +244,9 @@ def describe_difference(one: Sequence[float], other: Sequence[float]) -> str:
 
 
 class CardStudy(Study):
-    """A study whose training processes are disturbed, without admission and attention maps."""
+    """A study whose training processes are disturbed, without admission."""
 
     def admit(self) -> None:
-        pass
-
-    def inspect_attention(self) -> None:
         pass
 
 

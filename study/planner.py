@@ -14,7 +14,6 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpt2.optimizer import warmup_iterations
@@ -147,17 +146,11 @@ class Steps(Record, tag=True, frozen=True):
     seconds: float
 
 
-class Maps(Record, tag=True, frozen=True):
-    """Asks to create the attention maps of a study's runs."""
-
-    study_dir: Path
-
-
 class Device(Record, tag=True, frozen=True):
     """Asks for the device of a machine."""
 
 
-Asked = CountArms | Steps | Maps | Device
+Asked = CountArms | Steps | Device
 
 
 class Question(Record, frozen=True):

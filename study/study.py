@@ -28,7 +28,6 @@ from runtime.run_plan import RunPlan, Start
 from study import admit, amend_plan, plan_file, planner
 from study.amend_plan import check_starts, continued
 from study.dispatch import Dispatcher, full_disk_error
-from study.evaluation.attention_page import uninspected_runs
 from study.executors.child_process import (
     EXIT_FAILED,
     EXIT_FINISHED,
@@ -44,7 +43,7 @@ from study.executors.executor import Executor, LocalExecutor, Task, run_tasks
 from study.executors.ray_executor import RayExecutor
 from study.executors.slurm_executor import SlurmExecutor
 from study.plan_file import Plan
-from study.planner import Asked, CountArms, CountedArms, Device, Maps, Question, Steps
+from study.planner import Asked, CountArms, CountedArms, Device, Question, Steps
 from study.preconditions import (
     checkpoint_bytes,
     locked,
@@ -61,7 +60,6 @@ from study.runs import RunList, module, read_records
 from study.step_timing import DoesNotFitError, Timing
 from study.study_settings import StudySettings
 from study.terminal import (
-    MAPS_SECONDS,
     Estimate,
     Terminal,
     beside_note,
@@ -193,7 +191,6 @@ class Study:
                 print(notice)
         self.prepare()
         self.execute_pending(self.plan())
-        self.inspect_attention()
         print(render_terminal(self.report()))
         print(f"report: {self.directory / 'report.html'} (and .md)    records: {self.directory / 'runs'}")
         unfinished = [run_record.run_name(*run) for run in self.runs.pending()]
@@ -215,8 +212,8 @@ class Study:
             plan = self.with_places(plan, executor.slots())
         slots = min(executor.slots() if local else self.settings.slots, len(left))
         evaluation, count = self.config.evaluation, len(self.runs.all())
-        each, closing = expected_seconds(plan, evaluation), MAPS_SECONDS * len(plan.variants)
-        estimate = Estimate(len(left), each, slots, final_share(plan, evaluation), closing)
+        each = expected_seconds(plan, evaluation)
+        estimate = Estimate(len(left), each, slots, final_share(plan, evaluation))
         terminal = Terminal(estimate, count)
         terminal.say(summary(plan, self.settings.variants, len(left), count, each, slots))
         driver = Dispatcher(
@@ -289,7 +286,6 @@ class Study:
     def nothing_to_do(self) -> int:
         print(f"nothing to run: all {len(self.runs.all())} runs of {self.settings.name} are finished")
         if not write.is_current(self.directory):
-            self.inspect_attention()
             self.report()
         print(f"report: {self.directory / 'report.html'} (and .md)")
         return 0
@@ -444,18 +440,6 @@ class Study:
                 how = "lost with its machine" if one.status is None else exit_text(one.status)
                 raise UserError(f"{what or 'planning failed'}, {how}: {one.message} (see {log})")
         return [one.answer for one in ended if one.answer is not None]
-
-    def inspect_attention(self) -> None:
-        """Create the attention maps of the report. No number depends on them, so a failure does not end the study."""
-        if self.config.grpo or not uninspected_runs(self.directory):
-            return
-        try:
-            reasons = self.ask(self.here(), Maps(self.directory))["reasons"]
-        except Exception as error:
-            text = " ".join(f"{type(error).__name__}: {error}".split())
-            reasons = [f"{text}; fix: make attention RUN={self.directory / 'runs' / 'NAME'}"]
-        for reason in reasons:
-            print(f"attention maps not created; the rest of the report is complete: {reason}")
 
     def report(self) -> Any:
         """Write the report; UserError if it cannot be written."""

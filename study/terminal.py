@@ -48,8 +48,7 @@ class Estimate:
     """Seconds left in the study, from the runs finished in this session and the progress of the present ones.
 
     expected_seconds: of a run, until one shows its own speed; None where it is unknown. slots: runs at once; 0: as many
-    as execute. final: seconds of a run after its last step, relative to those of its steps. closing: seconds of the
-    study after its last run.
+    as execute. final: seconds of a run after its last step, relative to those of its steps.
     """
 
     def __init__(
@@ -58,10 +57,9 @@ class Estimate:
         expected_seconds: float | None,
         slots: int = 1,
         final: float = 0.0,
-        closing: float = 0.0,
     ) -> None:
         self.left, self.slots = runs, slots
-        self._expected, self._final, self._closing = expected_seconds, final, closing
+        self._expected, self._final = expected_seconds, final
         self._present: dict[str, _Present] = {}
         self._finished: list[float] = []
         self._computed_at, self._computed = 0.0, None  # type: tuple[float, float | None]
@@ -102,7 +100,7 @@ class Estimate:
             return None
         here = [self._rest(present, each) for present in self._present.values()]
         rest = (sum(here) + each * max(self.left - len(here), 0)) / (self.slots or len(here) or 1)
-        return max([*here, rest]) + self._closing
+        return max([*here, rest])
 
     def _steps(self, run: _Present) -> float | None:
         """Seconds of all steps of a run at the speed of this one, without its start; None before LEAST_PROGRESS."""
@@ -207,7 +205,6 @@ FORWARD_SHARE = (
     1 / 3
 )  # of the seconds of a training token that a scored token takes; backward takes two thirds
 START_SECONDS = 3.0  # of the process of a run, until its first step
-MAPS_SECONDS = 1.0  # of the attention maps of an arm, after the last run
 # with their four endings: tokens of an item of HellaSwag, about, and of all items of the continuation choice
 HELLASWAG_TOKENS, HELLASWAG_ITEMS, CHOICE_TOKENS = 400, 10_042, 30_720
 

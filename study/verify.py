@@ -1,4 +1,4 @@
-"""Verify a study's folder: plan, attention maps, records, side files and checkpoints. Needs no torch."""
+"""Verify a study's folder: plan, records, side files and checkpoints. Needs no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from study.executors.executor import EXIT_FILE
 from study.runs import run_folders
 from study.tuned_rates import FILE, FOLDER
 
-STUDY_FILES = ("attention.json", "expected.json", f"{FOLDER}/{FILE}")
+STUDY_FILES = ("expected.json", f"{FOLDER}/{FILE}")
 
 
 @dataclass(frozen=True)

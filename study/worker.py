@@ -174,8 +174,8 @@ def refuse_another_card(planned: RecordedTarget | None, resolved: ResolvedTarget
 
 
 def _answer(question: Question, stop: Stop) -> Any:
-    """Return plain data: counted arms, step times, why attention maps are missing, or the device of this machine."""
-    from study.planner import CountArms, Maps, Steps, count_arms
+    """Return plain data: counted arms, step times, or the device of this machine."""
+    from study.planner import CountArms, Steps, count_arms
 
     settings, asked = question.settings, question.asked
     if isinstance(asked, CountArms):
@@ -191,10 +191,6 @@ def _answer(question: Question, stop: Stop) -> Any:
         )
     if isinstance(asked, Steps):
         return _time_steps(settings, asked, stop)
-    if isinstance(asked, Maps):
-        from study.evaluation.loaded_runs import inspect_study
-
-        return {"reasons": inspect_study(asked.study_dir)}
     return to_plain(resolve(settings.target))
 
 

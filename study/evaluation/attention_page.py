@@ -1,6 +1,6 @@
 """Attention of trained runs: statistics by layer, then maps of the chosen heads for both paths.
 
-Builds attention.html and a section of the study's report. Needs no torch.
+Builds attention.html. Needs no torch.
 """
 
 from __future__ import annotations
@@ -21,20 +21,17 @@ from referee.pages.document import (
     Details,
     Document,
     Figure,
-    Note,
     Paragraph,
     Section,
     Table,
 )
 from referee.pages.figures import Plain, axis, figure, line
-from referee.pages.markup import Code, Text, escape_html, pieces
+from referee.pages.markup import Text, escape_html, pieces
 from runtime import records, run_record
-from runtime.errors import UserError
-from runtime.records import InvalidJsonError, Record, parse
+from runtime.records import Record
 from study.arm_colors import color, color_label, legend
-from study.runs import Run, read_runs
 
-# Read and write attention statistics and maps of runs (attention.json). Needs no torch.
+# Attention statistics and maps of runs, and attention.json. Needs no torch.
 
 
 STATISTICS = {  # name -> (title, whether the value differs between the paths)
@@ -153,40 +150,11 @@ def used_path(share: float | None) -> str:
 
 
 def write(folder: Path, runs: Sequence[RunAttention], text: InputText) -> None:
-    """Write attention.json of a study or of a run."""
+    """Write attention.json of a run."""
     value = {"schema": SCHEMA, "text": text.to_json(), "runs": [run.to_json() for run in runs]}
-    of = run_record.owner(run_record.load(folder)) if (folder / "run.json").exists() else folder.name
-    records.write(folder / FILE, value, of, indent=None)  # on one line: it is large
-
-
-def read_study(study_dir: Path) -> tuple[list[RunAttention], InputText] | None:
-    """Read attention.json of a study; None if it does not exist or is not valid."""
-    try:
-        content = records.read_plain(study_dir / FILE)
-        known = content["schema"] == SCHEMA
-        text = parse(InputText, content["text"], "text")
-        runs = [parse(RunAttention, run, "run") for run in content["runs"]]
-    except (OSError, UserError, InvalidJsonError, LookupError, TypeError):
-        return None
-    shapes = all(
-        [len(row) for row in masses] == list(range(1, -(-text.tokens // run.block) + 1))
-        for run in runs
-        for drawn in run.pictures
-        for masses in (drawn.standard, drawn.reciprocal)
-    )
-    return (runs, text) if known and shapes else None
-
-
-def uninspected_runs(study_dir: Path) -> list[Run]:
-    """Return each variant's counted run of the lowest seed; none where attention.json has them as they are."""
-    first = {
-        run.variant: run for run in reversed(read_runs(study_dir)) if run.used
-    }  # runs are sorted by seed: the lowest wins
-    chosen = list(first.values())[::-1]
-    existing = read_study(study_dir)
-    wanted = {(run.name, run.record.progress.iterations) for run in chosen}
-    same = existing and {(run.name, run.iteration) for run in existing[0]} == wanted
-    return [] if same else chosen
+    records.write(
+        folder / FILE, value, run_record.owner(run_record.load(folder)), indent=None
+    )  # on one line: it is large
 
 
 Matrix = NDArray[np.float64]
@@ -345,25 +313,13 @@ def attention_document(runs: Sequence[RunAttention], text: InputText) -> Documen
     blocks: list[Block] = [Paragraph(ABOUT_PATHS)]
     blocks += [Paragraph(one_class(group)) for group in control_groups(variants) if len(group) > 1]
     blocks += [legend(variants)] if len(runs) > 1 else []
-    blocks += _sections(runs, text, variants, 2)
+    blocks += _sections(runs, text, variants)
     about = f"Attention on {text.tokens:,} tokens: {text.source}"
     return Document(names, blocks, subtitle=about)
 
 
-def report_section(runs: Sequence[RunAttention], text: InputText, variants: Sequence[str]) -> Section:
-    """The section of a study's report: each variant's run of the lowest seed."""
-    seeds = " and ".join(str(seed) for seed in sorted({run.seed for run in runs}))
-    about = f"{ABOUT_PATHS} Each variant's run of seed {seeds}, on {text.tokens:,} tokens: {text.source}."
-    command = Code("make attention RUN=results/STUDY/runs/NAME")
-    more = Note(("For other runs, layers, heads and texts: ", command, "."))
-    blocks: list[Block] = [Paragraph(about), *_sections(runs, text, variants, 3), more]
-    return Section("Where attention goes", blocks if runs else [])
-
-
-def _sections(
-    runs: Sequence[RunAttention], text: InputText, variants: Sequence[str], level: int
-) -> list[Section]:
-    """Statistics by layer, maps and notes. level: of the headings."""
+def _sections(runs: Sequence[RunAttention], text: InputText, variants: Sequence[str]) -> list[Section]:
+    """Statistics by layer, maps and notes."""
     layers = Figure("attention-layers", layer_figure(runs, variants), ABOUT_LAYERS)
     table = Details("means over the early and over the late layers", [_early_late_table(runs, variants)])
     maps: list[Block] = []
@@ -373,10 +329,10 @@ def _sections(
         maps.append(Figure(f"attention-map{layer}-{head}", spec, caption))
     notes = [f"{run.name}: {note}" for run in runs for note in run.notes]
     return [
-        Section("Layer by layer", [layers], level),
-        Section("Early and late layers", [table], level),
-        Section("Maps", [Paragraph(ABOUT_MAPS if maps else ""), *maps], level),
-        Section("Notes on attention", [BulletList(notes)], level),
+        Section("Layer by layer", [layers]),
+        Section("Early and late layers", [table]),
+        Section("Maps", [Paragraph(ABOUT_MAPS if maps else ""), *maps]),
+        Section("Notes on attention", [BulletList(notes)]),
     ]
 
 

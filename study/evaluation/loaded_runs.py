@@ -44,7 +44,6 @@ from study.evaluation.attention_page import (
     early_late_means,
     statistic_key,
     statistics_by_path,
-    uninspected_runs,
     write,
 )
 from study.executors.child_process import process_settings
@@ -62,7 +61,6 @@ SENTENCE = (
     "home along the river, as she had done every night since the day when the station was opened."
 )
 READABLE = 48  # maximum tokens for a map with a label for each token
-REPORT_PIXELS = 64  # a side of a map in a report
 
 
 @dataclass
@@ -229,20 +227,16 @@ def select_indices(asked: Sequence[int], count: int, kind: str, default: Sequenc
 
 
 def inspect_run(
-    run: TrainedRun,
-    ids: Sequence[int],
-    layers: Sequence[int],
-    heads: Sequence[int],
-    pixels: int = attention_maps.PIXELS,
+    run: TrainedRun, ids: Sequence[int], layers: Sequence[int], heads: Sequence[int]
 ) -> RunAttention:
-    """Measure every layer, and compute maps (at most `pixels` a side) of the chosen layers and heads."""
+    """Measure every layer, and compute maps of the chosen layers and heads."""
     found: list[LayerAttention] = []
     drawn: list[AttentionMap] = []
     for layer, (query_HTD, key_HTD) in attention_maps.queries_and_keys(run.model, torch.tensor(ids)).items():
-        maps = attention_maps.layer_maps(query_HTD, key_HTD, heads if layer in layers else (), pixels)
+        maps = attention_maps.layer_maps(query_HTD, key_HTD, heads if layer in layers else ())
         found.append(layer_attention(layer, maps, run.shares[layer]))
         drawn += head_maps(layer, maps)
-    depth, block = len(run.model.blocks), attention_maps.pixel_tokens(len(ids), pixels)
+    depth, block = len(run.model.blocks), attention_maps.pixel_tokens(len(ids), attention_maps.PIXELS)
     about = (run.name, run.variant, run.seed, run.iteration, depth, block)
     return RunAttention(*about, tuple(found), tuple(drawn), tuple(run.notes))
 
@@ -266,25 +260,6 @@ def head_maps(layer: int, maps: attention_maps.LayerMaps) -> list[AttentionMap]:
         return tuple(tuple(float(f"{value:.4g}") for value in row[: at + 1]) for at, row in enumerate(rows))
 
     return [AttentionMap(layer, head, *map(lower, pair)) for head, pair in maps.pictures.items()]
-
-
-def inspect_study(study_dir: Path) -> list[str]:
-    """Write attention.json for the report, of `uninspected_runs`, on one text. Returns the errors of failed runs."""
-    runs, failed = [], []
-    for run in uninspected_runs(study_dir):
-        try:
-            runs.append(load_run(study_dir / "runs" / run.name))
-        except UserError as error:
-            failed.append(str(error))
-    if not (runs or failed):
-        return []
-    inspected, text = [], InputText("no run could be read", 0)
-    if runs:
-        ids, text = choose_text(runs, None)
-        depth = min(run.config.model.layers for run in runs)
-        inspected = [inspect_run(run, ids, sorted({0, depth - 1}), [0], REPORT_PIXELS) for run in runs]
-    write(study_dir, [run for run in inspected if run.layers], text)
-    return failed
 
 
 PAGE = "attention.html"

@@ -17,9 +17,7 @@ from gpt2.clocks import UNEVEN_TIMES
 from ra.arms import controls_of, parse_arm
 from referee.verdict.design import MARGIN, Design
 from referee.verdict.statistics import Interval, NoiseFloor, mean, mean_interval, noise_floor
-from runtime import records
 from runtime.errors import UserError
-from runtime.files import DamagedFileError
 from runtime.records import to_plain
 from runtime.run_record import bits_per_byte
 from study import plan_file
@@ -40,7 +38,6 @@ from study.analysis.verdict import (
     variance_check,
 )
 from study.curves import probabilities
-from study.evaluation import attention_page as data
 from study.experiment import Experiment, finished_seeds, read_experiment
 from study.hellaswag_scores import TASKS, EndingsScore, common_items, endings_score, left_out
 from study.plan_file import Continued, Plan, PlanBudget
@@ -213,7 +210,7 @@ def build_report(study_dir: Path) -> Report:
             used,
         ),
         cut=[run.name for run in short],
-        damaged=[*_damaged_runs(runs), *damage, *unread, *_damaged_attention(study_dir)],
+        damaged=[*_damaged_runs(runs), *damage, *unread],
         eval_sets=eval_set_tables(ended),
         continues=plan.continues if plan else None,
         choice=choice if tuned else None,
@@ -308,16 +305,6 @@ def _damaged_runs(runs: list[Run]) -> list[str]:
     lines = [f"{run.name} counts in no mean and no verdict: {run.why_not}" for run in found[:MOST_DAMAGED]]
     more = len(found) - MOST_DAMAGED
     return [*lines, f"{more} more runs are damaged: see Runs"] if more > 0 else lines
-
-
-def _damaged_attention(study_dir: Path) -> list[str]:
-    try:
-        records.read_plain(study_dir / data.FILE)
-    except FileNotFoundError:
-        pass
-    except DamagedFileError as error:
-        return [f"Attention maps are not shown: {error}; fix: delete the file and run `make`"]
-    return []
 
 
 def _notes(planned: list[str], used: list[Run]) -> list[str]:

@@ -40,8 +40,6 @@ from referee.verdict.statistics import percent, perplexity
 from runtime.errors import UserError
 from runtime.files import DamagedFileError, read_json, write_bytes, write_text
 from study.arm_colors import legend
-from study.evaluation import attention_page as data
-from study.evaluation.attention_page import InputText, read_study, report_section
 from study.evaluation.lm_eval_page import downstream_json, downstream_section
 from study.hellaswag_scores import TASKS
 from study.report import report_figures
@@ -81,9 +79,6 @@ def report_document(report: Report, study_dir: Path) -> Document:
     ]
     if report.rows:
         differences = Figure("differences", report_figures.differences(report), sections.ABOUT_DIFFERENCES)
-        runs, text = read_study(study_dir) or ([], InputText("", 0))
-        names = {run.record.variant: run.variant for run in report.used}
-        attention = [run.replace(variant=names[run.variant]) for run in runs if run.variant in names]
         blocks += [
             sections.results_section(report),
             legend(report.variants),
@@ -96,7 +91,6 @@ def report_document(report: Report, study_dir: Path) -> Document:
             downstream_section(study_dir, report.used, report.variants),
             sections.cost_section(report),
             sections.alternation_section(report),
-            Only((HTML,), [report_section(attention, text, report.variants)]),
         ]
     blocks += [
         _runs(report),
@@ -194,7 +188,6 @@ INPUTS = (
     "plan*.json",
     "expected.json",
     "rates/choice.json",
-    data.FILE,
     *(f"runs/*/{name}" for name in RUN_INPUTS),
 )
 
@@ -251,8 +244,7 @@ def latex_caption(report: Report) -> Text:
 
 def is_current(study_dir: Path) -> bool:
     """Whether the report is complete and was built from the present files."""
-    written = ["report.html", "report.md"] + [data.FILE] * (task_of(study_dir) == "gpt2")
-    if not all((study_dir / name).exists() for name in written):
+    if not all((study_dir / name).exists() for name in ("report.html", "report.md")):
         return False
     try:
         content = read_json(study_dir / "report.json")

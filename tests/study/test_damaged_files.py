@@ -20,7 +20,6 @@ from runtime.metrics_log import read_steps
 from runtime.records import read, read_rows, to_plain
 from runtime.settings import Config
 from study import plan_file
-from study.evaluation import attention_page as data
 from study.preconditions import quarantine_damaged
 from study.report.report_data import as_json, build_report
 from study.report.report_page import report_document, terminal_document
@@ -65,11 +64,6 @@ def study(tmp_path_factory: pytest.TempPathFactory, smoke_config: str) -> Path:
         small_runs.planned(run_dir, small_runs.configuration(folder, 300), run_dir.name[:-1])
         (run_dir / "config").write_text(smoke_config)
     (folder / "config").write_text(smoke_config)
-    values = {data.statistic_key(*key): (0.25, 0.5) for key in data.statistics_by_path()}
-    layer = data.LayerAttention(0, 0.5, **values)
-    drawn = data.AttentionMap(0, 0, ((1.0,), (0.5, 0.5)), ((1.0,), (0.25, 0.75)))
-    run = data.RunAttention("RALEARN0", "RALEARN", 0, 300, 1, 1, (layer,), (drawn,))
-    data.write(folder, [run], data.InputText("a text", 2, ("a", " text")))
     checkpoint.save(folder / "checkpoint", 3, {"model": {"w": torch.zeros(2)}}, META)
     split = Split(10, (Shard("train-0.bin", 10, "0" * 64),))
     source = {"dataset": "files", "validation_permille": 10}
@@ -101,7 +95,6 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "runs/RALEARN0/plan.json": lambda path: to_plain(run_plan.load(path)),
     "plan.json": lambda path: to_plain(plan_file.read(path.parent)),
     "expected.json": lambda path: read(Expected, path).to_json(),
-    "attention.json": lambda path: data.read_study(path.parent),
     "manifest.json": lambda path: to_plain(read_manifest(path.parent)),
     "checkpoint/00000003/manifest.json": lambda path: checkpoint.load(path.parent).meta,
     "checkpoint/00000003/meta.json": lambda path: checkpoint.load(path.parent).meta,
@@ -198,7 +191,7 @@ def test_reading_a_damaged_file_gives_its_content_or_a_named_error(study: Path, 
     finally:
         path.write_bytes(content)
     assert read(path) == before
-    assert errors > 20 or path.name in ("metrics.jsonl", "rows.jsonl", "attention.json"), errors
+    assert errors > 20 or path.name in ("metrics.jsonl", "rows.jsonl"), errors
 
 
 def test_a_report_of_a_damaged_study_is_complete_and_the_damaged_files_are_moved(study: Path) -> None:

@@ -1,7 +1,6 @@
 import dataclasses
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -29,12 +28,9 @@ from study.evaluation.attention_page import (
     even_spread,
     map_figure,
     ratios,
-    read_study,
 )
-from study.report import report_page as write
 from tests.checked_files import write_checked
 from tests.checkout import link_project
-from tests.study.sample_records import a_record, edit
 
 ROOT = Path(__file__).parents[3]
 SETTINGS = (
@@ -213,50 +209,3 @@ def test_the_command_writes_the_numbers_of_each_run_and_one_page(tmp_path: Path,
     wrong = subprocess.run([*command[:4], "--layers", "one"], cwd=ROOT, capture_output=True, text=True)
     assert wrong.returncode == 1
     assert wrong.stderr == 'error: LAYERS="one" is not a list of whole numbers; fix: LAYERS="0 3"\n'
-
-
-def a_study(folder: Path, config_file: Path, names: tuple[str, ...]) -> Path:
-    """Finished runs, by their records, of two seeds each."""
-    for name in names:
-        for seed in (0, 1):
-            run_dir = a_run(folder / "runs", config_file, name, seed=seed)
-            write_checked(run_dir / "run.json", a_record(name, seed, 4.0 + seed / 10, 7))  # as the checkpoint
-    return folder
-
-
-def test_a_study_inspects_the_lowest_seed_of_each_variant_and_only_new_checkpoints(
-    tmp_path: Path, config_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    study = a_study(tmp_path / "study", config_file, ("B", "RALEARN"))
-    assert inspect.inspect_study(study) == []
-    runs, text = read_study(study) or ([], None)
-    assert [one.name for one in runs] == ["B0", "RALEARN0"]
-    assert text is not None
-    for one in runs:
-        fresh = inspected(study / "runs" / one.name)[0]
-        assert fresh.layers == one.layers
-        assert [drawn.layer for drawn in one.pictures] == [0, one.depth - 1]
-    monkeypatch.setattr(
-        inspect, "load_run", lambda path: pytest.fail("inspected a run that is saved already")
-    )
-    assert inspect.inspect_study(study) == []
-    monkeypatch.undo()
-    shutil.rmtree(study / "runs" / "RALEARN0" / "checkpoint")
-    edit(study, "B0", progress={"iterations": 8})
-    (failed,) = inspect.inspect_study(study)
-    assert "RALEARN0 has no checkpoint" in failed
-    assert [one.name for one in (read_study(study) or ([], None))[0]] == ["B0"]
-
-
-def test_a_damaged_file_of_attention_is_ignored(tmp_path: Path, config_file: Path) -> None:
-    study = a_study(tmp_path / "study", config_file, ("B", "RALEARN"))
-    inspect.inspect_study(study)
-    write.write_report(study)
-    assert "Where attention goes" in (study / "report.html").read_text()
-    good = (study / FILE).read_text()
-    for wrong in ("{", "[]", good.replace('"schema": 1', '"schema": 2', 1), good.replace('"block": 1', '"block": 0'),
-                  good.replace('"block": 1', '"block": 2'), good.replace('"head": 0', '"head": "x"'),
-                  good.replace('"depth": ', '"depth": NaN, "x": ', 1)):  # fmt: skip
-        assert wrong != good
-        (study / FILE).write_text(wrong)
-        assert read_study(study) is None

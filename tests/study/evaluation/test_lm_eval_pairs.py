@@ -113,7 +113,6 @@ def write_results(
 
 def test_a_report_shows_the_results_of_its_counted_runs_and_is_renewed(tmp_path: Path) -> None:
     study = a_study(tmp_path / "study")
-    (study / "attention.json").write_text("{}")
     report = write.write_report(study)
     assert "Downstream tasks" not in (study / "report.html").read_text()
     assert "downstream" not in (study / "report.json").read_text()

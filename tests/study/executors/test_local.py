@@ -38,7 +38,6 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workplace:
     for name, value in place.environment(TORCHINDUCTOR_AUTOGRAD_CACHE="0").items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(Study, "admit", lambda study: None)
-    monkeypatch.setattr(Study, "inspect_attention", lambda study: None)
     return place
 
 
