@@ -1,4 +1,4 @@
-"""The page of `make transfer`: the three answers, and the matrix as a heat map. Needs no torch."""
+"""The page of `make transfer`: the three answers, and the matrix as a table. Needs no torch."""
 
 from __future__ import annotations
 
@@ -15,15 +15,13 @@ from referee.pages.document import (
     Block,
     BulletList,
     Document,
-    Figure,
     Note,
     Only,
     Paragraph,
     Section,
     Table,
 )
-from referee.pages.figures import Plain, axis, figure, trace
-from referee.pages.markup import Strong, Text, escape_html
+from referee.pages.markup import Strong, Text
 from referee.verdict.rows import LOSS
 from referee.verdict.statistics import Interval, mean, mean_interval
 from runtime.run_record import LaterEvaluation
@@ -66,8 +64,7 @@ def transfer_document(report: TransferReport) -> Document:
         BulletList([_sentence(one, report) for one in answers]),
         BulletList(_diverged(report)),
         BulletList(missing if report.missing else []),
-        Only((HTML,), [Figure("heat", heat_map(report), f"Mean gap over the seeds, {report.unit}.")]),
-        Section("Gap by arm and platform", [gap_table(report)]),
+        Section("Gap by arm and platform", [gap_table(report), Note(f"Mean over the seeds, {report.unit}.")]),
         Section("HellaSwag", [*_hellaswag(report)]),
         Only((HTML, MARKDOWN), [Section("Platforms", [BulletList(_legend(report))])]),
         Only((HTML, MARKDOWN), [Section("Method", [BulletList([gap_text(report.metric), *METHOD])])]),
@@ -161,35 +158,6 @@ def _legend(report: TransferReport) -> list[str]:
         + (f" ({devices[name]})" if "@" in name and name in devices else "")
         for name in report.platforms
     ]
-
-
-def heat_map(report: TransferReport) -> Plain | None:
-    """Draw arms against platforms. The color is the square root of the mean gap, so that small gaps differ, too."""
-    others = [name for name in report.platforms if name != report.home]
-    values = [[report.mean_gap(arm, name) for name in others] for arm in report.arms]
-    known = [abs(value) for row in values for value in row if value is not None]
-    if not known:
-        return None
-    limit = math.sqrt(max(known)) or 1.0
-    roots = [[None if v is None else math.copysign(math.sqrt(abs(v)), v) for v in row] for row in values]
-    data = trace(
-        "gap",
-        type="heatmap",
-        x=[escape_html(name) for name in others],
-        y=[escape_html(arm) for arm in report.arms],
-        z=roots,
-        customdata=values,
-        showscale=False,
-        zmin=-limit,
-        zmax=limit,
-        colorscale=[[0, "#2166ac"], [0.5, "#f7f7f7"], [1, "#b2182b"]],
-        text=[["-" if value is None else f"{value:+.4f}" for value in row] for row in values],
-        texttemplate="%{text}",
-        hovertemplate="%{y} on %{x}<br>%{customdata:+.5f}<extra></extra>",
-    )
-    height = 120 + 34 * len(report.arms)
-    return figure([data], height, (170, 48, 16, 84), {"margin": {"l": 120, "r": 40}, "font": {"size": 10}},
-                  xaxis=axis(""), yaxis=axis("", autorange="reversed"))  # fmt: skip
 
 
 def summary(report: TransferReport) -> Paragraph:
