@@ -160,40 +160,9 @@ def method(report: Report) -> list[str]:
     if report.tuned:
         lines.append(
             "The rate of an arm has the lowest mean final loss over the tuning seeds; the control arms share the rate "
-            "with the lowest mean over all of them. The choice is in rates/choice.json and never changes. Better at "
-            "the best rates must hold against the control arms at the arm's rate, too, and worse at the rate of the "
-            "control arms: of two control arms with different rates, one is better through its rate alone. So an arm "
-            "without an effect is called better or worse in at most 5 % of studies, whatever the rates "
-            "(docs/learning-rates.md)."
+            "with the lowest mean over all of them (docs/learning-rates.md)."
         )
-    if report.floor:
-        lines.append(
-            "The A/A difference (noise floor) pools the variance of the control arms within each seed: S(k-1) degrees "
-            "of freedom for S seeds of k arms. A control arm is compared with the mean of the others by a paired t "
-            "over seeds, Holm-adjusted over the arms; a difference is a warning about the pipeline."
-        )
-    if any(speed.at_equal_time for speed in report.speeds):
-        lines.append(
-            "The estimate at equal time is the measured difference plus k ln(r). r is the step-time ratio. k is the "
-            "fall of the control arms' loss for each unit of ln(tokens), from evaluations between half and nine tenths "
-            "of a run to its end. The range comes from the 95 % interval of r and from the lowest and the highest k. "
-            "It does not contain the variation over seeds."
-        )
-    if report.sensitivities:
-        lines.append(
-            "The effect that a number of seeds can detect has 80 % power in a two-sided 5 % t test, by the noncentral "
-            "t distribution. It is a range because the true spread over seeds is known only by its 95 % chi-square "
-            "interval. The time per seed is the sum over variants of the recorded run time, evaluation included."
-        )
-    if report.variance_check:
-        lines.append(
-            "B, RAEARLY, RALATE and RAALL swap no half of the layers, the first, the second or both: a 2 x 2 design. A "
-            "half swap changes the loss by the effect of one half and by the effect that only both halves have, a full "
-            "swap by the effects of two halves. The F ratio of the two variances within seeds is 1 if half-swapped "
-            "arms vary as much as fully swapped ones. The F ratio of the effects of the early and the late half is 1 "
-            "if no two arms are correlated more than others. Holm's method adjusts the two p-values."
-        )
-    return lines
+    return [*lines, "docs/verdicts.md has the statistics in full."]
 
 
 def _bits(report: Report) -> list[str]:
@@ -214,16 +183,9 @@ def _verdict(report: Report) -> list[str]:
         f"{BASELINE} and the fixed reciprocal patterns; arms whose losses agree to the last bit count once. p-values "
         "of the exploratory variants are adjusted by Holm's method; intervals are not. "
         f"Under {VERDICT_SEEDS} seeds there is no verdict.",
-        "A verdict is given when the planned seeds are finished. Where CONFIG_SEEDS was raised, each planned number is "
-        "a look. The first look spends 4.7 % of the 5 %, each later look half of the rest (alpha spending, Lan and "
-        "DeMets 1983). Levels of later looks come from the joint distribution of the t statistics. Intervals hold at "
-        "all looks together, with 95 % (repeated confidence intervals, Jennison and Turnbull 1989).",
         "A variant that is neither better nor worse is equivalent within "
         f"{size(report.verdicts[0].margin)} (CONFIG_EQUIVALENCE_MARGIN_PERCENT) if two one-sided 5 % t tests place it "
         'within that margin. Otherwise the verdict is "cannot tell", which does not say that there is no difference.',
-        "The smallest difference that can be called is the critical t times the standard error. The exaggeration is "
-        "the mean size of a called estimate over the true difference, for a true difference of half of the estimate "
-        "(type M error, Gelman and Carlin 2014).",
     ]
     if report.equal_time:
         lines.append(

@@ -452,6 +452,6 @@ def speed_sentence(speed: Speed) -> str:
         low, high = map(percent, speed.at_equal_time)
         line += (
             f" Estimate at equal time: {low} to {high} of perplexity; this range leaves out the variation over seeds; "
-            "no verdict (see Method)."
+            "no verdict (docs/verdicts.md)."
         )
     return line
