@@ -22,6 +22,7 @@ from bench.cases import BASELINE, LEARNED
 from bench.disturbed_train import VARIABLE, Disturbance
 from bench.runner import BenchWorker
 from gpt2.measured_memory import EXACT_HEAP
+from gpt2.predicted_memory import predict
 from ra.variants import variant
 from runtime import attention_kernels, run_record
 from runtime.batch_plan import next_smaller
@@ -293,5 +294,6 @@ def predicted_and_measured(study: Path, name: str, micro: int) -> tuple[int, int
     symbols = read_symbols(study / "config")
     config = Config.from_symbols(symbols)
     predictions = Predictions(config, resolve(config.target))
-    predicted = predictions.peak_bytes(variant(name, config.model, config.alternation), micro)
+    work = predictions.work_at(variant(name, config.model, config.alternation), micro)
+    predicted = predict(dataclasses.replace(work, compile=False)).peak_bytes
     return predicted, int(max(measure_variant(symbols, name, micro)["allocated"].values()))

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy  # a later change of torch's name has no effect
+from torch.nn.functional import cross_entropy, pad  # a later change of torch's name has no effect
 
 from gpt2.cpu_linear import MIN_HEAD_WIDTH, onednn_matmul, use_cpu_kernels, use_onednn
 
@@ -30,6 +30,8 @@ CHUNK_ROWS = {"cpu": 256, "card": 4096}  # rows of logits held at once; 512 is n
 FLOAT32_ROWS = {2: 1024, 4: 128, 8: 128}
 IGNORED = -1  # target of a position that is not scored
 
+# (x_BTC, weight_VC, targets_BT, vocabulary) -> mean loss; see linear_cross_entropy
+Loss = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 # (logits_NV, targets_N, count, vocabulary) -> sum of the losses; see chunk_loss
 ChunkLoss = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
@@ -40,7 +42,7 @@ def compute_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
-def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of softmax and sums: float32, or float64 for float64."""
     return torch.promote_types(dtype, torch.float32)
 
@@ -56,7 +58,7 @@ def _row_losses(logits_NV: Tensor, targets_N: Tensor, vocabulary: int) -> tuple[
     Overwrites the padding of logits_NV. A row that is not scored has loss 0.
     """
     column_V = torch.arange(logits_NV.shape[1], device=logits_NV.device)
-    float_NV = logits_NV.masked_fill_(column_V >= vocabulary, -math.inf).to(_sum_dtype(logits_NV.dtype))
+    float_NV = logits_NV.masked_fill_(column_V >= vocabulary, -math.inf).to(sum_dtype(logits_NV.dtype))
     max_N1 = float_NV.amax(-1, keepdim=True)
     log_sum_N1 = (float_NV - max_N1).exp_().sum(-1, keepdim=True).log() + max_N1
     # a gather here would be compiled wrongly by torch 2.11: it reads the logits after the gradient has replaced them
@@ -107,10 +109,18 @@ def _chunk_loss_on_cpu(logits_NV: Tensor, targets_N: Tensor, count: Tensor, need
     return ((sum_N1.log() + max_N1 - target_logit_N1)[:, 0] * scored_N).sum()
 
 
-def _add_product(total_VC: Tensor, grad_NV: Tensor, x_NC: Tensor, first: bool) -> None:
-    """Compute total_VC += grad_NV.T @ x_NC (= the first time). No temporary where the dtypes agree."""
+def even_rows(count: int, rows: int) -> int:
+    """Return the rows of a chunk, at most `rows`, where `count` rows have as few chunks as possible, of one size."""
+    return -(-count // -(-count // rows))
+
+
+def _add_product(total_VC: Tensor, grad_NV: Tensor, x_NC: Tensor, first: bool, direct: bool) -> None:
+    """Compute total_VC += grad_NV.T @ x_NC (= the first time). No temporary where the dtypes agree.
+
+    direct: a product of other dtype has the total's dtype, and is not rounded to that of the factors before.
+    """
     if grad_NV.dtype != total_VC.dtype:
-        part_VC = grad_NV.T @ x_NC
+        part_VC = torch.mm(grad_NV.T, x_NC, out_dtype=total_VC.dtype) if direct else grad_NV.T @ x_NC
         total_VC.copy_(part_VC) if first else total_VC.add_(part_VC)
     elif first:
         torch.mm(grad_NV.T, x_NC, out=total_VC)
@@ -130,21 +140,26 @@ class _LinearCrossEntropy(torch.autograd.Function):
         vocabulary: int,
         chunk: ChunkLoss,
         rows: int,
+        even: bool,
     ) -> Tensor:
         dtype = compute_dtype(x_NC)
-        sum_dtype, unpadded = _sum_dtype(dtype), use_cpu_kernels(x_NC)
+        total_dtype, unpadded = sum_dtype(dtype), use_cpu_kernels(x_NC)
         need_x, need_weight = ctx.needs_input_grad[:2]
-        count = (targets_N != IGNORED).sum().clamp(min=1).to(sum_dtype)
-        loss = torch.zeros((), dtype=sum_dtype, device=x_NC.device)
+        count = (targets_N != IGNORED).sum().clamp(min=1).to(total_dtype)
+        loss = torch.zeros((), dtype=total_dtype, device=x_NC.device)
         grad_x = torch.empty_like(x_NC) if need_x else None
-        grad_weight = torch.empty_like(weight_VC, dtype=sum_dtype) if need_weight else None
+        grad_weight = torch.empty_like(weight_VC, dtype=total_dtype) if need_weight else None
         if grad_weight is not None:
             grad_weight[vocabulary:] = 0.0
+        rows = even_rows(x_NC.shape[0], rows) if even else rows
         with torch.autocast(x_NC.device.type, enabled=False):
             w_VC = (weight_VC[:vocabulary] if unpadded else weight_VC).to(dtype)
             for start in range(0, x_NC.shape[0], rows):
                 part = slice(start, start + rows)
                 x, targets = x_NC[part].to(dtype), targets_N[part]
+                missing = rows - len(targets) if even else 0
+                if missing:  # the compiled chunk sees one shape
+                    x, targets = pad(x, (0, 0, 0, missing)), pad(targets, (0, missing), value=IGNORED)
                 logits_NV = onednn_matmul(x, w_VC) if use_onednn(x, MIN_HEAD_WIDTH) else x @ w_VC.T
                 if unpadded:
                     loss += _chunk_loss_on_cpu(logits_NV, targets, count, need_x or need_weight)
@@ -152,9 +167,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     loss += chunk(logits_NV, targets, count, vocabulary)
                 grad_NV = logits_NV  # overwritten with d loss / d logits = (softmax - onehot) / count
                 if grad_x is not None:
-                    grad_x[part] = (grad_NV @ w_VC).to(grad_x.dtype)
+                    grad_x[part] = (grad_NV @ w_VC)[: rows - missing].to(grad_x.dtype)
                 if grad_weight is not None:
-                    _add_product(grad_weight[: w_VC.shape[0]], grad_NV, x, first=start == 0)
+                    _add_product(grad_weight[: w_VC.shape[0]], grad_NV, x, first=start == 0, direct=even)
                 del grad_NV, logits_NV  # before the next chunk's product
         ctx.save_for_backward(grad_x, grad_weight)
         ctx.weight_dtype = weight_VC.dtype
@@ -169,7 +184,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             grad_x = grad_x.mul_(scale.to(grad_x.dtype))
         if grad_weight is not None:
             grad_weight = grad_weight.mul_(scale).to(ctx.weight_dtype)
-        return grad_x, grad_weight, None, None, None, None
+        return grad_x, grad_weight, None, None, None, None, None
 
 
 def linear_cross_entropy(
@@ -179,17 +194,20 @@ def linear_cross_entropy(
     vocabulary: int,
     chunk: ChunkLoss = chunk_loss_sliced,
     rows: int = 0,
+    even: bool = False,
 ) -> Tensor:
     """Compute the mean cross-entropy in nats: a float32 scalar (float64 for float64 input), differentiable once.
 
     x_BTC: (..., C) hidden states. weight_VC: (V, C) head; only the first `vocabulary` rows count.
     targets_BT: int64 of x's leading shape, -1 where a position is not scored.
     chunk: the compiled chunk_loss where the step is compiled. Not used for float32 on a CPU.
-    rows: of logits held at once; 0: those of the device.
+    rows: of logits held at once; 0: those of the device. even: chunks have one size, whatever the number of rows, and
+    the products of the weight's gradient are added in float32; see gpt2.card_head.
     """
     x_NC = x_BTC.reshape(-1, x_BTC.shape[-1])
     rows = rows or chunk_rows(x_BTC.device.type)
-    loss: Tensor = _LinearCrossEntropy.apply(x_NC, weight_VC, targets_BT.reshape(-1), vocabulary, chunk, rows)
+    targets_N = targets_BT.reshape(-1)
+    loss: Tensor = _LinearCrossEntropy.apply(x_NC, weight_VC, targets_N, vocabulary, chunk, rows, even)
     return loss
 
 
@@ -203,7 +221,7 @@ def token_losses(
     """
     dtype, unpadded = compute_dtype(x_BTC), use_cpu_kernels(x_BTC)
     x_NC, targets_N = x_BTC.reshape(-1, x_BTC.shape[-1]), targets_BT.reshape(-1)
-    losses_N = torch.zeros(targets_N.shape, dtype=_sum_dtype(dtype), device=x_BTC.device)
+    losses_N = torch.zeros(targets_N.shape, dtype=sum_dtype(dtype), device=x_BTC.device)
     scored = (targets_N != IGNORED).nonzero()[:, 0]  # apply the head to scored positions only
     with torch.autocast(x_BTC.device.type, enabled=False):
         w_VC = (weight_VC[:vocabulary] if unpadded else weight_VC).to(dtype)

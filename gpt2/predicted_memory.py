@@ -31,6 +31,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import Variable
 from torch.overrides import TorchFunctionMode
 
+from gpt2 import card_head
 from gpt2.allocation_tracker import Allocation, AllocationTracker, PhaseMarks, Timeline
 from gpt2.cpu_linear import standard_kernels
 from gpt2.loss import chunk_rows, linear_cross_entropy, token_losses
@@ -71,6 +72,11 @@ class StepWorkload:
         """Return the number of windows of an evaluation batch."""
         return max(1, evaluation_tokens(self.kind) // self.model.block_size)
 
+    @property
+    def head_rows(self) -> int:
+        """Return the rows of logits that training holds at once."""
+        return card_head.ROWS if self.compile and self.kind != "cpu" else chunk_rows(self.kind)
+
     def prepare(self, device: str, compile: bool = False) -> Stepper:
         """Build model and optimizer, and run a first step, which allocates the optimizer's state.
 
@@ -88,7 +94,7 @@ class StepWorkload:
         )
         sequences, tokens = (self.batch.effective, self.model.block_size) if compile else (1, 1)
         if not compile:
-            stepper.loss = functools.partial(linear_cross_entropy, rows=chunk_rows(self.kind))
+            stepper.loss = functools.partial(linear_cross_entropy, rows=self.head_rows)
         stepper.step(_ids(sequences, tokens, device), 0, 2)
         return stepper
 

@@ -6,7 +6,6 @@ Training, step timing, the equivalence control and the benches all run their ste
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
@@ -18,8 +17,9 @@ import torch
 from torch import Tensor
 
 from gpt2 import gradients
+from gpt2.card_head import compiled_loss, standard_loss
 from gpt2.initial_weights import derive_seed, initialise, keyed_parts
-from gpt2.loss import chunk_loss, linear_cross_entropy
+from gpt2.loss import Loss, linear_cross_entropy
 from gpt2.optimizer import (
     AdamW,
     Progress,
@@ -73,9 +73,6 @@ class StopBeforeUpdate(StepObserver):
 
     def unreduced(self) -> None:
         self.stop()
-
-
-Loss = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
 
 class Phases(Protocol):
@@ -159,13 +156,16 @@ class Stepper:
         self.dtype = dtype
         self.compile = compile
         self.observer = StepObserver()
-        self.loss: Loss = linear_cross_entropy
-        if compile:  # the first step compiles it
-            self.loss = functools.partial(linear_cross_entropy, chunk=torch.compile(chunk_loss))
+        self.loss: Loss = standard_loss() if compile else linear_cross_entropy  # the first step compiles it
+        self.head_note = ""  # why a card does not use the faster loss
         self.model = build_model(model_config, parts, seed)
         initialise(self.model, seed)
         if torch.device(device).type != "cpu":  # built on the CPU
             self.model.to(device)
+            if compile:
+                rows, head = batch.micro * batch.block_size, self.model.head
+                kind = (getattr(torch, dtype), rows, head.shape[1], head.shape[0], self.model.vocabulary)
+                self.loss, self.head_note = compiled_loss(device, *kind)
         self.optimizer: torch.optim.Optimizer = AdamW(
             parameter_groups(self.model, optimizer_config.weight_decay),
             lr=optimizer_config.learning_rate,

@@ -26,8 +26,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpt2.cpu_linear import standard_kernels
-from gpt2.loss import IGNORED
-from gpt2.training_step import Loss, StepObserver, Stepper
+from gpt2.loss import IGNORED, Loss
+from gpt2.training_step import StepObserver, Stepper
 from referee.errors import NumericsError
 from referee.numerics.diagnose.spikes import LOSS as LOSS_SPIKE
 from referee.numerics.diagnose.spikes import RECENT, WINDOW, Outlier
