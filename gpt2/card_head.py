@@ -11,11 +11,24 @@ import functools
 import torch
 from torch import Tensor
 
-from gpt2.loss import IGNORED, ChunkLoss, Loss, chunk_loss, even_rows, linear_cross_entropy, sum_dtype
+from gpt2.loss import (
+    IGNORED,
+    ChunkLoss,
+    Loss,
+    RowLosses,
+    chunk_loss,
+    even_rows,
+    linear_cross_entropy,
+    sum_dtype,
+    target_losses,
+    target_losses_sliced,
+)
 from runtime.errors import one_line, out_of_memory
 
 ROWS = 32_768  # of logits held at once: 3.1 GiB of GPT-2's in bfloat16
 LOSS_LIMIT = 2e-3  # nats
+ROW_LIMIT = 1e-3  # nats of a row, from the same logits
+ROWS_COMPARED = 256
 GRADIENT_LIMIT = 0.02  # distance from that of eager code, in its length; bfloat16 rounds to 0.004
 
 
@@ -92,3 +105,31 @@ def disagreement(
     if off <= LOSS_LIMIT and max(distances) <= GRADIENT_LIMIT:  # false for NaN
         return ""
     return f"the faster one differs by {off:.1e} nats, its gradients by {max(distances):.1e}"
+
+
+@functools.cache
+@torch.no_grad()
+def compiled_row_losses(
+    device: str, dtype: torch.dtype, padded: int, vocabulary: int
+) -> tuple[RowLosses, str]:
+    """Return target_losses for an evaluation on a card, compiled for any number of rows if that is right there.
+
+    Also returns why they are not compiled, or "".
+    """
+    compiled = torch.compile(target_losses, dynamic=True)
+    draw = torch.Generator().manual_seed(0)
+    logits_NV = torch.randn(ROWS_COMPARED, padded, generator=draw).to(device, dtype)
+    targets_N = torch.randint(vocabulary, (ROWS_COMPARED,), generator=draw).to(device)
+    try:
+        found_N = compiled(logits_NV, targets_N, vocabulary)
+    except RuntimeError as error:
+        if out_of_memory(error):
+            raise
+        return target_losses_sliced, f"losses of evaluations are not compiled: {one_line(error)}"
+    off = float((found_N - target_losses_sliced(logits_NV, targets_N, vocabulary)).abs().max())
+    if off <= ROW_LIMIT:  # false for NaN
+        return compiled, ""
+    return (
+        target_losses_sliced,
+        f"losses of evaluations are not compiled: compiled, one differs by {off:.1e} nats",
+    )

@@ -32,6 +32,8 @@ IGNORED = -1  # target of a position that is not scored
 
 # (x_BTC, weight_VC, targets_BT, vocabulary) -> mean loss; see linear_cross_entropy
 Loss = Callable[[Tensor, Tensor, Tensor, int], Tensor]
+# (logits_NV, targets_N, vocabulary) -> loss of each row (N,); see target_losses
+RowLosses = Callable[[Tensor, Tensor, int], Tensor]
 # (logits_NV, targets_N, count, vocabulary) -> sum of the losses; see chunk_loss
 ChunkLoss = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
@@ -93,6 +95,20 @@ def chunk_loss_sliced(logits_NV: Tensor, targets_N: Tensor, count: Tensor, vocab
         for logits, targets in _row_slices(logits_NV, targets_N)
     ]
     return torch.stack(parts).sum()
+
+
+def target_losses(logits_NV: Tensor, targets_N: Tensor, vocabulary: int) -> Tensor:
+    """Compute each row's loss (N,) in the sum dtype; 0 where it is not scored. Compiled, it reads the logits once."""
+    column_V = torch.arange(logits_NV.shape[1], device=logits_NV.device)
+    float_NV = logits_NV.to(sum_dtype(logits_NV.dtype)).masked_fill(column_V >= vocabulary, -math.inf)
+    target_N = float_NV.where(column_V == targets_N[:, None], 0).sum(-1)  # no gather: see _row_losses
+    return (float_NV.logsumexp(-1) - target_N) * (targets_N != IGNORED)
+
+
+def target_losses_sliced(logits_NV: Tensor, targets_N: Tensor, vocabulary: int) -> Tensor:
+    """Compute target_losses in slices, for eager mode. Overwrites the padding of the logits."""
+    slices = _row_slices(logits_NV, targets_N)
+    return torch.cat([_row_losses(*rows, vocabulary)[2][:, 0] for rows in slices])
 
 
 def _chunk_loss_on_cpu(logits_NV: Tensor, targets_N: Tensor, count: Tensor, need_gradient: bool) -> Tensor:
@@ -213,11 +229,16 @@ def linear_cross_entropy(
 
 @torch.no_grad()
 def token_losses(
-    x_BTC: Tensor, weight_VC: Tensor, targets_BT: Tensor, vocabulary: int, rows: int = 0
+    x_BTC: Tensor,
+    weight_VC: Tensor,
+    targets_BT: Tensor,
+    vocabulary: int,
+    rows: int = 0,
+    losses_of: RowLosses = target_losses_sliced,
 ) -> Tensor:
     """Compute each position's cross-entropy in nats, in targets' shape, float32 (float64 for float64); -1 gives 0.
 
-    rows: as for linear_cross_entropy.
+    rows: as for linear_cross_entropy. losses_of: target_losses where it is compiled. Not used for float32 on a CPU.
     """
     dtype, unpadded = compute_dtype(x_BTC), use_cpu_kernels(x_BTC)
     x_NC, targets_N = x_BTC.reshape(-1, x_BTC.shape[-1]), targets_BT.reshape(-1)
@@ -231,8 +252,6 @@ def token_losses(
             if unpadded:
                 losses_N[part] = cross_entropy(logits_NV, targets, reduction="none")
                 continue
-            losses_N[part] = torch.cat(
-                [_row_losses(*rows, vocabulary)[2][:, 0] for rows in _row_slices(logits_NV, targets)]
-            )
+            losses_N[part] = losses_of(logits_NV, targets, vocabulary)
             del logits_NV  # before the next chunk's product
     return losses_N.reshape(targets_BT.shape)

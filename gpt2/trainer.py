@@ -104,7 +104,7 @@ class TrainingRun:
         self.scores: list[Row] = []  # of the trained model
         self.fixes = RunFixes(stepper, config.numerics_fix)
         self.log = MetricsLog(directory, record.replace(fixes=self.fixes.changes), fence)
-        self.log.notes += filter(None, [resolved.note, stepper.head_note])
+        self.log.notes += filter(None, [resolved.note, *stepper.notes])
         self.evaluator = Evaluator(
             stepper.model,
             self.device,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gpt2 import gradients
-from gpt2.card_head import compiled_loss, standard_loss
+from gpt2.card_head import compiled_loss, compiled_row_losses, standard_loss
 from gpt2.initial_weights import derive_seed, initialise, keyed_parts
 from gpt2.loss import Loss, linear_cross_entropy
 from gpt2.optimizer import (
@@ -157,15 +157,19 @@ class Stepper:
         self.compile = compile
         self.observer = StepObserver()
         self.loss: Loss = standard_loss() if compile else linear_cross_entropy  # the first step compiles it
-        self.head_note = ""  # why a card does not use the faster loss
+        self.notes: list[str] = []  # why a card does not use the faster loss
         self.model = build_model(model_config, parts, seed)
         initialise(self.model, seed)
         if torch.device(device).type != "cpu":  # built on the CPU
             self.model.to(device)
             if compile:
-                rows, head = batch.micro * batch.block_size, self.model.head
-                kind = (getattr(torch, dtype), rows, head.shape[1], head.shape[0], self.model.vocabulary)
-                self.loss, self.head_note = compiled_loss(device, *kind)
+                head, kind = self.model.head, getattr(torch, dtype)
+                sizes = (head.shape[0], self.model.vocabulary)
+                self.loss, note = compiled_loss(
+                    device, kind, batch.micro * batch.block_size, head.shape[1], *sizes
+                )
+                self.model.row_losses, other = compiled_row_losses(device, kind, *sizes)
+                self.notes += filter(None, [note, other])
         self.optimizer: torch.optim.Optimizer = AdamW(
             parameter_groups(self.model, optimizer_config.weight_decay),
             lr=optimizer_config.learning_rate,

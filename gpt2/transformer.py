@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpt2.cpu_linear import gelu_linear, linear, recompute_gelu
-from gpt2.loss import linear_cross_entropy, token_losses
+from gpt2.loss import RowLosses, linear_cross_entropy, target_losses_sliced, token_losses
 
 
 class UnsetLinear(nn.Linear):
@@ -224,6 +224,7 @@ class GPT2(nn.Module):
         super().__init__()
         if padded_vocabulary < vocabulary:
             raise ValueError(f"padded vocabulary {padded_vocabulary} is below the vocabulary {vocabulary}")
+        self.row_losses: RowLosses = target_losses_sliced  # a card compiles them
         self.vocabulary = vocabulary
         self.block_size = block_size
         self.dropout = dropout
@@ -281,7 +282,8 @@ class GPT2(nn.Module):
     @torch.no_grad()
     def token_losses(self, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """Compute each position's cross-entropy in nats, (B, T) float32. A target of -1 is not scored and gives 0."""
-        return token_losses(self.hidden(ids_BT), self.head, targets_BT, self.vocabulary)
+        hidden = self.hidden(ids_BT)
+        return token_losses(hidden, self.head, targets_BT, self.vocabulary, losses_of=self.row_losses)
 
     def flops_per_token(self) -> float:
         """Count the matrix FLOPs of one training token: 6 per matrix weight (head included), causal attention at half.

@@ -147,3 +147,30 @@ def test_a_card_without_memory_for_the_comparison_says_so(monkeypatch: pytest.Mo
 
     with pytest.raises(torch.OutOfMemoryError):
         disagreement(full, "cpu", *SIZES)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_losses_of_rows_are_those_of_the_definition(dtype: torch.dtype) -> None:
+    draw = torch.Generator().manual_seed(0)
+    logits = torch.randn(11, PADDED, generator=draw, dtype=torch.float64).to(dtype)
+    targets = torch.randint(VOCABULARY, (11,), generator=draw)
+    targets[4] = -1
+    exact = F.cross_entropy(logits.double()[:, :VOCABULARY], targets, ignore_index=-1, reduction="none")
+    rounding = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.bfloat16 else {"rtol": 1e-12, "atol": 1e-12}
+    found = loss.target_losses(logits, targets, VOCABULARY)
+    torch.testing.assert_close(found.double(), exact, **rounding)
+    torch.testing.assert_close(loss.target_losses_sliced(logits, targets, VOCABULARY), found, **rounding)
+
+
+@pytest.mark.parametrize(("wrong", "reason"), [(0.0, ""), (0.01, "one differs by 1.0e-02")])
+def test_compiled_losses_of_an_evaluation_are_used_only_where_they_are_right(
+    wrong: float, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They decide the verdicts of a study."""
+    right = loss.target_losses
+    monkeypatch.setattr(card_head, "target_losses", lambda *given: right(*given) + wrong)
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
+    card_head.compiled_row_losses.cache_clear()
+    chosen, note = card_head.compiled_row_losses("cpu", torch.bfloat16, PADDED, VOCABULARY)
+    assert reason in note
+    assert (chosen is loss.target_losses_sliced) == bool(reason)
