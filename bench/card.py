@@ -26,6 +26,7 @@ from bench.card_kernels import fact_checks, kernel_checks, other_shapes
 from bench.card_speed import (
     default_micro_checks,
     evaluation_checks,
+    head_checks,
     plain_checks,
     profile_checks,
     speed_checks,
@@ -53,6 +54,7 @@ QUESTIONS: dict[str, Question] = {
     "plain": plain_checks,
     "study": study_checks,
     "memory": memory_checks,
+    "head": head_checks,
     "evaluation": evaluation_checks,
     "out-of-memory": out_of_memory_checks,
     "budget": budget_checks,
@@ -64,7 +66,7 @@ QUESTIONS: dict[str, Question] = {
 }
 PARTS = {
     "first": ("facts", "speed", "kernels", "gates", "plain", "study", "memory"),
-    "second": ("evaluation", "out-of-memory", "budget", "learned"),
+    "second": ("head", "evaluation", "out-of-memory", "budget", "learned"),
     "third": ("profile", "shapes", "default-micro", "repeat"),
 }
 

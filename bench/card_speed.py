@@ -13,14 +13,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.card_checks import CardCheck, CheckedDevice, NotRunError, not_run, number
-from bench.case_step import case_step, kernels, model_and_parts, model_config
+from bench.card_checks import CardCheck, CheckedDevice, NotRunError, judge, not_run, number
+from bench.case_step import Change, case_step, kernels, make_stepper, model_and_parts, model_config
 from bench.cases import BASELINE, LEARNED, PLAIN, SHAPES, Shape
 from bench.runner import BenchError, case_worker, measure_case
 from gpt2 import hellaswag, tokenizer, validation
+from gpt2.card_head import standard_loss
 from gpt2.clocks import device_synchroniser
 from gpt2.initial_weights import initialise
-from gpt2.training_step import autocast, build_model
+from gpt2.training_step import Stepper, autocast, build_model
 from runtime import attention_kernels
 from runtime.batch_plan import largest_micro_batch
 from runtime.gpu_specs import GIB
@@ -132,6 +133,39 @@ def default_micro_checks(card: CheckedDevice) -> Iterator[CardCheck]:
     lines = (speed_line(BASELINE, shape, largest_micro(card)), speed_line(PLAIN, shape, shape.plain_micro))
     name = f"speed: B's in that of the standard step at micro-batch {shape.plain_micro}"
     yield from ratio(card, name, PLAIN_DEFAULT, *lines)
+
+
+def head_checks(card: CheckedDevice) -> Iterator[CardCheck]:
+    """Say whether a step takes the faster loss (gpt2.card_head); compare B's speed with that of the standard one."""
+    shape, micro = shape_of(card), largest_micro(card)
+    name, expected = "gates: the faster head", "the loss and gradients of eager code"
+    if card.on_cpu:
+        yield not_run(name, expected, "a study on a CPU does not compile")
+    else:
+        with case_worker(shape, BASELINE, micro) as worker:
+            notes = worker.call(head_notes, shape, micro, limit_seconds=LIMIT_SECONDS)
+        yield judge(name, expected, notes or "agrees", not notes)
+    for label, change, ends in CHANGES:
+        speed = measure_case(shape, BASELINE, micro, SECONDS[card.on_cpu], change)["tokens_per_second"]
+        name = f"{speed_line(BASELINE, shape, micro)}, {label}"
+        yield number(name, "", f"{speed:,.0f} tokens/s", speed)
+        others = (name, speed_line(BASELINE, shape, micro))
+        yield from ratio(card, f"speed: B's {label}, in B's", ends, *others)
+
+
+def standard_head(stepper: Stepper) -> None:
+    """Take the loss of a step on a card that does not agree with the faster one."""
+    if stepper.compile:
+        stepper.loss = standard_loss()
+
+
+CHANGES: tuple[tuple[str, Change, Span], ...] = (("standard head", standard_head, (0.97, 0.98)),)
+
+
+def head_notes(shape: Shape, micro: int) -> str:
+    """Return why a step does not take the faster loss or compiled losses of rows; "" where it does."""
+    resolved = attention_kernels.prepare_device(ANY_TARGET, model_config(shape))
+    return "; ".join(make_stepper(shape, BASELINE, micro, resolved, shape.effective).notes)
 
 
 # ---- evaluation

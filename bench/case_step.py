@@ -39,9 +39,12 @@ OPTIMIZER = OptimizerConfig(
 )
 SMALLEST = Shape("smallest", 1, 1, 8, 2)
 Step = Callable[[int], Any]  # takes an iteration
+Change = Callable[[Stepper], None]  # changes a stepper before its first step
 
 
-def time_case(shape: Shape, case: str, micro: int, seconds: float) -> dict[str, Any]:
+def time_case(
+    shape: Shape, case: str, micro: int, seconds: float, change: Change | None = None
+) -> dict[str, Any]:
     """Build a case, warm it up, and time its steps for so many seconds, at least one step. Call in a new worker.
 
     Returns the fields of bench.runner.CaseTiming except case, micro and round.
@@ -54,7 +57,7 @@ def time_case(shape: Shape, case: str, micro: int, seconds: float) -> dict[str, 
             load_libraries, _ = case_step(SMALLEST, case, 1, resolved)
             load_libraries(0)  # they are no memory of the case
         meter = PeakMeter(resolved.device)
-        step, flops = case_step(shape, case, micro, resolved)
+        step, flops = case_step(shape, case, micro, resolved, change)
         for iteration in range(WARM_UP_STEPS):
             step(iteration)
         synchronise()
@@ -99,8 +102,13 @@ def random_batch(sizes: Sizes, sequences: int, device: str) -> torch.Tensor:
     return torch.randint(GPT2.size, size_ET, generator=torch.Generator().manual_seed(0)).to(device)
 
 
-def case_step(shape: Shape, case: str, micro: int, resolved: ResolvedTarget) -> tuple[Step, float]:
-    """Build the optimizer step of a case on a fixed random batch. Returns it with its FLOPs a token."""
+def case_step(
+    shape: Shape, case: str, micro: int, resolved: ResolvedTarget, change: Change | None = None
+) -> tuple[Step, float]:
+    """Build the optimizer step of a case on a fixed random batch. Returns it with its FLOPs a token.
+
+    change: of the stepper of an arm.
+    """
     ids_ET = random_batch(shape, shape.effective or micro, resolved.device)
     if case == PLAIN:
         plain = PlainStep(shape, GPT2.padded, resolved.device, shape.accumulation(micro))
@@ -108,6 +116,8 @@ def case_step(shape: Shape, case: str, micro: int, resolved: ResolvedTarget) -> 
             *model_and_parts(shape, BASELINE)
         ).flops_per_token()
     stepper = make_stepper(shape, case, micro, resolved, shape.effective)
+    if change:
+        change(stepper)
     return lambda iteration: stepper.step(
         ids_ET, MIDDLE + iteration, 2 * MIDDLE
     ), stepper.model.flops_per_token()

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection, wait
 from statistics import median
 from typing import Any, Self, TypeVar
 
-from bench.case_step import time_case
+from bench.case_step import Change, time_case
 from bench.cases import BASELINE, PLAIN, Shape, Sizes
 from bench.suite import SuiteSession, spread
 from gpt2.measured_memory import EXACT_HEAP
@@ -145,11 +145,13 @@ def case_worker(shape: Sizes, case: str, micro: int) -> BenchWorker:
     return BenchWorker(f"{shape.name}, {case} at micro-batch {micro}", None if case == PLAIN else KEEP_HEAP)
 
 
-def measure_case(shape: Shape, case: str, micro: int, seconds: float) -> dict[str, Any]:
-    """Time a case in a new worker. BenchError where it fails, such as out of memory."""
+def measure_case(
+    shape: Shape, case: str, micro: int, seconds: float, change: Change | None = None
+) -> dict[str, Any]:
+    """Time a case in a new worker. BenchError where it fails, such as out of memory. change: see case_step."""
     with case_worker(shape, case, micro) as worker:
         limit = LIMIT_SECONDS + SLOWER * seconds
-        return worker.call(time_case, shape, case, micro, seconds, limit_seconds=limit)
+        return worker.call(time_case, shape, case, micro, seconds, change, limit_seconds=limit)
 
 
 @functools.cache
