@@ -18,9 +18,9 @@ from bench.case_step import Change, case_step, kernels, make_stepper, model_and_
 from bench.cases import BASELINE, LEARNED, PLAIN, SHAPES, Shape
 from bench.runner import BenchError, case_worker, measure_case
 from gpt2 import hellaswag, tokenizer, validation
-from gpt2.card_head import standard_loss
 from gpt2.clocks import device_synchroniser
 from gpt2.initial_weights import initialise
+from gpt2.loss import standard_loss
 from gpt2.training_step import Stepper, autocast, build_model
 from runtime import attention_kernels
 from runtime.batch_plan import largest_micro_batch
@@ -136,7 +136,7 @@ def default_micro_checks(card: CheckedDevice) -> Iterator[CardCheck]:
 
 
 def head_checks(card: CheckedDevice) -> Iterator[CardCheck]:
-    """Say whether a step takes the faster loss (gpt2.card_head); compare B's speed with that of the standard one."""
+    """Say whether a step takes gpt2.loss.fast_loss; compare the speed of B with that of the standard loss."""
     shape, micro = shape_of(card), largest_micro(card)
     name, expected = "gates: the faster head", "the loss and gradients of eager code"
     if card.on_cpu:

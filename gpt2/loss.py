@@ -14,6 +14,7 @@ Padded vocabulary columns enter neither the softmax nor the gradient:
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -218,7 +219,7 @@ def linear_cross_entropy(
     targets_BT: int64 of x's leading shape, -1 where a position is not scored.
     chunk: the compiled chunk_loss where the step is compiled. Not used for float32 on a CPU.
     rows: of logits held at once; 0: those of the device. even: chunks have one size, whatever the number of rows, and
-    the products of the weight's gradient are added in float32; see gpt2.card_head.
+    the products of the weight's gradient are added in float32; see `fast_loss`.
     """
     x_NC = x_BTC.reshape(-1, x_BTC.shape[-1])
     rows = rows or chunk_rows(x_BTC.device.type)
@@ -255,3 +256,45 @@ def token_losses(
             losses_N[part] = losses_of(logits_NV, targets, vocabulary)
             del logits_NV  # before the next chunk's product
     return losses_N.reshape(targets_BT.shape)
+
+
+# The loss of a compiled step on a card: larger chunks of one shape, and softmax and gradient in one kernel. It computes
+# what the loss above computes; only the rounding of the weight's gradient differs. A card on which its result does not
+# agree with that of eager code takes the compiled `chunk_loss`: see gpt2.training_step.compiled_loss.
+
+
+CARD_ROWS = 32_768  # of logits held at once: 3.1 GiB of GPT-2's in bfloat16
+
+
+def softmax_gradient(logits_NV: Tensor, targets_N: Tensor, count: Tensor, vocabulary: int) -> Tensor:
+    """Overwrite the logits as chunk_loss does. Return each row's log-sum-exp (N, 1) in the sum dtype.
+
+    It reads no single logit, so that torch.compile can make one kernel of it.
+    """
+    column_V = torch.arange(logits_NV.shape[1], device=logits_NV.device)
+    float_NV = logits_NV.to(sum_dtype(logits_NV.dtype)).masked_fill(column_V >= vocabulary, float("-inf"))
+    log_sum_N1 = float_NV.logsumexp(-1, keepdim=True)
+    onehot_NV = (column_V == targets_N[:, None]).to(float_NV.dtype)
+    weight_N1 = (targets_N != IGNORED)[:, None] / count
+    logits_NV.copy_(((float_NV - log_sum_N1).exp() - onehot_NV) * weight_N1)
+    return log_sum_N1
+
+
+def gathered_chunk(
+    softmax: ChunkLoss, logits_NV: Tensor, targets_N: Tensor, count: Tensor, vocabulary: int
+) -> Tensor:
+    """Compute chunk_loss by `softmax`, softmax_gradient compiled or not. The targets' logits are read before."""
+    target_N1 = logits_NV.gather(1, targets_N.clamp(min=0)[:, None])
+    log_sum_N1 = softmax(logits_NV, targets_N, count, vocabulary)
+    return ((log_sum_N1 - target_N1)[:, 0] * (targets_N != IGNORED)).sum()
+
+
+def fast_loss() -> Loss:
+    """Return linear_cross_entropy in the faster way, which the first call compiles."""
+    chunk = functools.partial(gathered_chunk, torch.compile(softmax_gradient))
+    return functools.partial(linear_cross_entropy, chunk=chunk, rows=CARD_ROWS, even=True)
+
+
+def standard_loss() -> Loss:
+    """Return linear_cross_entropy with the compiled chunk_loss."""
+    return functools.partial(linear_cross_entropy, chunk=torch.compile(chunk_loss))

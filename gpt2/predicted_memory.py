@@ -31,10 +31,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import Variable
 from torch.overrides import TorchFunctionMode
 
-from gpt2 import card_head
 from gpt2.allocation_tracker import Allocation, AllocationTracker, PhaseMarks, Timeline
 from gpt2.cpu_linear import standard_kernels
-from gpt2.loss import chunk_rows, linear_cross_entropy, token_losses
+from gpt2.loss import CARD_ROWS, chunk_rows, linear_cross_entropy, token_losses
 from gpt2.training_step import Phases, Stepper
 from gpt2.transformer import ModelParts
 from gpt2.validation import evaluating, evaluation_tokens
@@ -75,7 +74,7 @@ class StepWorkload:
     @property
     def head_rows(self) -> int:
         """Return the rows of logits that training holds at once."""
-        return card_head.ROWS if self.compile and self.kind != "cpu" else chunk_rows(self.kind)
+        return CARD_ROWS if self.compile and self.kind != "cpu" else chunk_rows(self.kind)
 
     def prepare(self, device: str, compile: bool = False) -> Stepper:
         """Build model and optimizer, and run a first step, which allocates the optimizer's state.

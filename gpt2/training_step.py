@@ -6,6 +6,7 @@ Training, step timing, the equivalence control and the benches all run their ste
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
@@ -17,9 +18,18 @@ import torch
 from torch import Tensor
 
 from gpt2 import gradients
-from gpt2.card_head import compiled_loss, compiled_row_losses, standard_loss
 from gpt2.initial_weights import derive_seed, initialise, keyed_parts
-from gpt2.loss import Loss, linear_cross_entropy
+from gpt2.loss import (
+    CARD_ROWS,
+    Loss,
+    RowLosses,
+    even_rows,
+    fast_loss,
+    linear_cross_entropy,
+    standard_loss,
+    target_losses,
+    target_losses_sliced,
+)
 from gpt2.optimizer import (
     AdamW,
     Progress,
@@ -32,7 +42,7 @@ from gpt2.optimizer import (
 from gpt2.transformer import GPT2, ModelParts
 from runtime import ranks
 from runtime.batch_plan import BatchPlan
-from runtime.errors import UserError
+from runtime.errors import UserError, one_line, out_of_memory
 from runtime.settings import ModelConfig, OptimizerConfig
 
 
@@ -323,3 +333,81 @@ class Stepper:
         """Restore the state of a checkpoint."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+
+
+# Losses on a card, compiled where they agree with eager code
+
+
+LOSS_LIMIT = 2e-3  # nats
+ROW_LIMIT = 1e-3  # nats of a row, from the same logits
+ROWS_COMPARED = 256
+GRADIENT_LIMIT = 0.02  # distance from that of eager code, in its length; bfloat16 rounds to 0.004
+
+
+@functools.cache
+def compiled_loss(
+    device: str, dtype: torch.dtype, rows: int, width: int, padded: int, vocabulary: int
+) -> tuple[Loss, str]:
+    """Return the loss of a step on a card, and why it is not the faster one, if so. Compares them once.
+
+    rows: of a micro-batch. width, padded: of the head.
+    """
+    fast = fast_loss()
+    reason = disagreement(fast, device, dtype, even_rows(rows, CARD_ROWS), width, padded, vocabulary)
+    return (standard_loss(), f"the standard head is used: {reason}") if reason else (fast, "")
+
+
+def disagreement(
+    fast: Loss, device: str, dtype: torch.dtype, rows: int, width: int, padded: int, vocabulary: int
+) -> str:
+    """Compare a loss with that of eager code on random rows; return how it differs, "" where it agrees."""
+    draw = torch.Generator().manual_seed(0)
+    x_NC = torch.randn(rows, width, generator=draw).to(device)
+    weight_VC = (torch.randn(padded, width, generator=draw) / width**0.5).to(device)
+    targets_N = torch.randint(vocabulary, (rows,), generator=draw).to(device)
+    found = []
+    try:
+        with torch.autocast(torch.device(device).type, dtype, enabled=dtype != torch.float32):
+            for loss in (fast, linear_cross_entropy):
+                leaves = [part.detach().requires_grad_() for part in (x_NC, weight_VC)]
+                value = loss(leaves[0], leaves[1], targets_N, vocabulary)
+                found.append([value.detach(), *torch.autograd.grad(value, leaves)])
+    except RuntimeError as error:
+        if out_of_memory(error):
+            raise
+        return one_line(error)
+    (value, *gradients), (exact, *exact_gradients) = found
+    pairs = zip(gradients, exact_gradients, strict=True)
+    distances = [float((ours - theirs).norm() / theirs.norm()) for ours, theirs in pairs]
+    off = abs(float(value - exact))
+    if off <= LOSS_LIMIT and max(distances) <= GRADIENT_LIMIT:  # false for NaN
+        return ""
+    return f"the faster one differs by {off:.1e} nats, its gradients by {max(distances):.1e}"
+
+
+@functools.cache
+@torch.no_grad()
+def compiled_row_losses(
+    device: str, dtype: torch.dtype, padded: int, vocabulary: int
+) -> tuple[RowLosses, str]:
+    """Return target_losses for an evaluation on a card, compiled for any number of rows if that is right there.
+
+    Also returns why they are not compiled, or "".
+    """
+    compiled = torch.compile(target_losses, dynamic=True)
+    draw = torch.Generator().manual_seed(0)
+    logits_NV = torch.randn(ROWS_COMPARED, padded, generator=draw).to(device, dtype)
+    targets_N = torch.randint(vocabulary, (ROWS_COMPARED,), generator=draw).to(device)
+    try:
+        found_N = compiled(logits_NV, targets_N, vocabulary)
+    except RuntimeError as error:
+        if out_of_memory(error):
+            raise
+        return target_losses_sliced, f"losses of evaluations are not compiled: {one_line(error)}"
+    off = float((found_N - target_losses_sliced(logits_NV, targets_N, vocabulary)).abs().max())
+    if off <= ROW_LIMIT:  # false for NaN
+        return compiled, ""
+    return (
+        target_losses_sliced,
+        f"losses of evaluations are not compiled: compiled, one differs by {off:.1e} nats",
+    )

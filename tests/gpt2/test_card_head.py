@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
-from gpt2 import card_head, cpu_linear, loss
-from gpt2.card_head import compiled_loss, disagreement, gathered_chunk, softmax_gradient
-from gpt2.loss import linear_cross_entropy
+from gpt2 import cpu_linear, loss, training_step
+from gpt2.loss import gathered_chunk, linear_cross_entropy, softmax_gradient
+from gpt2.training_step import compiled_loss, compiled_row_losses, disagreement
 from tests.compilers import NO_COMPILER
 
 VOCABULARY, PADDED, WIDTH, CHUNK = 37, 48, 16, 8
@@ -26,7 +26,7 @@ def everywhere_else(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         torch, "mm", lambda a, b, *, out_dtype=None, **out: product(a.to(out_dtype), b.to(out_dtype), **out)
         if out_dtype else product(a, b, **out)
     )  # fmt: skip
-    monkeypatch.setattr(card_head, "ROWS", CHUNK)
+    monkeypatch.setattr(loss, "CARD_ROWS", CHUNK)
     compiled_loss.cache_clear()
     with cpu_linear.standard_kernels():
         yield
@@ -128,7 +128,7 @@ def test_a_card_on_which_the_faster_loss_is_wrong_takes_the_standard_one(
     softmax: Any, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "compile", lambda function: function)
-    monkeypatch.setattr(card_head, "softmax_gradient", softmax)
+    monkeypatch.setattr(loss, "softmax_gradient", softmax)
     chosen, note = compiled_loss("cpu", *SIZES)
     assert reason in note
     assert bool(note) == bool(reason)
@@ -168,9 +168,9 @@ def test_compiled_losses_of_an_evaluation_are_used_only_where_they_are_right(
 ) -> None:
     """They decide the verdicts of a study."""
     right = loss.target_losses
-    monkeypatch.setattr(card_head, "target_losses", lambda *given: right(*given) + wrong)
+    monkeypatch.setattr(training_step, "target_losses", lambda *given: right(*given) + wrong)
     monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
-    card_head.compiled_row_losses.cache_clear()
-    chosen, note = card_head.compiled_row_losses("cpu", torch.bfloat16, PADDED, VOCABULARY)
+    compiled_row_losses.cache_clear()
+    chosen, note = compiled_row_losses("cpu", torch.bfloat16, PADDED, VOCABULARY)
     assert reason in note
     assert (chosen is loss.target_losses_sliced) == bool(reason)
