@@ -20,7 +20,7 @@ from runtime.run_record import RecordedTarget
 from runtime.settings import Config
 
 FILE = "plan.json"
-REBUILD = "fix: run `make`, which rebuilds it from the records of the runs"
+RESTORE = "fix: restore it from a copy, or set another CONFIG_STUDY_NAME"
 
 
 ALTERED = "the design in plan.json does not have its SHA-256, so it was changed after the plan"
@@ -164,9 +164,17 @@ def read(study_dir: Path) -> Plan | None:
     except FileNotFoundError:
         return None
     except DamagedFileError as error:
-        raise PlanFileError(f"{error}; {REBUILD}") from error
+        raise PlanFileError(f"{error}; {RESTORE}") from error
     except InvalidJsonError as error:
-        raise PlanFileError(f"{path} cannot be read: {error}; {REBUILD}") from error
+        raise PlanFileError(f"{path} cannot be read: {error}; {RESTORE}") from error
+
+
+def read_begun(study_dir: Path) -> Plan | None:
+    """Read a plan like `read`. PlanFileError also where the study has runs and no plan."""
+    plan = read(study_dir)
+    if plan is None and any(study_dir.glob("runs/*/run.json")):
+        raise PlanFileError(f"{study_dir / FILE} is missing, and the study has runs; {RESTORE}")
+    return plan
 
 
 def read_valid(study_dir: Path) -> Plan | None:

@@ -151,8 +151,8 @@ class Study:
             check_starts(self.settings.continues, self.config_text, new)
         if self.directory.exists():
             snapshot_sources(self.directory, self.settings.variants, self.has_checkpoint_or_result)
-        left = not self.directory.exists() or self.runs.pending()
-        if not left and plan_file.read_valid(self.directory):  # a missing or damaged plan is rebuilt
+        left = not plan_file.read_begun(self.directory) or self.runs.pending()
+        if not left:
             self.runs.write_expected()
             return self.nothing_to_do()
         detected = detected_target_name()
@@ -333,21 +333,14 @@ class Study:
     def plan(self) -> Plan:
         """Return the existing plan, or create one by timing steps on the device."""
         snapshot_sources(self.directory, self.settings.variants, self.has_checkpoint_or_result)
-        try:
-            plan = plan_file.read(self.directory)
-        except plan_file.PlanFileError as error:
-            moved = files.quarantine(self.directory / plan_file.FILE)
-            reason, _, _ = str(error).partition("; fix")
-            print(f"{reason}; moved to {moved}; the plan is rebuilt from the records of the runs")
-            plan = None
+        plan = plan_file.read_begun(self.directory)
         named = self.config.numerics_fix or self.config.monitor.targets  # names that the model may lack
         missing = plan is None or not set(self.settings.variants) <= plan.variants.keys()
         arms = self.count(plan.batch if plan else None).arms if named or missing else {}
         files.write_text(self.directory / "config", self.config_text)
         self.runs.write_expected()
         if plan is None:
-            recorded = amend_plan.recorded_schedules(self.directory)
-            plan = amend_plan.restore_counts(self.make_plan(), recorded, arms)
+            plan = self.make_plan()
         else:
             plan = amend_plan.with_variants(self.directory, plan, arms, self.make_plan)
         if self.settings.continues:

@@ -39,10 +39,10 @@ def continues(bench: Bench, place: Workplace, damage: Callable[[Path], None], *p
     )
 
 
-@fault("a byte above 0x7f in run.json, in config and in plan.json of an interrupted study", CONTINUES)
+@fault("a byte above 0x7f in run.json and in config of an interrupted study", CONTINUES)
 def byte_in_study(bench: Bench) -> str:
     place = bench.interrupted()
-    paths = (place.run_dir() / "run.json", place.study / "config", place.study / "plan.json")
+    paths = (place.run_dir() / "run.json", place.study / "config")
     return continues(bench, place, byte_above_0x7f, *paths)
 
 
@@ -58,16 +58,27 @@ def brackets_in_record(bench: Bench) -> str:
     return continues(bench, place, brackets, place.run_dir() / "run.json")
 
 
-@fault("100,000 brackets in plan.json of an interrupted study", CONTINUES)
-def brackets_in_plan(bench: Bench) -> str:
+RESTORED = (
+    "an error that names the file and the fix; with the file restored, it ends at the undisturbed numbers"
+)
+
+
+@fault("plan.json of an interrupted study is damaged, then missing", RESTORED)
+def damaged_plan(bench: Bench) -> str:
     place = bench.interrupted()
-    return continues(bench, place, brackets, place.study / "plan.json")
-
-
-@fault("100,000 brackets in plan.json of a finished study", CONTINUES)
-def brackets_in_plan_of_finished(bench: Bench) -> str:
-    place = bench.finished()
-    return continues(bench, place, brackets, place.study / "plan.json")
+    path, output = place.study / "plan.json", []
+    content = path.read_bytes()
+    for damage in (brackets, Path.unlink):
+        damage(path)
+        output.append(bench.make(place))
+    named = all("plan.json" in done.stdout and "fix: restore it" in done.stdout for done in output)
+    codes = [done.returncode for done in output]
+    path.write_bytes(content)
+    done = bench.make(place)
+    same = done.returncode == 0 and place.numbers() == bench.undisturbed()
+    return outcome(
+        named and codes == [1, 1] and same, RESTORED, f"{named} {codes} {same} {output[0].stdout[-300:]}"
+    )
 
 
 @fault("a flipped digit in the clocks of an interrupted run.json", CONTINUES)

@@ -51,5 +51,5 @@ def test_an_unreadable_plan_is_an_error_of_one_line_with_file_and_fix(tmp_path: 
     with pytest.raises(PlanFileError) as caught:
         plan_file.read(tmp_path)
     assert str(caught.value).startswith(f"{path} cannot be read: plan: ")
-    assert "fix: run `make`, which rebuilds it" in str(caught.value)
+    assert "fix: restore it from a copy" in str(caught.value)
     assert "\n" not in str(caught.value)
