@@ -1,4 +1,4 @@
-"""Amend an existing plan: add variants, continue a shorter study, or rebuild a lost plan.json from run records.
+"""Amend an existing plan: add variants, or continue a shorter study.
 
 Counts of existing runs never change, even if the speed of the device changed.
 """
@@ -17,51 +17,16 @@ from runtime import checkpoint, run_record
 from runtime.batch_plan import BatchPlan
 from runtime.dotconfig import read_text
 from runtime.errors import UserError
-from runtime.run_record import Schedule
 from runtime.settings import OptimizerConfig
 from study import plan_file
-from study.experiment import planned_seeds, recorded_primary, recorded_settings
 from study.plan_file import Continued, Plan, PlanRow
-from study.planner import SAME_SPEED_RATIO, CountedArm, planned_row
+from study.planner import SAME_SPEED_RATIO, CountedArm
 from study.preconditions import differing_symbols, earlier_looks, symbol_values
 from study.report.report_data import build_report
 from study.report.report_summary import findings
 from study.runs import read_records
 from study.study_settings import ONLY_WSD, StudySettings
 from study.tuned_rates import FILE, FOLDER, read_choice
-
-
-def recorded_schedules(study_dir: Path) -> dict[str, Schedule]:
-    """Return the recorded schedule of each variant that has a run."""
-    records = read_records(study_dir).values()
-    return {record.variant: record.schedule for record in records if record.schedule}
-
-
-def restore_counts(plan: Plan, schedules: Mapping[str, Schedule], arms: Mapping[str, CountedArm]) -> Plan:
-    """Return the plan with the recorded counts and warm-ups of existing runs, after plan.json was lost.
-
-    With equal counts every other variant also gets the recorded count. arms: of the study.
-    """
-    rows, notes = dict(plan.variants), list(plan.notes)
-    for name in rows.keys() & schedules.keys():
-        row, schedule = rows[name], schedules[name]
-        count = schedule.iterations
-        if count != row.iterations:
-            notes.append(
-                f"plan.json was rebuilt; {name} has the {count} iterations of its existing runs "
-                f"(new step times give {row.iterations})"
-            )
-        tokens = row.tokens // row.iterations
-        restored = planned_row(row.cost_class, count, tokens, arms[name].optimizer, row.predicted_bytes)
-        rows[name] = restored.replace(warmup_iterations=schedule.warmup_iterations)
-    recorded = next((rows[name] for name in rows if name in schedules), None)
-    if recorded and not plan.budget.equal_time:
-        rows |= {
-            name: _own_warmup(_share_count(row, recorded), arms[name].optimizer)
-            for name, row in rows.items()
-            if name not in schedules
-        }
-    return plan.replace(variants=rows, notes=tuple(notes))
 
 
 def with_variants(
@@ -104,49 +69,33 @@ def with_variants(
 
 
 def with_design(study_dir: Path, plan: Plan, settings: StudySettings) -> Plan:
-    """Return the plan with the design from before the first run, and what was added since.
-
-    Where plan.json lacks the design, it is that in the configurations of the runs.
-    """
+    """Return the plan with the design from before the first run, and what was added since."""
     choice = read_choice(study_dir)
-    tuned = None if choice is None else {*choice.names.values()}
-    earlier: tuple[int, ...] = ()
-
-    def planned(variants: Sequence[str], primary: str, seeds: int) -> Design:
-        controls, arms = _compared(variants, tuned)
-        return Design(
-            controls=tuple(controls),
-            arms=tuple(arms),
-            primary=primary,
-            seeds=tuple(range(settings.first_seed, settings.first_seed + seeds)),
-            looks=(seeds,),
-            margin=settings.equivalence_margin,
-            earlier_looks=earlier,
-            choice="" if tuned is None else f"{FOLDER}/{FILE}",
-            **({"metric": "final accuracy on the test problems"} if plan.task == "grpo" else {}),
-        ).hashed
-
-    def grown(plan: Plan, variants: Sequence[str], seeds: int) -> Plan:
-        """Append the arms that the design lacks, and a larger number of seeds as a look."""
-        assert plan.design
-        last, (_, arms) = max((*plan.design.looks, *plan.later_looks)), _compared(variants, tuned)
-        new = {name: max(seeds, last) for name in arms if name not in (*plan.design.arms, *plan.added)}
-        later = (*plan.later_looks, seeds) if seeds > last else plan.later_looks
+    controls, arms = _compared(settings.variants, None if choice is None else {*choice.names.values()})
+    if read_records(study_dir):
+        assert plan.design  # `plan_file.read_begun` refuses runs without it
+        last = max((*plan.design.looks, *plan.later_looks))
+        new = {
+            name: max(settings.seeds, last) for name in arms if name not in (*plan.design.arms, *plan.added)
+        }
+        later = (*plan.later_looks, settings.seeds) if settings.seeds > last else plan.later_looks
         return plan.replace(added={**plan.added, **new}, later_looks=later)
-
-    recorded = [one for one in recorded_settings(study_dir) if planned_seeds(one)]
-    if not recorded:
-        if (config := study_dir / "config").exists():
-            text = read_text(config)
-            earlier = earlier_looks(settings.results_dir, text, settings.primary, settings.seed_range)
-        design = planned(settings.variants, settings.primary, settings.seeds)
-        return plan.replace(design=design, added={}, later_looks=())
-    if plan.design is None:
-        first, *others = ((one, one.get("VARIANTS", "").split(), planned_seeds(one)) for one in recorded)
-        plan = plan.replace(design=planned(first[1], recorded_primary(first[0]) or "", first[2]))
-        for _, variants, seeds in others:
-            plan = grown(plan, variants, seeds)
-    return grown(plan, settings.variants, settings.seeds)
+    earlier: tuple[int, ...] = ()
+    if (config := study_dir / "config").exists():
+        text = read_text(config)
+        earlier = earlier_looks(settings.results_dir, text, settings.primary, settings.seed_range)
+    design = Design(
+        controls=tuple(controls),
+        arms=tuple(arms),
+        primary=settings.primary,
+        seeds=tuple(settings.seed_range),
+        looks=(settings.seeds,),
+        margin=settings.equivalence_margin,
+        earlier_looks=earlier,
+        choice="" if choice is None else f"{FOLDER}/{FILE}",
+        **({"metric": "final accuracy on the test problems"} if plan.task == "grpo" else {}),
+    )
+    return plan.replace(design=design.hashed, added={}, later_looks=())
 
 
 def _compared(variants: Sequence[str], tuned: set[str] | None) -> tuple[list[str], list[str]]:

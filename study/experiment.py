@@ -17,7 +17,7 @@ from runtime.run_record import RecordedTarget
 from runtime.settings import Config
 from study.analysis.verdict import at_rate_of_controls
 from study.plan_file import Plan
-from study.runs import Run, read_records
+from study.runs import Run
 from study.study_settings import primary_arm
 
 TEXTS = {"embedded": "source of Python's standard library"}  # other data sets are known by their names
@@ -136,11 +136,6 @@ def recorded_primary(settings: Configuration) -> str | None:
     if "PRIMARY" not in settings:
         return None
     return primary_arm(settings["PRIMARY"], settings.get("VARIANTS", "").split())
-
-
-def recorded_settings(study_dir: Path) -> list[Configuration]:
-    """Return the settings of the recorded runs, the fewest planned seeds first."""
-    return sorted(map(configuration, read_records(study_dir)), key=planned_seeds)
 
 
 def planned_seeds(settings: Configuration) -> int:

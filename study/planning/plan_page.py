@@ -108,7 +108,7 @@ def forecast(symbols: Symbols, past: Sequence[PastStudy]) -> Forecast:
     """Forecast the study of these symbols. past: finished studies of the same model and data, the newest first."""
     config, settings = Config.from_symbols(symbols), StudySettings.from_symbols(symbols)
     directory = settings.directory
-    plan = plan_file.read_begun(directory)
+    plan = plan_file.read(directory)
     listed = RunList(directory, settings.variants, settings.seed_range)
     runs, pending = listed.all(), listed.pending()
     resolved = _resolve(config)

@@ -1,4 +1,4 @@
-"""An existing plan: rebuilt with the same learning rates, and amended with variants that were added."""
+"""An existing plan is amended with variants that were added."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -9,7 +9,6 @@ import pytest
 
 from gpt2.optimizer import warmup_iterations
 from ra.variants import variant
-from runtime import run_record
 from runtime.batch_plan import WARM_UP_STEPS, BatchPlan
 from runtime.settings import AlternationSettings, Config
 from study import amend_plan, plan_file, planner
@@ -18,7 +17,6 @@ from study.planner import CountedArms
 from study.planning.micro_batch import MemoryPlanError, Predictions
 from study.step_timing import DoesNotFitError, Timing
 from study.study_settings import StudySettings
-from tests.checked_files import write_checked
 from tests.study.test_plan import resolved, steady, timing
 
 ALTERNATION = AlternationSettings("output", 0.5, 100.0)
@@ -67,39 +65,6 @@ def wsd(config: Config) -> Config:
     return dataclasses.replace(config, optimizer=optimizer)
 
 
-def restored(plan: Plan, folder: Path, config: Config) -> Plan:
-    arms = Place(config, folder).count(*plan.variants).arms
-    return amend_plan.restore_counts(plan, amend_plan.recorded_schedules(folder), arms)
-
-
-def on_record(folder: Path, name: str, **schedule: Any) -> None:
-    run = folder / "runs" / f"{name}0"
-    run.mkdir(parents=True)
-    found = run_record.blank(f"{name}0", name, 0).to_json() | {"schedule": {"cut": False} | schedule}
-    write_checked(run / "run.json", found)
-
-
-def test_a_rebuilt_plan_has_the_warm_up_of_existing_runs(config: Config, tmp_path: Path) -> None:
-    place = Place(wsd(config), tmp_path, equal_time=True)
-    first = place.make("B", "RALEARN").variants["B"]
-    on_record(tmp_path, "B", iterations=first.iterations, warmup_iterations=first.warmup_iterations)
-    slower = place.make("B", "RALEARN", time_steps=steady({"B": 4.0, "RALEARN": 6.0}))
-    assert (slower.variants["B"].warmup_iterations or 0) < (first.warmup_iterations or 0)
-    plan = restored(slower, tmp_path, place.config)
-    assert plan.variants["B"] == first
-    assert plan.variants["RALEARN"] == slower.variants["RALEARN"]
-
-
-def test_a_recorded_warm_up_takes_precedence_over_a_computed_one(config: Config, tmp_path: Path) -> None:
-    place = Place(wsd(config), tmp_path)
-    plan = place.make("B")
-    count = plan.variants["B"].iterations
-    assert warmup_iterations(count, config.optimizer.warmup_fraction) != 17
-    on_record(tmp_path, "B", iterations=count, warmup_iterations=17)
-    built = restored(plan, tmp_path, place.config)
-    assert built.variants["B"].warmup_iterations == 17
-
-
 def test_an_added_variant_gets_the_existing_count_and_a_note_where_it_takes_longer(
     config: Config, tmp_path: Path
 ) -> None:
@@ -126,15 +91,6 @@ def test_at_equal_time_an_added_variant_gets_the_count_of_its_step_time(
     plan = place.add(place.make("B"), "B", "RALEARN")
     assert plan.variants["B"].iterations == 3600 + WARM_UP_STEPS
     assert plan.variants["RALEARN"].iterations == 2400 + WARM_UP_STEPS
-
-
-def test_a_rebuilt_plan_gives_every_variant_the_recorded_count(config: Config, tmp_path: Path) -> None:
-    place = Place(config, tmp_path)
-    on_record(tmp_path, "B", iterations=3602)
-    plan = place.make("B", "RALEARN")
-    assert plan.variants["B"].iterations < 3602
-    built = restored(plan, tmp_path, config)
-    assert {row.iterations for row in built.variants.values()} == {3602}
 
 
 def test_a_fast_added_variant_has_no_note(config: Config, tmp_path: Path) -> None:
@@ -229,6 +185,3 @@ def test_an_arm_with_a_warm_up_of_its_own_has_it_under_wsd(config: Config, tmp_p
         assert rows["B"].iterations == rows[arm].iterations
         assert rows[arm].warmup_iterations == warmup_iterations(rows[arm].iterations, 0.5)
         assert rows["B"].warmup_iterations != rows[arm].warmup_iterations
-    on_record(tmp_path, "B", iterations=1000, warmup_iterations=20)
-    rows = restored(place.make("B", arm), tmp_path, place.config).variants
-    assert (rows["B"].warmup_iterations, rows[arm].warmup_iterations) == (20, 500)

@@ -174,16 +174,6 @@ def test_a_variant_that_is_added_later_has_its_first_look_at_the_present_seeds(t
     assert plan.design.arms == ("RALEARN",)
 
 
-def test_a_lost_plan_is_restored_from_the_configurations_of_the_runs(tmp_path: Path) -> None:
-    a_study(tmp_path, seeds=4)
-    variants = ("B", "RALEARN", "MINE")
-    configured(tmp_path, [f"{name}{seed}" for name in VARIANTS for seed in (0, 1)], 2, "RALEARN", variants)
-    configured(tmp_path, [f"{name}{seed}" for name in VARIANTS for seed in (2, 3)], 4, "MINE", variants)
-    plan = amend_plan.with_design(tmp_path, plan_for(*VARIANTS), settings(tmp_path, 4, VARIANTS, "MINE"))
-    assert plan.looks == {"RALEARN": (2, 4), "MINE": (2, 4)}
-    assert (plan.primary, plan.margin) == ("RALEARN", 0.01)
-
-
 def test_older_studies_at_these_seeds_count_as_looks(tmp_path: Path) -> None:
     text = 'CONFIG_LEARNING_RATE="1e-3"\nCONFIG_SEEDS=3\n'
     for name, changed in (("old", text), ("other", text.replace("1e-3", "2e-3")), ("new", text)):

@@ -9,19 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ra.variants import variant
-from runtime import run_record
 from runtime.batch_plan import WARM_UP_STEPS, BatchPlan
 from runtime.errors import UserError
 from runtime.resolved_target import TARGETS, ResolvedTarget
 from runtime.settings import AlternationSettings, BudgetConfig, Config
-from study import amend_plan, plan_file, planner
+from study import plan_file, planner
 from study.plan_file import Plan
 from study.planner import iteration_counts
 from study.planning.micro_batch import MemoryPlanError
 from study.step_timing import ROUNDS, DoesNotFitError, Timing
 from study.study_settings import StudySettings
 from study.terminal import summary
-from tests.checked_files import write_checked
 
 ALTERNATION = AlternationSettings("output", 0.5, 100.0)
 NAMES = ("B", "RAEARLY", "RALATE", "RAALL", "RALEARN")
@@ -276,28 +274,6 @@ def test_with_dropout_a_smaller_micro_batch_has_a_note_on_the_losses(config: Con
         "512 does not change. With CONFIG_GPT2_DROPOUT=0.1 the micro-batch changes the dropout"
         in plan.notes[0]
     )
-
-
-def test_a_rebuilt_plan_has_the_counts_of_existing_runs(config: Config, tmp_path: Path) -> None:
-    first = make(config, tmp_path, steady(dict.fromkeys(NAMES, 2.0)))
-    began = first.variants["RAALL"].iterations
-    folder = tmp_path / "runs" / "RAALL0"
-    folder.mkdir(parents=True)
-    found = run_record.blank("RAALL0", "RAALL", 0).to_json() | {
-        "schedule": {"iterations": began, "cut": False}
-    }
-    write_checked(folder / "run.json", found)
-    settings = StudySettings("s", NAMES, 3, tmp_path, False)
-    variants = {name: variant(name, config.model, ALTERNATION) for name in NAMES}
-    count = counter(config, settings, variants)
-    slower = planner.make_plan(config, settings, resolved(), count, steady(dict.fromkeys(NAMES, 3.0)))
-    assert slower.variants["RAALL"].iterations < began
-    restored = amend_plan.restore_counts(slower, amend_plan.recorded_schedules(tmp_path), count().arms)
-    assert {(row.iterations, row.tokens) for row in restored.variants.values()} == {
-        (began, first.variants["RAALL"].tokens)
-    }
-    assert any("RAALL has the" in note for note in restored.notes)
-    assert plan_file.read(tmp_path) == first  # only the caller writes a plan
 
 
 def test_the_configured_micro_batch_is_used_unchanged(config: Config, tmp_path: Path) -> None:
