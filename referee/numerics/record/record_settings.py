@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from referee.errors import NumericsError
 
 TASKS, LEVELS, MODES = ("statistics", "tensor"), ("L0", "L1", "mix"), ("statistics", "md5")
-MOST_STEPS = 10**6  # of a range
 DATA_MODES = {"all", "forward", "backward", "input", "output"}
 
 
@@ -77,8 +75,6 @@ class RecorderConfig:
             elif not isinstance(value, type(item.default)):
                 raise NumericsError(f"{item.name} is {value!r}; fix: write a value such as {item.default!r}")
             known[item.name] = value
-        if isinstance(known.get("step"), tuple):
-            known["step"] = _numbers(known["step"])
         if not known.get("data_mode", True):
             known.pop("data_mode")
         return cls(**known)
@@ -91,19 +87,3 @@ class RecorderConfig:
         return (direction in chosen or not chosen & {"forward", "backward"}) and (
             side in chosen or not chosen & {"input", "output"}
         )
-
-
-def _numbers(entries: Sequence[Any]) -> tuple[int, ...]:
-    """Expand ranges of steps such as "3-5", which msProbe accepts."""
-    numbers: list[int] = []
-    for entry in entries:
-        first, dash, last = str(entry).partition("-")
-        if not (first.isdigit() and (last.isdigit() if dash else True)) or isinstance(entry, bool):
-            raise NumericsError(f'step has {entry!r}; fix: list numbers, or ranges such as "3-5"')
-        chosen = range(int(first), int(last or first) + 1)
-        if not 0 < len(chosen) <= MOST_STEPS:
-            raise NumericsError(
-                f"step has {entry!r}; fix: a range from a smaller number, of at most {MOST_STEPS:,} steps"
-            )
-        numbers += chosen
-    return tuple(numbers)

@@ -142,7 +142,7 @@ def test_the_debugger_reads_the_guides_configuration(tmp_path: Path) -> None:
                 "task": "statistics",
                 "dump_path": str(tmp_path / "dump"),
                 "rank": [],
-                "step": [0, "2-3"],
+                "step": [0, 2, 3],
                 "level": "mix",
                 "enable_dataloader": False,
                 "statistics": {"scope": [], "list": [], "data_mode": ["forward"], "summary_mode": "md5"},
@@ -168,7 +168,7 @@ def test_the_debugger_reads_the_guides_configuration(tmp_path: Path) -> None:
     [
         ("{", "is not JSON"),
         ('{"level": "L9"}', 'level is "L9"; fix: use L0, L1, mix'),
-        ('{"step": ["0-99999999999"]}', "step has '0-99999999999'"),
+        ('{"step": ["0-99999999999"]}', "step is ['0-99999999999']"),
         ('{"tensor": {"scope": ["a", "b"]}, "task": "tensor"}', "scope is not supported"),
         ('{"statistics": {"data_mode": ["sideways"]}}', "data_mode is ['sideways']"),
     ],
