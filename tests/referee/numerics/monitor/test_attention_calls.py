@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from referee.numerics.monitor import activations
-from referee.numerics.monitor.activations import attention_statistics
+from referee.numerics.monitor.activations import AttentionCalls, attention_statistics
 
 DRAW = torch.Generator().manual_seed(0)
 
@@ -52,3 +53,17 @@ def test_statistics_are_those_of_the_whole_matrix(
     found = attention_statistics(query, key, mask, case == "causal", scale if case == "scale" else None)
     assert found[:2].tolist() == pytest.approx(whole(query, key, hidden, added, scale), rel=1e-4, abs=1e-5)
     assert found[2] == 2 * 4 * 9
+
+
+def test_a_wrapped_attention_is_observed_once_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As seed_all wraps it: a monitor without rows would look like a model without attention."""
+    attention = F.scaled_dot_product_attention
+    monkeypatch.setattr(
+        F, "scaled_dot_product_attention", lambda *args, **options: attention(*args, **options)
+    )
+    x = torch.randn(1, 2, 5, 4, generator=DRAW)
+    seen: list[Tensor] = []
+    plain = F.scaled_dot_product_attention(x, x, x)
+    with AttentionCalls(seen.append, lambda: True, failed):
+        assert torch.equal(F.scaled_dot_product_attention(x, x, x), plain)
+    assert [found[2].item() for found in seen] == [2 * 5]
