@@ -36,10 +36,11 @@ def main(restart: bool = False) -> int:
     symptom, step = find_symptom(run, against, given.symptom, given.step)
     print(f"{run.label}: {symptom} at step {step}", flush=True)
     out = given.out or result_folder(given.run, "bisect")
+    compared = {"golden": against.curve, "epsilon": max(run.epsilon, against.epsilon)} if against else {}
     for from_start in (False, True):
         replay = open_run(given.run, record, step, from_start)
         before = [loss for number, loss in run.curve.losses.items() if number <= replay.start]
-        steps = replay.steps(before, **compared(run, against))
+        steps = replay.steps(before, **compared)
         try:
             found = search(steps, symptom, out, identity(given, record))
         except NumericsError as error:
@@ -92,15 +93,6 @@ def find_symptom(run: RunSide, against: RunSide | None, kind: str, step: int | N
         f"{run.label} shows no {kind or 'symptom: every step is finite, without a spike'}{at}; fix: compare it with "
         f"another run: make bisect RUN={run.path} AGAINST=results/y/runs/B0"
     )
-
-
-def compared(run: RunSide, against: RunSide | None) -> dict[str, Any]:
-    """Return the losses and gradient norms of the other run."""
-    if against is None:
-        return {}
-    losses, norms = against.curve.losses, against.curve.gradient_norms
-    golden = {step: (loss, norms[step]) if step in norms else (loss,) for step, loss in losses.items()}
-    return {"golden": golden, "epsilon": max(run.epsilon, against.epsilon)}
 
 
 def identity(given: argparse.Namespace, record: run_record.RunRecord) -> list[Any]:

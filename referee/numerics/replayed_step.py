@@ -37,7 +37,7 @@ class ReplayedStep:
     restored before each replay.
 
     steps: of one replay; the last one is recorded and repeated. start: steps before them. before: losses of these, by
-    which a spike is judged. golden: losses and norms of a right run by the number of the step, from start + 1 on.
+    which a spike is judged. golden: a right run, a referee.verdict.loss_files.LossCurve.
     epsilon: rounding of the formats that the steps compute in. others: modules outside of the model, such as a loss, by
     name. fixes: applies words and returns an object with undo(); by default referee.numerics.fix. before_update: a
     context that calls its argument before the optimizer releases the gradients; by default a hook of the optimizer.
@@ -51,7 +51,7 @@ class ReplayedStep:
         steps: int = 1,
         start: int = 0,
         before: Sequence[float] = (),
-        golden: Mapping[int, Sequence[float]] | None = None,
+        golden: Any = None,
         epsilon: float = 2.0**-23,
         others: Mapping[str, nn.Module] | None = None,
         fixes: Callable[[str], Any] | None = None,

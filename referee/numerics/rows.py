@@ -26,6 +26,11 @@ class TableRow:
     stack: tuple[str, ...] = ()  # callers, innermost first
 
     @property
+    def text(self) -> str:
+        """Return the difference in one line, without its call."""
+        return f"{self.side} {self.place}: {self.target} against {self.golden}"
+
+    @property
     def cells(self) -> list[str]:
         """Return the texts of the row, in the order of HEADINGS."""
         texts = [self.call, self.side, self.place, self.target, self.golden]

@@ -10,7 +10,7 @@ from typing import Any
 
 from referee.errors import NumericsError
 from referee.numerics.compare.compared_rows import CallRow, Earlier, measure_rows
-from referee.numerics.compare.first_divergence import Judgement, changed_selection, judge
+from referee.numerics.compare.first_divergence import StepComparison, changed_selection, judge
 from referee.numerics.compare.joined_calls import join_merged_layers, join_micro_batches, merge_ranks
 from referee.numerics.compare.matched_calls import NameMap, match_calls, recorded_by_both, unwrap
 from referee.numerics.compare.row_tree import Divergence
@@ -21,17 +21,6 @@ OTHER_RECORDER = (
     "one record is msProbe's: gradients that a function's backward returns, and arguments that the other side "
     "has at another place, are not compared"
 )
-
-
-@dataclass(frozen=True)
-class StepComparison:
-    """The comparison of a step of a rank. place: as in "step0/rank0"; empty where a rank's folder was given."""
-
-    place: str
-    target: StepRecord
-    golden: StepRecord
-    rows: list[CallRow]
-    judgement: Judgement
 
 
 @dataclass(frozen=True)
@@ -46,7 +35,7 @@ class Comparison:
     @property
     def verdict(self) -> str:
         """Return "equal", "rounding" or "diverges"."""
-        found = {step.judgement.verdict for step in self.steps}
+        found = {step.verdict for step in self.steps}
         return next(verdict for verdict in ("diverges", "rounding", "equal") if verdict in found)
 
     @property
@@ -64,7 +53,7 @@ class Comparison:
             for text in record.incomplete
         ]
         fix = 'its effect is hidden by rounding; fix: record both sides with "task": "tensor"'
-        undecided = [f"{text}: {fix}" for step in self.steps for text in step.judgement.undecided]
+        undecided = [f"{text}: {fix}" for step in self.steps for text in step.undecided]
         return list(dict.fromkeys([*found, *self.uncompared, *undecided]))
 
     @property
@@ -85,7 +74,7 @@ class Comparison:
     @property
     def first(self) -> Divergence | None:
         """Return the first divergence: of the earliest step, and there of the rank where it comes first."""
-        found = [(step.place, step.judgement.divergence) for step in self.steps if step.judgement.divergence]
+        found = [(step.place, step.divergence) for step in self.steps if step.divergence]
         number = min((_place(place)[0] for place, _ in found), default=0)
         ranks = [(place, one) for place, one in found if _place(place)[0] == number]
         place, first = min(ranks, key=lambda rank: rank[1].order, default=("", None))
@@ -94,14 +83,14 @@ class Comparison:
     @property
     def first_unequal(self) -> str | None:
         """Return the name of the first call with an unequal result, be it by rounding."""
-        firsts = (step.judgement.first_difference for step in self.steps)
+        firsts = (step.first_unequal for step in self.steps)
         return next((row.name for row in firsts if row), None)
 
     @property
     def rows(self) -> list[TableRow]:
         """Return the first divergence, then all other differences of settings and parameters."""
         first = [self.first] if self.first else []
-        return [*first, *(row for step in self.steps for row in step.judgement.findings)]
+        return [*first, *(row for step in self.steps for row in step.findings)]
 
 
 def compare_records(
@@ -128,8 +117,7 @@ def compare_records(
         notes += _notes(here, there)
         here, there, rows, more = _rows(here, there, names or {})
         notes += more
-        judgement = judge(rows, here, there, _earlier(place, steps))
-        steps.append(StepComparison(place, here, there, rows, judgement))
+        steps.append(judge(place, rows, here, there, _earlier(place, steps)))
     _check_map(names or {}, targets, goldens)
     return Comparison(target, golden, steps, list(dict.fromkeys(notes)))
 
@@ -197,10 +185,10 @@ def _earlier(place: str, steps: Sequence[StepComparison]) -> Earlier | None:
     number, rank = _place(place)
     known = {_place(step.place)[0]: step for step in steps if _place(step.place)[1] == rank}
     mine = [step for other, step in known.items() if other < number]
-    if number - 1 not in known or any(step.judgement.divergence for step in mine):
+    if number - 1 not in known or any(step.divergence for step in mine):
         return None
     error = max((row.error("gradient") for step in mine for row in step.rows), default=0.0)
-    equal = all(step.judgement.verdict == "equal" for step in mine)
+    equal = all(step.verdict == "equal" for step in mine)
     last = known[number - 1]
     return Earlier(last.rows, last.place, error, equal)
 

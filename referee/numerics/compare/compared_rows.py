@@ -28,6 +28,7 @@ from referee.numerics.rounding.replayed_calls import (
     without_shared,
 )
 from referee.numerics.rounding.within_rounding import BOUND, RANDOM, within_rounding
+from referee.numerics.rows import TableRow
 
 PRODUCT = re.compile(r"linear|conv|matmul|mm$|einsum|dot$", re.IGNORECASE)
 NORMALISATION = re.compile(r"(layer|rms|group|batch|instance)_?norm(\dd)?$", re.IGNORECASE)
@@ -97,31 +98,21 @@ class Cell:
     difference: TensorDifference
 
 
-@dataclass(frozen=True)
-class PlainDifference:
-    """A difference of what is no tensor, or of a tensor's dtype, flag or presence."""
-
-    side: str  # "setting", "argument", or one of read_record.SIDES
-    place: str
-    target: str
-    golden: str
-
-    def __str__(self) -> str:
-        return f"{self.side} {self.place}: {self.target} against {self.golden}"
-
-
 @dataclass
 class CallRow:
-    """A pair of calls and how it differs. Errors are relative to the scale of each tensor."""
+    """A pair of calls and how it differs. Errors are relative to the scale of each tensor.
+
+    What is no tensor, or of a tensor its dtype, flag or presence, is a row of the table of all commands.
+    """
 
     pair: CallPair
     cells: list[Cell] = field(default_factory=list)
-    settings: list[PlainDifference] = field(default_factory=list)
-    retyped: list[PlainDifference] = field(default_factory=list)  # inputs and results of another dtype
-    flags: list[PlainDifference] = field(default_factory=list)  # parameters without a gradient on one side
-    detached: list[PlainDifference] = field(default_factory=list)  # such inputs and results
-    lost: list[PlainDifference] = field(default_factory=list)  # parameters of one side alone
-    gaps: list[PlainDifference] = field(default_factory=list)  # gradients of one side alone
+    settings: list[TableRow] = field(default_factory=list)
+    retyped: list[TableRow] = field(default_factory=list)  # inputs and results of another dtype
+    flags: list[TableRow] = field(default_factory=list)  # parameters without a gradient on one side
+    detached: list[TableRow] = field(default_factory=list)  # such inputs and results
+    lost: list[TableRow] = field(default_factory=list)  # parameters of one side alone
+    gaps: list[TableRow] = field(default_factory=list)  # gradients of one side alone
     epsilon: float = 0.0  # of the coarsest dtype within the call
     inner: float = 0.0  # the largest error of a result of the calls within
     grade: str = EQUAL
@@ -130,6 +121,10 @@ class CallRow:
     @property
     def name(self) -> str:
         return self.pair.call.name
+
+    def plain(self, side: str, place: str, target: str, golden: str) -> TableRow:
+        """Return a difference that has no size. side: "setting", "argument", or one of read_record.SIDES."""
+        return TableRow(self.name, side, place, target, golden, evidence="setting")
 
     def error(self, *sides: str) -> float:
         return max((cell.difference.error for cell in self.cells if cell.side in sides), default=0.0)
@@ -155,7 +150,7 @@ class CallRow:
         """Return every difference, in words."""
         cells = [cell for cell in self.cells if not cell.difference.equal and cell.difference.what]
         texts = [f"{cell.side} {cell.place}: {cell.difference.what}" for cell in cells]
-        return [*map(str, (*self.settings, *self.flags, *self.lost, *self.gaps)), *texts]
+        return [*(row.text for row in (*self.settings, *self.flags, *self.lost, *self.gaps)), *texts]
 
 
 def measure_rows(pairs: Iterable[CallPair], target: StepRecord, golden: StepRecord) -> list[CallRow]:
@@ -187,8 +182,8 @@ def _row(pair: CallPair, target_record: StepRecord, golden_record: StepRecord, l
         row.grade = UNMATCHED
         return row
     if target.type != golden.type:
-        row.settings.append(PlainDifference("setting", "class", target.type, golden.type))
-    row.settings += _settings(target, golden)
+        row.settings.append(row.plain("setting", "class", target.type, golden.type))
+    row.settings += _settings(row, target, golden)
     forwards = target_record.calls.get(target.forward_name), golden_record.calls.get(golden.forward_name)
     places = [set(forward.parameters) if forward else set() for forward in forwards]
     lost = places[0] ^ places[1]  # parameters of one side alone, whose gradients are not compared
@@ -245,11 +240,11 @@ def _compare(
     if side == "output" and place != "0" and row.settings and len(shapes) > 1 and not golden.backward:
         optional = True  # a further result has the form that an argument says
     texts = (value.describe() if value is not None and value.kind else "absent" for value in (here, there))
-    plain = PlainDifference("argument" if side == "input" else side, place, *texts)
+    plain = row.plain("argument" if side == "input" else side, place, *texts)
     if alone and side in ("parameter", "buffer"):
         row.lost.append(plain)
     elif alone and golden.backward and given[0].dtype and not optional:
-        row.gaps.append(PlainDifference(side, place, plain.target, plain.golden))
+        row.gaps.append(row.plain(side, place, plain.target, plain.golden))
     elif any(value.dtype for value in given) and not optional:
         row.cells.append(Cell(side, place, here, there, difference))
     elif not difference.equal:
@@ -262,10 +257,10 @@ def _compare_types(row: CallRow, side: str, place: str, target: Value | None, go
         return
     flags = (target.requires_grad, golden.requires_grad)
     if None not in flags and flags[0] != flags[1]:
-        found = PlainDifference(side, place, f"requires_grad {flags[0]}", f"requires_grad {flags[1]}")
+        found = row.plain(side, place, f"requires_grad {flags[0]}", f"requires_grad {flags[1]}")
         (row.flags if side == "parameter" else row.detached).append(found)
     if target.floating and golden.floating and target.dtype != golden.dtype and side != "parameter":
-        row.retyped.append(PlainDifference(side, place, target.dtype, golden.dtype))
+        row.retyped.append(row.plain(side, place, target.dtype, golden.dtype))
 
 
 def _is_optional(side: str, place: str, target: Call, golden: Call) -> bool:
@@ -275,12 +270,12 @@ def _is_optional(side: str, place: str, target: Call, golden: Call) -> bool:
     return not golden.backward or any(place not in call.sides[side] for call in (target, golden))
 
 
-def _settings(target: Call, golden: Call) -> list[PlainDifference]:
+def _settings(row: CallRow, target: Call, golden: Call) -> list[TableRow]:
     if not (target.settings and golden.settings):
         return []
     names = [name for name in {**golden.settings, **target.settings} if name != "class"]
     pairs = ((name, *(str(call.settings.get(name, "absent")) for call in (target, golden))) for name in names)
-    return [PlainDifference("setting", name, mine, other) for name, mine, other in pairs if mine != other]
+    return [row.plain("setting", name, mine, other) for name, mine, other in pairs if mine != other]
 
 
 def is_parameter(cell: Cell) -> bool:

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from referee.numerics.compare.compare_records import Comparison, StepComparison
+from referee.numerics.compare.compare_records import Comparison
 from referee.numerics.compare.compared_rows import CallRow, Cell
+from referee.numerics.compare.first_divergence import StepComparison
 from referee.numerics.compare.row_tree import Divergence
 from referee.numerics.compare.tensor_difference import METRICS, TensorDifference
 from referee.numerics.record.read_record import STATISTICS, Value
@@ -97,7 +98,7 @@ def _csv_rows(comparison: Comparison) -> list[list[Any]]:
 def _csv_row(step: StepComparison, row: CallRow, cell: Cell | None) -> list[Any]:
     names = [call.name if call else "" for call in (row.pair.target, row.pair.golden)]
     if cell is None:
-        texts = "; ".join(map(str, row.settings))
+        texts = "; ".join(value.text for value in row.settings)
         cell = Cell("", "", None, None, TensorDifference(not row.settings, 0.0, texts))
     values = (cell.target or Value(""), cell.golden or Value(""))
     return [

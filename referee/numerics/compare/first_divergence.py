@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from referee.numerics.compare.compared_rows import (
     BEYOND,
@@ -149,23 +149,28 @@ FLAGS = {"True", "False", "None", "absent"}
 RANDOM = "drop rand bernoulli multinomial normal uniform exponential rrelu gumbel poisson".split()  # noqa: SIM905
 
 
-@dataclass
-class Judgement:
-    """The answer for a step of a rank."""
+@dataclass(frozen=True)
+class StepComparison:
+    """The comparison of a step of a rank."""
 
+    place: str  # as in "step0/rank0"; empty where a rank's folder was given
+    target: StepRecord
+    golden: StepRecord
+    rows: list[CallRow]
     verdict: str  # equal, rounding or diverges
     divergence: Divergence | None
-    first_difference: CallRow | None  # the first call that ended with an unequal result
-    findings: list[TableRow] = field(default_factory=list)  # differences without an effect on the verdict
-    undecided: list[str] = field(default_factory=list)  # arguments whose effect rounding may hide
+    first_unequal: CallRow | None  # the first call that ended with an unequal result
+    findings: list[TableRow]  # differences without an effect on the verdict
+    undecided: list[str]  # arguments whose effect rounding may hide
 
 
 def judge(
-    rows: Sequence[CallRow],
+    place: str,
+    rows: list[CallRow],
     target: StepRecord,
     golden: StepRecord,
     earlier: Earlier | None = None,
-) -> Judgement:
+) -> StepComparison:
     """Judge the rows, and set the grade of each.
 
     earlier: the steps before, if none diverged.
@@ -181,7 +186,8 @@ def judge(
             row.grade = WRONG
     verdict = "diverges" if found else "rounding" if unequal or scan.unequal_inputs else "equal"
     first = scan.first_unequal or next(iter(unequal), None)
-    return Judgement(verdict, found, first, _findings(rows, found), scan.undecided)
+    sides = place, target, golden, rows
+    return StepComparison(*sides, verdict, found, first, _findings(rows, found), scan.undecided)
 
 
 class _Judge:
@@ -357,7 +363,9 @@ class _Judge:
         numbers = [value for value in changed if not {value.target, value.golden} & FLAGS]
         if not wrong and not (exact and any(value.side != "output" for value in numbers)):
             if row.replayed is None and not (row.equal("input") or row.pair.call.is_module):
-                self.undecided += [f"{row.name}: {value}" for value in changed if value.side == "argument"]
+                self.undecided += [
+                    f"{row.name}: {value.text}" for value in changed if value.side == "argument"
+                ]
             return None
         if not row.settings and row.replayed is None and _integers_without_values(row):
             return self.tree.divergence(row, "output", "data")
@@ -448,11 +456,7 @@ def _integers_without_values(row: CallRow) -> bool:
 def _findings(rows: Sequence[CallRow], found: Divergence | None) -> list[TableRow]:
     """Return differences of settings and parameters without an effect on the verdict."""
     others = [row for row in rows if found is None or row is not found.row]
-    plain = [
-        TableRow(row.name, value.side, value.place, value.target, value.golden, evidence="setting")
-        for row in others
-        for value in (*row.settings, *row.flags, *row.lost)
-    ]
+    plain = [value for row in others for value in (*row.settings, *row.flags, *row.lost)]
     parameters = [
         TableRow(row.name, cell.side, cell.place, units=row.units("parameter"), evidence="parameter")
         for row in others

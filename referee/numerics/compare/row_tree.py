@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from referee.numerics.compare.compared_rows import UNMATCHED, CallRow, Cell, PlainDifference
+from referee.numerics.compare.compared_rows import UNMATCHED, CallRow, Cell
 from referee.numerics.record.read_record import Call, StepRecord, Value
 from referee.numerics.rows import TableRow
 
@@ -84,7 +84,7 @@ class RowTree:
         row: CallRow,
         side: str,
         evidence: str,
-        value: Cell | PlainDifference | None = None,
+        value: Cell | TableRow | None = None,
         bound: float = math.nan,
         order: tuple[int, int] | None = None,
     ) -> Divergence:

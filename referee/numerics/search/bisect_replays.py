@@ -194,7 +194,7 @@ class Bisection:
 
     def _replay(self, words: str) -> str:
         try:
-            outcome = SHOWN if shows(self.symptom, self.replay, play(self.replay, words)) else GONE
+            outcome = SHOWN if shows(self.symptom, self.replay, *play(self.replay, words)) else GONE
         except (NumericsError, RuntimeError) as error:  # no kernel, no memory
             if not words:
                 raise NumericsError(
@@ -220,20 +220,9 @@ class Bisection:
         return self._refined(found) if found else words
 
 
-@dataclass(frozen=True)
-class Played:
-    """Losses and gradient norms by the number of the step. failed: the step that is not finite, or None."""
-
-    losses: dict[int, float]
-    norms: dict[int, float]
-    failed: int | None = None
-
-
-def play(replay: ReplayedStep, words: str = "") -> Played:
-    """Replay the steps with fixes, up to one that is not finite."""
-    losses: dict[int, float] = {}
-    norms: dict[int, float] = {}
-    fixes = None
+def play(replay: ReplayedStep, words: str = "") -> tuple[LossCurve, int | None]:
+    """Replay the steps with fixes, up to one that is not finite. Returns the curve, and the number of that step."""
+    curve, fixes = LossCurve("replay", {}), None
     try:
         replay.restore()
         fixes = apply_fixes(replay, words) if words else None
@@ -241,19 +230,19 @@ def play(replay: ReplayedStep, words: str = "") -> Played:
             try:
                 returned = replay.function()
             except ArithmeticError:
-                return Played(losses, norms, number)
+                return curve, number
             values = _numbers(returned)
             if not values:
                 raise NumericsError("the step returns no number; fix: return the loss")
-            losses[number] = values[0]
-            norms |= {number: values[1]} if len(values) > 1 else {}
+            curve.losses[number] = values[0]
+            curve.gradient_norms |= {number: values[1]} if len(values) > 1 else {}
             if not all(map(math.isfinite, values)) or not _all_finite(replay):
-                return Played(losses, norms, number)
+                return curve, number
     finally:
         if fixes is not None:
             fixes.undo()
         replay.restore()
-    return Played(losses, norms)
+    return curve, None
 
 
 def apply_fixes(replay: ReplayedStep, words: str) -> Any:
@@ -281,18 +270,14 @@ def _all_finite(replay: ReplayedStep) -> bool:
         return all(bool(value.isfinite().all()) for value in values)
 
 
-def shows(symptom: str, replay: ReplayedStep, played: Played) -> bool:
+def shows(symptom: str, replay: ReplayedStep, curve: LossCurve, failed: int | None) -> bool:
     """Whether replayed steps show a symptom. A step that is not finite is a spike and a difference, too."""
-    if played.failed is not None:
+    if failed is not None:
         return True
     if symptom == SPIKE:
         outlier = Outlier(LOSS, values=replay.before)
-        return any(outlier.observe(loss) is not None for loss in played.losses.values())
+        return any(outlier.observe(loss) is not None for loss in curve.losses.values())
     if symptom == DIFFERS and replay.golden:
-        losses, norms = (
-            {step: row[place] for step, row in replay.golden.items() if len(row) > place} for place in (0, 1)
-        )
         with contextlib.suppress(NumericsError):  # no common step
-            curves = LossCurve("replay", played.losses, played.norms), LossCurve("golden", losses, norms)
-            return pair_curves(*curves, 0, replay.epsilon).beyond is not None
+            return pair_curves(curve, replay.golden, 0, replay.epsilon).beyond is not None
     return False

@@ -41,11 +41,11 @@ def run_fix(given: Any) -> int:
     finally:
         applied.undo()
     print(*applied.changes, sep="\n")
-    for name, played in (("without", play(replay)), ("with", play(replay, words))):
-        for number, loss in played.losses.items():
+    for name, (curve, failed) in (("without", play(replay)), ("with", play(replay, words))):
+        for number, loss in curve.losses.items():
             print(f"step {number}: loss {loss!r} {name} the fix")
-        if played.failed:
-            print(f"step {played.failed} is not finite {name} the fix")
+        if failed:
+            print(f"step {failed} is not finite {name} the fix")
     return 0
 
 

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from referee.numerics.compare.compare_records import Comparison, StepComparison
+from referee.numerics.compare.compare_records import Comparison
 from referee.numerics.compare.compared_rows import CallRow, Cell
 from referee.numerics.compare.comparison_page import comparison_blocks
+from referee.numerics.compare.first_divergence import StepComparison
 from referee.numerics.compare.matched_calls import CallPair, NameMap
 from referee.numerics.compare.row_tree import RowTree, stack_of
 from referee.numerics.record.read_record import Call, StepRecord, Value, find_records, read_record
@@ -80,7 +81,7 @@ def comparison_tree(comparison: Comparison, names: NameMap) -> dict[str, Any]:
 
 
 def _of_step(step: StepComparison) -> dict[str, Any]:
-    found = step.judgement.divergence
+    found = step.divergence
     data = _Tree(step.place, step.rows, step.target, step.golden, found.row if found else None).data()
     return {**data, "why": found.evidence if found else ""}
 

@@ -100,14 +100,13 @@ def test_the_smallest_part_that_overflows_is_named(part: str, expected: str, ste
 
 
 def test_a_spike_and_a_difference_from_a_right_run_are_named() -> None:
-    right = play(replay_of(lambda net: None, 3)).losses
+    golden, _ = play(replay_of(lambda net: None, 3))
 
     def change(net: Net) -> None:
         net.blocks[2].fault = cancels
 
-    before = [right[1] + 0.001 * (k % 2) for k in range(20)]
+    before = [golden.losses[1] + 0.001 * (k % 2) for k in range(20)]
     assert bisect(replay_of(change, 3, before=before), "spike") == ("upcast:blocks.2",)
-    golden = {step: (loss,) for step, loss in right.items()}
     assert bisect(replay_of(change, 3, golden=golden), "differs") == ("upcast:blocks.2",)
     with pytest.raises(NumericsError, match="does not show the symptom differs"):
         bisect(replay_of(lambda net: None, 3, golden=golden), "differs")
