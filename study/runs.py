@@ -18,8 +18,10 @@ from msgspec import Meta
 
 from ra.arms import PATTERNS, parse_arm
 from referee.verdict.rows import ACCURACY, LOSS, TEST, VALIDATION, Row
+from referee.verdict.statistics import percent
 from runtime import records, run_record
 from runtime.files import DamagedFileError, Remembered
+from runtime.metrics_log import LogReader, MetricsLine, parse_line
 from runtime.records import Count, Record, Task, Text
 from runtime.run_record import (
     Batch,
@@ -262,6 +264,33 @@ def final_values(runs: Sequence[Run]) -> dict[str, dict[int, float]]:
     for run in runs:
         table.setdefault(run.variant, {})[run.record.seed] = run.value
     return table
+
+
+def to_baseline(run_dir: Path, record: RunRecord) -> str:
+    """Return the difference of a run to B at its seed and rate, at the last tokens at which both were validated.
+
+    In percent of perplexity, of GRPO in points of accuracy; "" without such tokens.
+    """
+    baseline = parse_arm(BASELINE).with_rate(parse_arm(record.variant).rate).name
+    if record.variant == baseline:
+        return ""
+    other = run_dir.parent / run_record.run_name(baseline, record.seed)
+    values, references = validations(run_dir, record), validations(other, read_record(other))
+    shared = values.keys() & references.keys()
+    if not shared:
+        return ""
+    difference = values[max(shared)] - references[max(shared)]
+    return f"{100 * difference:+.1f} points" if record.task == "grpo" else percent(difference)
+
+
+def validations(run_dir: Path, record: RunRecord | None) -> dict[int, float]:
+    """Return tokens -> loss in nats, of GRPO accuracy, of every validation so far."""
+    if record and record.status == "finished" and record.validation:
+        return {at.tokens: at.loss for at in record.validation.history if at.loss is not None}
+    texts = LogReader(run_dir / "metrics.jsonl").read()
+    lines = [parse_line(text, MetricsLine) for text in texts if b'"validation"' in text]
+    values = [(line.tokens, line.loss if line.accuracy is None else line.accuracy) for line in lines if line]
+    return {tokens: value for tokens, value in values if value is not None}
 
 
 def read_expected(study_dir: Path) -> Expected:

@@ -10,18 +10,17 @@ from referee.verdict.statistics import mean
 from runtime import attempt, run_record
 from runtime.attempt import Attempt, read_attempt
 from runtime.dotconfig import read_symbols
-from runtime.metrics_log import MetricsLine, last_lines
+from runtime.metrics_log import last_lines
 from runtime.output import duration
-from runtime.run_record import RunRecord
 from runtime.settings import Config
 from study import plan_file
 from study.executors.slurm_executor import Job, queue
 from study.plan_file import Plan
 from study.preconditions import LOCK, is_locked
-from study.runs import EXPECTED, read_expected, run_folders
-from study.terminal import START_SECONDS, digits, expected_seconds
+from study.runs import BASELINE, read_expected, run_folders, to_baseline
+from study.terminal import START_SECONDS, expected_seconds, last_result
 
-COLUMNS = ("run", "state", "progress", "validation", "tok/s", "host", "place")
+COLUMNS = ("run", "state", "progress", "validation", f"to {BASELINE}", "tok/s", "host", "place")
 
 
 @dataclass(frozen=True)
@@ -33,6 +32,7 @@ class RunStatus:
     state: str
     done: float = 0.0
     validated: str = ""  # perplexity of the last validation; of GRPO its accuracy
+    difference: str = ""  # to B, at the last tokens at which both were validated
     tokens_per_second: float | None = None
     attempt: Attempt | None = None
     seconds: float = 0.0
@@ -45,6 +45,7 @@ class RunStatus:
             self.state,
             f"{self.done:.0%}",
             self.validated,
+            self.difference,
             "" if self.tokens_per_second is None else f"{self.tokens_per_second:,.0f}",
             self.attempt.host if self.attempt else "",
             self.attempt.place if self.attempt else "",
@@ -82,19 +83,12 @@ def run_status(folder: Path, variant: str, plan: Plan | None, alive: bool) -> Ru
         state,
         min(done, 1.0),
         last_result(record, validation),
-        step.tokens_per_second if step else None,
+        to_baseline(folder, record) if record else "",
+        step.tokens / step.train_seconds if step and step.train_seconds else None,
         read_attempt(folder),
         clock.total if clock else 0.0,
         (record.error or "") if record and state == "failed" else "",
     )
-
-
-def last_result(record: RunRecord | None, validation: MetricsLine | None) -> str:
-    """Return the perplexity or the accuracy of the last validation; "" before the first one."""
-    if validation and validation.accuracy is not None:
-        return f"{100 * validation.accuracy:.1f} %"
-    last = validation or (record.validation if record else None)
-    return f"ppl {digits(last.perplexity)}" if last and last.perplexity else ""
 
 
 def seconds_left(runs: list[RunStatus], expected: float | None) -> float | None:
@@ -115,12 +109,8 @@ def seconds_left(runs: list[RunStatus], expected: float | None) -> float | None:
 def read_status(study_dir: Path) -> tuple[list[RunStatus], Plan | None]:
     """Return the state of every expected run, in the order of execution. PlanFileError for a damaged plan."""
     plan = plan_file.read(study_dir)
-    if (study_dir / EXPECTED).exists():
-        names = {
-            run_record.run_name(variant, seed): variant for variant, seed in read_expected(study_dir).all_runs
-        }
-    else:
-        names = {}
+    expected = read_expected(study_dir).all_runs  # none without the file
+    names = {run_record.run_name(variant, seed): variant for variant, seed in expected}
     for folder in run_folders(study_dir)[0]:
         if folder.name not in names:
             names[folder.name] = folder.name.rstrip("0123456789")
@@ -142,8 +132,7 @@ def status_text(study_dir: Path) -> str:
     runs, plan = read_status(study_dir)
     counts = Counter(run.state for run in runs)
     lines = [f"{study_dir}: {len(runs)} runs, {', '.join(f'{n} {state}' for state, n in counts.items())}"]
-    columns = ["reward" if name == "loss" and plan and plan.task == "grpo" else name for name in COLUMNS]
-    rows = [columns, *(run.cells for run in runs)]
+    rows = [COLUMNS, *(run.cells for run in runs)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
     lines += ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     lines += [f"{run.name}: {run.reason}" for run in runs if run.reason]

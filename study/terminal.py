@@ -14,6 +14,7 @@ from runtime import run_record
 from runtime.metrics_log import MetricsLine
 from runtime.output import INDENT as GAP
 from runtime.output import LiveLine, duration
+from runtime.run_record import RunRecord
 from runtime.settings import EvaluationConfig
 from study.hellaswag_scores import TASKS, entry
 from study.plan_file import Plan
@@ -199,6 +200,14 @@ class Terminal:
 def digits(value: float) -> str:
     """Four significant digits, without an exponent where a person would write none."""
     return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def last_result(record: RunRecord | None, validation: MetricsLine | None) -> str:
+    """Return the perplexity or the accuracy of the last validation; "" before the first one."""
+    if validation and validation.accuracy is not None:
+        return f"{100 * validation.accuracy:.1f} %"
+    last = validation or (record.validation if record else None)
+    return f"ppl {digits(last.perplexity)}" if last and last.perplexity else ""
 
 
 FORWARD_SHARE = (

@@ -39,6 +39,7 @@ from referee.pages.markup import Inline, Link, Strong, Text, pieces
 from referee.verdict.statistics import percent, perplexity
 from runtime.errors import UserError
 from runtime.files import DamagedFileError, read_json, write_bytes, write_text
+from runtime.metrics_log import last_lines
 from study.arm_colors import legend
 from study.evaluation.lm_eval_page import downstream_json, downstream_section
 from study.hellaswag_scores import TASKS
@@ -62,7 +63,8 @@ from study.report.report_summary import (
     no_verdict,
     sensitivity_sentences,
 )
-from study.runs import Run, module, task_of
+from study.runs import BASELINE, Run, module, task_of, to_baseline
+from study.terminal import last_result
 
 LONG = 40  # runs, above which their list is folded
 MANY = 8  # notes, above which they are folded
@@ -93,6 +95,7 @@ def report_document(report: Report, study_dir: Path) -> Document:
             sections.alternation_section(report),
         ]
     blocks += [
+        _unfinished(report, study_dir),
         _runs(report),
         _notes(report),
         Section("Method", [BulletList(method(report))]),
@@ -130,6 +133,23 @@ def _learning_rates(report: Report) -> Section:
     heading = f"All arms at one rate: {rate}, that of the control arms"
     verdicts = Section(heading, [Findings(common_findings(report))], level=3)
     return Section("Learning rates", [*(choice_blocks(report.choice) if report.choice else []), verdicts])
+
+
+def _unfinished(report: Report, study_dir: Path) -> Section:
+    """The last validation of the runs that train or were interrupted; no verdict uses it."""
+    columns: dict[str, Callable[[Run], Text]] = {
+        "run": lambda run: run.name,
+        "status": lambda run: run.status,
+        "last validation": lambda run: last_result(
+            run.record, last_lines(run.file(study_dir, "")).get("validation")
+        ),
+        f"to {BASELINE}": lambda run: to_baseline(run.file(study_dir, ""), run.record),
+    }
+    runs = [run for run in report.runs if run.status in ("running", "interrupted")]
+    about = (
+        f"No verdict uses these. To {BASELINE}: at its seed, at the last tokens at which both were validated."
+    )
+    return Section("Unfinished runs", [Note(about), Table.of(runs, columns)] if runs else [])
 
 
 def _runs(report: Report) -> Section:

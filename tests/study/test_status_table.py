@@ -1,6 +1,7 @@
 """`make status`: what the files of a study say about each run. For a study that runs see test_local."""
 
 import json
+import math
 import os
 import shutil
 import socket
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from referee.pages.document import render_markdown
 from runtime.attempt import PLACE, Fence
 from runtime.batch_plan import BatchPlan
 from runtime.output import duration
@@ -18,6 +20,8 @@ from scripts import status as command
 from study import plan_file
 from study.plan_file import CostClass, Plan, PlanBudget, PlanRow
 from study.preconditions import locked
+from study.report.report_data import build_report
+from study.report.report_page import report_document
 from study.runs import EXPECTED, Expected
 from study.status_table import status_text
 from study.terminal import START_SECONDS, expected_seconds
@@ -45,7 +49,7 @@ def study(tmp_path: Path) -> Path:
         record["clock"] = dict.fromkeys(record["clock"], 20.0)
         write_checked(tmp_path / "runs" / f"B{seed}" / "run.json", record)
     lines = [
-        {"event": "train", "iteration": n, "iterations": 0, "loss": 5.0, "tokens_per_second": 1234.5}
+        {"event": "train", "iteration": n, "loss": 5.0, "tokens": 1234 * n, "train_seconds": n}
         for n in range(1, 51)
     ]
     lines.append({"event": "validation", "iteration": 50, "loss": 4.8, "perplexity": 121.51})
@@ -67,6 +71,29 @@ def test_each_run_has_a_line_and_the_rest_is_estimated(study: Path, monkeypatch:
     assert lines[3].split() == ["B1", "running", "50%", "ppl", "121.5", "1,234", host, "slot", "1"]
     assert lines[6] == "B2: a reason"
     assert lines[7].startswith(f"about {duration(2.5 * (100 + START_SECONDS))} left")  # 0.5 of B1, B2 and B3
+
+
+def test_an_unfinished_run_shows_its_difference_to_b_at_equal_tokens(tmp_path: Path) -> None:
+    """Else the last losses of two runs are compared, which are of other batches and other tokens."""
+    for arm, losses in (("B", (5.0, 4.0, 3.0)), ("RAALL", (5.1, 4.0 + math.log(1.05)))):
+        folder = tmp_path / "runs" / f"{arm}0"
+        write_checked(folder / "run.json", a_record(arm, 0, 4.0) | {"status": "running", "validation": None})
+        lines = [
+            {
+                "event": "validation",
+                "iteration": n,
+                "tokens": 64 * n,
+                "loss": loss,
+                "perplexity": math.exp(loss),
+            }
+            for n, loss in enumerate(losses, 1)
+        ]
+        (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    (row,) = [line.split() for line in status_text(tmp_path).splitlines() if line.startswith("RAALL0")]
+    assert "+5.00 % " in f"{' '.join(row)} "
+    page = render_markdown(report_document(build_report(tmp_path), tmp_path))
+    (row,) = [line.split(" | ") for line in page.splitlines() if "RAALL0" in line and "+5.00" in line]
+    assert row[1:3] == ["running", "ppl 57.33"]
 
 
 @pytest.mark.usefixtures("elsewhere")
