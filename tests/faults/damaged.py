@@ -147,3 +147,21 @@ def damaged_configuration(bench: Bench) -> str:
         output.append(f"{done.returncode} {done.stdout}")
     good = all(line.startswith("1 error: .config cannot be read") and "; fix: " in line for line in output)
     return outcome(good and not place.study.exists(), REFUSED, f"{output}")
+
+
+@fault("a flipped digit in plan.json of an interrupted run", REFUSED)
+def digit_of_run_plan(bench: Bench) -> str:
+    place = bench.interrupted()
+    path, steps = place.run_dir() / "plan.json", place.steps()
+    content = path.read_bytes()
+    flip_digit(path, b'"iterations": ')
+    refused = place.make()
+    named = (
+        refused.returncode == 1 and "B0/plan.json was altered" in refused.stdout and "fix: " in refused.stdout
+    )
+    unchanged = place.steps() == steps and path.read_bytes() != content
+    path.write_bytes(content)
+    same = place.make().returncode == 0 and place.numbers() == bench.undisturbed()
+    return outcome(
+        named and unchanged and same, REFUSED, f"{named} {unchanged} {same} {refused.stdout[-300:]}"
+    )
