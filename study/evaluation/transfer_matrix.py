@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from referee.verdict.rows import ACCURACY as GRPO_ACCURACY
 from referee.verdict.rows import LOSS, Row
 from referee.verdict.statistics import Interval, PairedTest, holm, mean, mean_interval, paired_t
 from runtime.errors import UserError
+from runtime.records import to_plain
 from runtime.run_record import EVALUATIONS, LaterEvaluation, RunRecord, platform_of, read_evaluation
 from study import plan_file
 from study.analysis.verdict import LEVEL, VERDICT_SEEDS
@@ -212,26 +212,10 @@ def _decided(
 
 
 @dataclass(frozen=True)
-class MatrixRow:
-    """The loss (nats per token) of a run on a platform. device: that computed it, with the version of torch.
-
-    acc_norm: of HellaSwag, None without items. item_gap: to the home platform, paired by item; None at home.
-    """
-
-    study: str
-    run: str
-    arm: str
-    seed: int
-    platform: str
-    loss: float
-    device: str
-    acc_norm: float | None
-    item_gap: ItemGap | None
-
-
-@dataclass(frozen=True)
 class TransferReport:
     """home: the platform of training, on device. missing: evaluations that do not exist yet. margin: in nats.
+
+    matrix: the metric, and acc_norm of HellaSwag where it was scored, of every run on every platform.
 
     diverged: arm -> seeds of its runs whose loss was not finite. They are in no mean, and an arm with noise is not
     judged then: its other runs are those that did not diverge.
@@ -241,7 +225,9 @@ class TransferReport:
     home: str
     device: str
     platforms: list[str]
-    matrix: list[MatrixRow]
+    matrix: list[Row]
+    devices: dict[str, str]  # platform -> what computed it, with the version of torch
+    item_gaps: dict[str, dict[str, dict[int, ItemGap]]]  # arm -> platform -> seed -> the gap in acc_norm
     verdicts: TransferVerdicts
     missing: list[str]
     margin: float
@@ -257,25 +243,15 @@ class TransferReport:
     def arms(self) -> list[str]:
         return list(dict.fromkeys(row.arm for row in self.matrix))
 
-    def mean_loss(self, arm: str, platform: str) -> float | None:
-        """Return the mean loss of an arm on a platform over its seeds; None without one."""
-        found = [row.loss for row in self.matrix if (row.arm, row.platform) == (arm, platform)]
-        return mean(found) if found else None
+    def values(self, arm: str, platform: str, metric: str = "") -> dict[int, float]:
+        """Return seed -> value of an arm on a platform, by default of the metric that is judged."""
+        wanted = (arm, platform, metric or self.metric)
+        return {row.seed: row.value for row in self.matrix if (row.arm, row.platform, row.metric) == wanted}
 
     def mean_gap(self, arm: str, platform: str) -> float | None:
         """Return the mean over seeds of loss on a platform minus loss at home of the same run; None without one."""
-        home = {row.seed: row.loss for row in self.matrix if (row.arm, row.platform) == (arm, self.home)}
-        gaps = [
-            row.loss - home[row.seed]
-            for row in self.matrix
-            if (row.arm, row.platform) == (arm, platform) and row.seed in home
-        ]
-        return mean(gaps) if gaps else None
-
-    def item_gaps(self, arm: str, platform: str) -> list[ItemGap]:
-        """Return the gaps in acc_norm of HellaSwag, one a seed."""
-        rows = [row for row in self.matrix if (row.arm, row.platform) == (arm, platform)]
-        return [row.item_gap for row in rows if row.item_gap]
+        gaps = _minus(self.values(arm, platform), self.values(arm, self.home))
+        return mean(list(gaps.values())) if gaps else None
 
 
 def counted_runs(studies: Sequence[Path]) -> list[tuple[Path, Run]]:
@@ -322,7 +298,10 @@ def build_transfer(studies: Sequence[Path], platforms: Sequence[str]) -> Transfe
     home, device = homes.pop()
     metric = LOSS if runs[0][1].record.task == "gpt2" else GRPO_ACCURACY
     names = [home, *(name for name in dict.fromkeys(platforms) if name != home)]
-    matrix, missing = [], []
+    matrix: list[Row] = []
+    missing, first = [], dict[str, tuple[str, str]]()
+    gaps: dict[str, dict[str, dict[int, ItemGap]]] = {}
+    losses: dict[str, dict[str, dict[int, float]]] = {name: {} for name in names}
     for study, run in runs:
         folder = study / "runs" / run.name
         at_home = read_at_home(folder, run.record, home)
@@ -330,17 +309,18 @@ def build_transfer(studies: Sequence[Path], platforms: Sequence[str]) -> Transfe
             found = (read if "@" in name else read_at_home)(folder, run.record, name)
             if found is None or at_home is None:
                 missing.append(f"{run.name} on {name}")
-            elif (found.about["weights"], loss_of(found).data) != (
-                at_home.about["weights"],
-                loss_of(at_home).data,
-            ):
+                continue
+            row = loss_of(found)
+            if (found.about["weights"], row.data) != (at_home.about["weights"], loss_of(at_home).data):
                 missing.append(f"{run.name} on {name} (its result is of other weights or another text)")
-            else:
-                matrix.append(_row(study.name, run, at_home, found))
-    _refuse_two_machines(matrix)
-    table: dict[str, dict[str, dict[int, float]]] = {name: {} for name in names}
-    for row in matrix:
-        table[row.platform].setdefault(row.arm, {})[row.seed] = row.loss
+                continue
+            _refuse_two_machines(
+                name, *first.setdefault(name, (computed_by(found), run.name)), found, run.name
+            )
+            matrix += [row, *filter(None, [found.row(ACCURACY)])]
+            losses[name].setdefault(row.arm, {})[row.seed] = row.value
+            if name != home and (paired := item_gap(at_home, found)):
+                gaps.setdefault(row.arm, {}).setdefault(name, {})[row.seed] = paired
     plan = plan_file.read(studies[0])
     margin = plan.margin if plan else MARGIN
     return TransferReport(
@@ -349,7 +329,9 @@ def build_transfer(studies: Sequence[Path], platforms: Sequence[str]) -> Transfe
         device=device,
         platforms=names,
         matrix=matrix,
-        verdicts=judge_transfer(table, home, margin, diverged, higher=metric != LOSS),
+        devices={name: device for name, (device, _) in first.items()},
+        item_gaps=gaps,
+        verdicts=judge_transfer(losses, home, margin, diverged, higher=metric != LOSS),
         metric=metric,
         missing=missing,
         margin=margin,
@@ -357,36 +339,19 @@ def build_transfer(studies: Sequence[Path], platforms: Sequence[str]) -> Transfe
     )
 
 
-def _row(study: str, run: Run, home: LaterEvaluation, found: LaterEvaluation) -> MatrixRow:
-    paired = None if found.platform == home.platform else item_gap(home, found)
-    accuracy = found.row(ACCURACY)
-    return MatrixRow(
-        study,
-        run.name,
-        run.variant,
-        run.record.seed,
-        found.platform,
-        loss_of(found).value,
-        computed_by(found),
-        accuracy.value if accuracy else None,
-        paired,
+def _refuse_two_machines(platform: str, device: str, first: str, found: LaterEvaluation, run: str) -> None:
+    """Refuse a platform of several devices or versions of torch: the arms would differ by them."""
+    if computed_by(found) == device:
+        return
+    arithmetic, _, machine = platform.partition("@")
+    fix = f"PLATFORMS={arithmetic}" + (f" MACHINE={machine}" if machine else "")
+    raise UserError(
+        f"{platform} is of {device} for {first}, and of {computed_by(found)} for {run}; fix: on one of them, make "
+        f"transfer with {fix}"
     )
 
 
-def _refuse_two_machines(matrix: Sequence[MatrixRow]) -> None:
-    """Refuse a platform of several devices or versions of torch: the arms would differ by them."""
-    first: dict[str, MatrixRow] = {}
-    for row in matrix:
-        other = first.setdefault(row.platform, row)
-        if row.device != other.device:
-            arithmetic, _, machine = row.platform.partition("@")
-            fix = f"PLATFORMS={arithmetic}" + (f" MACHINE={machine}" if machine else "")
-            raise UserError(
-                f"{row.platform} is of {other.device} for {other.run}, and of {row.device} for {row.run}; fix: on one "
-                f"of them, make transfer with {fix}"
-            )
-
-
 def as_json(report: TransferReport) -> dict[str, Any]:
-    """The report as plain data: `matrix` has a row for each run and platform, `verdicts` the three questions."""
-    return {"schema": 1} | dataclasses.asdict(report)
+    """The report as plain data: `matrix` has the rows of each run and platform, `verdicts` the three questions."""
+    plain: dict[str, Any] = to_plain(report)
+    return {"schema": 2} | plain

@@ -117,8 +117,8 @@ def gap_table(report: TransferReport) -> Table:
     others = [name for name in report.platforms if name != report.home]
     rows: list[list[Text]] = []
     for arm in report.arms:
-        home = report.mean_loss(arm, report.home)
-        cells: list[Text] = [arm, "-" if home is None else f"{home:.5f}"]
+        home = list(report.values(arm, report.home).values())
+        cells: list[Text] = [arm, f"{mean(home):.5f}" if home else "-"]
         for name in others:
             gap = report.mean_gap(arm, name)
             cells.append("-" if gap is None else f"{gap:+.5f}")
@@ -129,19 +129,14 @@ def gap_table(report: TransferReport) -> Table:
 def _hellaswag(report: TransferReport) -> list[Block]:
     """The change of acc_norm on each platform, and how many items changed their answer."""
     others = [name for name in report.platforms if name != report.home]
-    if not any(report.item_gaps(arm, name) for arm in report.arms for name in others):
+    if not report.item_gaps:
         return []
-    rows: list[list[Text]] = [
-        [arm, _accuracy(report, arm), *(_item_cell(report.item_gaps(arm, name)) for name in others)]
-        for arm in report.arms
-    ]
+    rows: list[list[Text]] = []
+    for arm in report.arms:
+        home, gaps = list(report.values(arm, report.home, ACCURACY).values()), report.item_gaps.get(arm, {})
+        cells = [_item_cell([*gaps.get(name, {}).values()]) for name in others]
+        rows.append([arm, f"{mean(home):.4f}" if home else "-", *cells])
     return [Table(["arm", f"acc_norm on {report.home}", *others], rows), Note(ABOUT_ITEMS)]
-
-
-def _accuracy(report: TransferReport, arm: str) -> str:
-    rows = [row for row in report.matrix if (row.arm, row.platform) == (arm, report.home)]
-    found = [row.acc_norm for row in rows if row.acc_norm is not None]
-    return f"{mean(found):.4f}" if found else "-"
 
 
 def _item_cell(gaps: Sequence[ItemGap]) -> str:
@@ -152,7 +147,7 @@ def _item_cell(gaps: Sequence[ItemGap]) -> str:
 
 
 def _legend(report: TransferReport) -> list[str]:
-    devices = {row.platform: row.device for row in report.matrix}
+    devices = report.devices
     return [
         f"{name}: {parse_platform(name).text}"
         + (f" ({devices[name]})" if "@" in name and name in devices else "")

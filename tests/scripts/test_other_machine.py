@@ -127,11 +127,12 @@ def test_trained_here_evaluated_there_judged_here(here: Path, transfer: Transfer
     transfer(here, "--platforms", "bf16 bf16@npu910b fp32@npu910b")
     content = json.loads((here / "transfer.json").read_text())
     assert content["platforms"] == ["fp32", "bf16", "bf16@npu910b", "fp32@npu910b"]
-    rows = {(row["run"], row["platform"]): row for row in content["matrix"]}
-    assert rows["B1", "bf16@npu910b"]["device"].startswith(NPU)
-    assert rows["B1", "bf16"]["device"].startswith(content["device"])
+    losses = [row for row in content["matrix"] if row["metric"] == "loss"]
+    rows = {(row["seed"], row["platform"]): row["value"] for row in losses}
+    assert content["devices"]["bf16@npu910b"].startswith(NPU)
+    assert content["devices"]["bf16"].startswith(content["device"])
     gaps = {one["platform"]: one["test"]["difference"]["mean"] for one in content["verdicts"]["gaps"]}
-    expected = [rows[f"B{n}", "bf16@npu910b"]["loss"] - rows[f"B{n}", "fp32"]["loss"] for n in range(3)]
+    expected = [rows[n, "bf16@npu910b"] - rows[n, "fp32"] for n in range(3)]
     assert gaps["bf16@npu910b"] == pytest.approx(sum(expected) / 3)
     assert abs(gaps["bf16@npu910b"]) > 10 * abs(gaps["bf16"])
     assert r"bf16\@npu910b: bfloat16, on npu910b (Ascend 910B3" in (here / "transfer.md").read_text()
@@ -158,7 +159,7 @@ def test_home_is_never_taken_from_another_machine(here: Path, transfer: Transfer
     altered(right, loss=1.0, device=NPU)
     report = build_transfer([here], ["bf16"])
     assert "B0 on fp32" in report.missing
-    assert not [row for row in report.matrix if row.run == "B0"]
+    assert not [row for row in report.matrix if row.seed == 0]
     transfer(here, "--platforms", "bf16")
     assert same(results(here)["fp32"], right)
 
@@ -167,7 +168,7 @@ def test_records_of_other_weights_or_of_two_machines_are_not_mixed(here: Path, t
     transfer(here, "--platforms", "bf16", "--machine", "x", device=NPU)
     transfer(here, "--platforms", "bf16")
     names = ["bf16", "bf16@x"]
-    assert len(build_transfer([here], names).matrix) == 9
+    assert len([row for row in build_transfer([here], names).matrix if row.metric == "loss"]) == 9
     found = results(here, "B1")["bf16@x"]
     altered(found, weights="0" * 64)
     missing = ["B1 on bf16@x (its result is of other weights or another text)"]
@@ -184,9 +185,10 @@ def test_hellaswag_is_scored_on_every_platform_by_item(here: Path, transfer: Tra
     """Against the run's own score, numpy and scipy."""
     transfer(here, "--platforms", "int2 foreign:0 foreign:1")
     content = json.loads((here / "transfer.json").read_text())
-    rows = {(row["run"], row["platform"]): row for row in content["matrix"]}
+    gaps = content["item_gaps"]["B"]
+    assert set(gaps) == {"int2", "foreign:0", "foreign:1"}
     flips = 0
-    for run in ("B0", "B1", "B2"):
+    for seed, run in enumerate(("B0", "B1", "B2")):
         trained = np.load(here / "runs" / run / "items/acc_norm-hellaswag.npy")
         entry = run_record.load(here / "runs" / run).hellaswag
         home, found = (results(here, run)[name] for name in ("fp32", "foreign:1"))
@@ -194,16 +196,15 @@ def test_hellaswag_is_scored_on_every_platform_by_item(here: Path, transfer: Tra
         assert (accuracy.value, accuracy.data) == (entry.acc_norm, f"hellaswag@{entry.items_sha256[:12]}")
         before, after = (np.array(one.items(accuracy)) for one in (home, found))
         assert before.tolist() == trained.tolist()
-        gap = rows[run, "foreign:1"]["item_gap"]
+        gap = gaps["foreign:1"][str(seed)]
         low, high = stats.t.interval(0.95, 11, (after - before).mean(), stats.sem(after - before))
         assert gap["difference"]["mean"] == pytest.approx((after - before).mean())
         if gap["flips"]:
             assert (gap["difference"]["low"], gap["difference"]["high"]) == pytest.approx((low, high))
         assert gap["flips"] == (after != before).sum()
         flips += gap["flips"]
-        zero = rows[run, "foreign:0"]["item_gap"]
+        zero = gaps["foreign:0"][str(seed)]
         assert (zero["difference"]["mean"], zero["flips"], zero["difference"]["count"]) == (0.0, 0, 12)
-        assert rows[run, "fp32"]["item_gap"] is None
     assert flips > 0
     page = (here / "transfer.md").read_text()
     assert "## HellaSwag" in page

@@ -39,9 +39,10 @@ def test_every_run_is_evaluated_judged_and_shown_and_nothing_is_repeated(place: 
     assert status == 0, printed
     content = json.loads((place.study / "transfer.json").read_text())
     names = ["fp32", *PLATFORMS.split()]
-    rows = {(row["run"], row["platform"]): row["loss"] for row in content["matrix"]}
-    assert len(rows) == len(content["matrix"]) == 6 * len(names)
-    assert all(rows[run, "foreign:0"] == rows[run, "fp32"] for run, _ in rows)
+    losses = [row for row in content["matrix"] if row["metric"] == "loss"]
+    rows = {(row["arm"], row["seed"], row["platform"]): row["value"] for row in losses}
+    assert len(rows) == len(losses) == 6 * len(names)
+    assert all(rows[arm, seed, "foreign:0"] == rows[arm, seed, "fp32"] for arm, seed, _ in rows)
     gaps = {one["platform"]: one for one in content["verdicts"]["gaps"]}
     assert set(gaps) == set(names[1:])
     assert gaps["foreign:0"]["word"] == "no gap"
@@ -70,9 +71,8 @@ def test_an_arm_with_a_diverged_run_is_counted_as_that_and_not_judged(
     assert content["diverged"] == {"B+AQN=strong": [1]}
     assert content["verdicts"]["costs"] == content["verdicts"]["shrinks"] == []
     assert len(content["verdicts"]["gaps"]) == 1
-    assert {row["run"] for row in content["matrix"]} == {
-        "B0", "B1", "B2", "B+AQN=strong.0", "B+AQN=strong.2"
-    }  # fmt: skip
+    runs = {(row["arm"], row["seed"]) for row in content["matrix"]}
+    assert runs == {("B", 0), ("B", 1), ("B", 2), ("B+AQN=strong", 0), ("B+AQN=strong", 2)}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from study.evaluation.transfer_matrix import MatrixRow, TransferReport, judge_transfer
+from referee.verdict.rows import LOSS, Row
+from study.evaluation.transfer_matrix import TransferReport, judge_transfer
 from study.report.transfer_page import gap_table
 
 PLATFORMS = ["fp32", "foreign:0.1", "foreign:0.2", "foreign:0.1@npu", "foreign:0.2@npu"]
@@ -18,13 +19,13 @@ GAPS = {
 def report(*missing: tuple[str, int]) -> TransferReport:
     """Three seeds with losses 1, 2, 3 at home. missing: platform and seed without a record."""
     rows = [
-        MatrixRow("s", f"B{seed}", "B", seed, name, 1.0 + seed + GAPS[name], "cpu", None, None)
+        Row("s", "B", seed, "tiny", name, "validation@0", LOSS, 1, 1.0 + seed + GAPS[name])
         for seed in range(3)
         for name in PLATFORMS
         if (name, seed) not in missing
     ]
     verdicts = judge_transfer({}, "fp32", 0.01)
-    return TransferReport(["s"], "fp32", "cpu", PLATFORMS, rows, verdicts, [], 0.01)
+    return TransferReport(["s"], "fp32", "cpu", PLATFORMS, rows, {}, {}, verdicts, [], 0.01)
 
 
 def test_a_gap_is_of_the_runs_that_have_both_records() -> None:
