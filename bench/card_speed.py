@@ -159,7 +159,15 @@ def standard_head(stepper: Stepper) -> None:
         stepper.loss = standard_loss()
 
 
-CHANGES: tuple[tuple[str, Change, Span], ...] = (("standard head", standard_head, (0.97, 0.98)),)
+def bfloat16_residual(stepper: Stepper) -> None:
+    """Do as CONFIG_RESIDUAL_BF16=y."""
+    stepper.model.bfloat16_residual = True
+
+
+CHANGES: tuple[tuple[str, Change, Span], ...] = (
+    ("standard head", standard_head, (0.97, 0.98)),
+    ("bfloat16 residual", bfloat16_residual, (1.06, 1.08)),
+)
 
 
 def head_notes(shape: Shape, micro: int) -> str:

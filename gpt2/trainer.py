@@ -87,6 +87,7 @@ class TrainingRun:
             compile=config.target.compile,
             parts=parts,
             warmup=plan.warmup_iterations,
+            bfloat16_residual=config.target.bfloat16_residual,
         )
         record = initial_record(plan, resolved, stepper, self.corpus.fingerprint, windows)
         assert record.fingerprint

@@ -155,6 +155,7 @@ class Stepper:
         compile: bool,
         parts: ModelParts | None,
         warmup: int | None = None,
+        bfloat16_residual: bool = False,
     ) -> None:
         """Build model and optimizer. warmup: iterations of "wsd"; None: a fraction of the planned ones."""
         self.settings = optimizer_config
@@ -169,6 +170,7 @@ class Stepper:
         self.loss: Loss = standard_loss() if compile else linear_cross_entropy  # the first step compiles it
         self.notes: list[str] = []  # why a card does not use the faster loss
         self.model = build_model(model_config, parts, seed)
+        self.model.bfloat16_residual = bfloat16_residual
         initialise(self.model, seed)
         if torch.device(device).type != "cpu":  # built on the CPU
             self.model.to(device)

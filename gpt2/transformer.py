@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpt2.cpu_linear import gelu_linear, linear, recompute_gelu
-from gpt2.loss import RowLosses, linear_cross_entropy, target_losses_sliced, token_losses
+from gpt2.loss import RowLosses, compute_dtype, linear_cross_entropy, target_losses_sliced, token_losses
 
 
 class UnsetLinear(nn.Linear):
@@ -225,6 +225,7 @@ class GPT2(nn.Module):
         if padded_vocabulary < vocabulary:
             raise ValueError(f"padded vocabulary {padded_vocabulary} is below the vocabulary {vocabulary}")
         self.row_losses: RowLosses = target_losses_sliced  # a card compiles them
+        self.bfloat16_residual = False  # under autocast the sum over the layers has autocast's dtype
         self.vocabulary = vocabulary
         self.block_size = block_size
         self.dropout = dropout
@@ -265,12 +266,14 @@ class GPT2(nn.Module):
         if T > self.block_size:
             raise ValueError(f"{T} tokens exceed the block size {self.block_size}")
         x_BTC = self.position(self.token(ids_BT))
-        x_BTC = F.dropout(x_BTC, self.dropout, self.training)
+        x_BTC = self._narrowed(F.dropout(x_BTC, self.dropout, self.training))
         first = FirstValues()
         for block in self.blocks:
             x_BTC = block(x_BTC, first)
-        out: Tensor = self.norm(x_BTC)
-        return out
+        return self._narrowed(self.norm(x_BTC))
+
+    def _narrowed(self, x_BTC: Tensor) -> Tensor:
+        return x_BTC.to(compute_dtype(x_BTC)) if self.bfloat16_residual else x_BTC
 
     def forward(self, ids_BT: Tensor) -> Tensor:
         return F.linear(self.hidden(ids_BT), self.head[: self.vocabulary])

@@ -390,6 +390,9 @@ class TargetConfig:
     deterministic: Annotated[bool, Symbol("DETERMINISTIC", "rounding")] = False
     ranks: Annotated[int, Symbol("RANKS", "rounding")] = 1
     ranks_timeout_seconds: Annotated[int, Symbol("RANKS_TIMEOUT", "free")] = 600
+    bfloat16_residual: Annotated[
+        bool, Symbol("RESIDUAL_BF16", "numbers", "target", needs="RESIDUAL_BF16")
+    ] = False
 
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> TargetConfig:

@@ -162,6 +162,7 @@ def measure_steps(
             dtype=resolved.dtype,
             compile=config.target.compile,
             parts=variant.parts,
+            bfloat16_residual=config.target.bfloat16_residual,
         )
         for name, variant in variants.items()
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from runtime.errors import UserError
 from runtime.settings import ANY_TARGET, GPT2
 from study.executors.child_process import KEEP_HEAP
 
+NARROW = "RESIDUAL_BF16"  # a case: our step with this symbol
 END = 10  # the last tenth of the steps is the end of a curve
 MAX_TOKENS = 2_000_000  # of text, from which the batches are drawn
 
@@ -71,12 +72,14 @@ def run(session: SuiteSession) -> tuple[Mapping[str, Any], list[str]]:
             f"the plain step needs bfloat16 on a GPU; this GPU trains in {session.resolved.dtype}; "
             "fix: use a GPU with bfloat16"
         )
-    session.say(f"{shape.name}, {shape.steps} steps")
+    if session.cases not in ("", NARROW):
+        raise UserError(f"unknown CASES={session.cases}; fix: CASES={NARROW}, or none")
+    session.say(f"{shape.name}, {shape.steps} steps {session.cases}".rstrip())
     curves: list[dict[str, Any]] = []
     data: dict[str, Any] = {"shape": asdict(shape), "curves": curves}
     with BenchWorker(f"training of {shape.name}", KEEP_HEAP) as worker:
         for seed in range(session.rounds):
-            ours, plain = worker.call(train_both, shape, seed)
+            ours, plain = worker.call(train_both, shape, seed, session.cases == NARROW)
             curves.append({"seed": seed, "ours": ours, "plain": plain})
             session.say(f"seed {seed + 1}/{session.rounds} is trained with both steps")
             session.save(data)
@@ -141,13 +144,19 @@ def draw_batches(shape: TrainingShape, ids_N: Tensor) -> list[Tensor]:
     return list(ids_N[starts + torch.arange(shape.block_size + 1)])
 
 
-def train_both(shape: TrainingShape, seed: int) -> tuple[list[float], list[float]]:
-    """Train with our step, then with the plain one, from the same weights on the same batches. Returns the losses."""
+def train_both(shape: TrainingShape, seed: int, narrow: bool = False) -> tuple[list[float], list[float]]:
+    """Train with our step, then with the plain one, from the same weights on the same batches. Returns the losses.
+
+    narrow: ours is in bfloat16 on a CPU, too, and as with CONFIG_RESIDUAL_BF16=y.
+    """
     resolved = attention_kernels.prepare_device(ANY_TARGET, model_config(shape))
+    if narrow:
+        resolved = replace(resolved, dtype="bfloat16")
     micro, effective, rate, device = shape.micro, shape.effective, shape.learning_rate, resolved.device
     batches = draw_batches(shape, embedded_tokens())
     with attention_kernels.attention_context(resolved, 0.0):
         stepper = make_stepper(shape, BASELINE, micro, resolved, effective, seed, rate)
+        stepper.model.bfloat16_residual = narrow
         ours = [stepper.step(ids_ET.to(device), k, shape.steps).loss for k, ids_ET in enumerate(batches)]
     # no padded vocabulary: padding would be in the plain step's softmax
     plain = PlainStep(shape, GPT2.size, device, effective // micro, rate)
@@ -162,5 +171,6 @@ SUITE = Suite(
     "loss curves of our step and the plain one beside the noise among seeds",
     run,
     rounds=3,
+    cases=True,
     least_rounds=2,
 )

@@ -93,3 +93,26 @@ def test_the_initial_weights_are_pinned() -> None:
     """Recorded once, of three layers of width 32: every tensor that the variants share, names and bytes."""
     pinned = "7760b70fce4f94d8919b34ff6b108e66"
     assert weights_digest(small(), 0).startswith(pinned)
+
+
+def test_a_bfloat16_residual_stream_rounds_the_sum_over_the_layers_and_nothing_else() -> None:
+    """Without autocast no bit changes; with it the loss and its gradients stay near those of float64."""
+    ids = torch.randint(101, (4, 24), generator=torch.Generator().manual_seed(0))
+
+    def outcome(narrow: bool, autocast: bool, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+        model = small().to(dtype)
+        model.bfloat16_residual = narrow
+        seen: list[torch.dtype] = []
+        for block in model.blocks:
+            block.register_forward_pre_hook(lambda block, given: seen.append(given[0].dtype))
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = model.loss(ids[:, :-1], ids[:, 1:])
+        assert set(seen) == {torch.bfloat16 if narrow and autocast else dtype}
+        return [loss, *torch.autograd.grad(loss, list(model.parameters()))]
+
+    for ours, right in zip(outcome(True, False), outcome(False, False), strict=True):
+        assert torch.equal(ours, right)
+    exact = torch.cat([part.flatten() for part in outcome(False, False, torch.float64)])
+    for narrow in (False, True):
+        found = torch.cat([part.flatten().double() for part in outcome(narrow, True)])
+        assert 0 < (found - exact).norm() <= 0.02 * exact.norm()

@@ -71,6 +71,7 @@ def test_a_config_fills_every_field():
         False,
         1,
         600,
+        False,
     )
     assert dataclasses.astuple(config.tracking) == (False, "off", "", False)
     assert config.checkpoint_seconds == 30
