@@ -20,6 +20,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from runtime.detected_hardware import allowed_cpus
 from runtime.errors import UserError, disk_full, explain_full_disk, explain_missing_compiler, out_of_memory
 from runtime.signals import Interrupted, Stop
 
@@ -209,6 +210,10 @@ GRACE_SECONDS = 30.0  # for the other ranks to end after the first one failed; t
 POLL_SECONDS = 0.05
 
 
+COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
+MOST_COMPILE_THREADS = 32  # of a process, as in torch
+
+
 class Rank:
     """One process of the run. Rank 0 has the launcher's standard output; all other output goes to standard error."""
 
@@ -217,6 +222,10 @@ class Rank:
         self.last_line = ""
         variables = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        threads = min(MOST_COMPILE_THREADS, max(1, len(allowed_cpus()) // count))
+        address[COMPILE_THREADS] = os.environ.get(
+            COMPILE_THREADS, str(threads)
+        )  # else of each rank as many as CPUs
         self.process = subprocess.Popen(
             command,
             env=os.environ | {name: str(value) for name, value in variables.items()} | address,

@@ -37,6 +37,7 @@ from study.trackers import followed_by_trackers
 if TYPE_CHECKING:
     from study.planner import Question, Steps
 
+COMPILER_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 # modules that import torch are imported where they are used: the process handles signals before
 
 
@@ -69,6 +70,9 @@ def _execute(path: Path, parent: int) -> tuple[int, Any]:
             work = records.read(Question, path)
             steps = isinstance(work.asked, Steps)
         target = work.settings.target
+        if on_cluster():  # a node reuses what another one compiled
+            study_dir = path.absolute().parents[2 if isinstance(work, RunPlan) else 1]
+            os.environ.setdefault(COMPILER_CACHE, str(study_dir / "compiled"))
         export_environment(target.name, deterministic=target.deterministic, launched=True)
         if steps and target.ranks > 1 and not ranks.started():
             stop.at_once = False  # the ranks are asked to stop
@@ -160,10 +164,14 @@ def _gpt2(run_dir: Path, plan: RunPlan, resolved: ResolvedTarget, stop: Stop, **
         return training.train()
 
 
+def on_cluster() -> bool:
+    """Whether an executor of a cluster placed this process."""
+    return os.environ.get(PLACE, "").startswith(("slurm", "ray"))
+
+
 def refuse_another_card(planned: RecordedTarget | None, resolved: ResolvedTarget) -> None:
     """UserError if a cluster placed this run on another kind of card than that of the plan."""
-    on_cluster = os.environ.get(PLACE, "").startswith(("slurm", "ray"))
-    if not on_cluster or planned is None:
+    if planned is None or not on_cluster():
         return
     if (planned.device, planned.dtype) != (resolved.device_name, resolved.dtype):
         raise UserError(

@@ -30,6 +30,20 @@ def test_every_rank_has_torchruns_variables(tmp_path: Path) -> None:
     assert found[0][5] == "3"
 
 
+def test_ranks_divide_the_compile_threads_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each of 8 ranks starts as many compilers as the machine has CPUs."""
+    monkeypatch.delenv(ranks.COMPILE_THREADS, raising=False)
+    monkeypatch.setattr(ranks, "allowed_cpus", lambda: set(range(12)))
+    code = f"open(f'{tmp_path}/' + rank, 'w').write(os.environ['{ranks.COMPILE_THREADS}'])"
+    assert ended(code, count=3) == 0
+    assert {(tmp_path / f"{number}").read_text() for number in range(3)} == {"4"}
+    monkeypatch.setenv(ranks.COMPILE_THREADS, "7")
+    assert ended(code, count=1) == 0
+    assert (tmp_path / "0").read_text() == "7"
+
+
 @pytest.mark.parametrize(
     ("code", "status", "last"),
     [
