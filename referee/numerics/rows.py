@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
+
+from referee.numerics.text_files import finite
 
 HEADINGS = ("Call", "Side", "Place", "Target", "Golden", "Units", "Bound", "Evidence")
 EVIDENCE = ("data", "parameter", "setting", "computed", "changed", "one side", "update")
@@ -29,6 +32,11 @@ class TableRow:
     def text(self) -> str:
         """Return the difference in one line, without its call."""
         return f"{self.side} {self.place}: {self.target} against {self.golden}"
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields. Numbers that are not finite are None."""
+        return {name: finite(value) for name, value in vars(self).items()}
 
     @property
     def cells(self) -> list[str]:

@@ -11,11 +11,10 @@ from typing import Any
 from referee.numerics.compare.compare_records import Comparison
 from referee.numerics.compare.compared_rows import CallRow, Cell
 from referee.numerics.compare.first_divergence import StepComparison
-from referee.numerics.compare.row_tree import Divergence
 from referee.numerics.compare.tensor_difference import METRICS, TensorDifference
 from referee.numerics.record.read_record import STATISTICS, Value
 from referee.numerics.rows import HEADINGS, TableRow, text_table
-from referee.numerics.text_files import finite, write_json, writing
+from referee.numerics.text_files import write_json, writing
 from referee.pages.document import Block, BulletList, Details, Section, Table
 from referee.pages.markup import Code, Text
 
@@ -119,22 +118,10 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
     return {
         "verdict": comparison.verdict_text,
         "incomplete": comparison.incomplete,
-        "first_divergence": _divergence_json(first) if first else None,
+        "first_divergence": first.as_json | {"row": first.row.name if first.row else None} if first else None,
         "first_unequal": comparison.first_unequal,
         "target": str(comparison.target),
         "golden": str(comparison.golden),
         "notes": comparison.notes,
         "findings": [row.cells for row in comparison.rows[1 if first else 0 :]],
-    }
-
-
-def _divergence_json(first: Divergence) -> dict[str, Any]:
-    names = ("call", "side", "place", "target", "golden", "evidence", "module", "step", "direction")
-    return {
-        **{name: getattr(first, name) for name in names},
-        "units": finite(first.units),
-        "bound": finite(first.bound),
-        "row": first.row.name if first.row else None,
-        "context": list(first.context),
-        "stack": list(first.stack),
     }

@@ -19,7 +19,7 @@ from referee.numerics.diagnose.symptoms import (
     step_to_record,
 )
 from referee.numerics.rows import TableRow, text_table
-from referee.numerics.text_files import finite, write_json, writing
+from referee.numerics.text_files import write_json, writing
 from referee.verdict.loss_files import read_curve, same_file
 
 DESCRIPTION = """
@@ -76,7 +76,7 @@ def report(
         "section": SYMPTOMS[diagnosis.symptom],
         "common_steps": len(diagnosis.pair.steps),
         "offset": diagnosis.pair.offset,
-        "rows": [{name: finite(value) for name, value in vars(row).items()} for row in rows],
+        "rows": [row.as_json for row in rows],
         "record_step": step_to_record(diagnosis),
         "notes": diagnosis.notes,
         "next": list(commands),

@@ -125,15 +125,13 @@ def read_results(path: Path) -> tuple[str, Units]:
 
 
 def summary(oracle: Oracle, benchmark: str = "") -> list[str]:
-    """Return the counts: "15 operations: 13 checked, 2 not checked", reasons, origins of values, verdicts."""
+    """Return the counts: "15 operations: 13 checked, 2 not checked", reasons, verdicts."""
     left, count = oracle.not_checked, len(oracle.names)
     verdicts = Counter(check.verdict for check in oracle.checks)
-    values = Counter({check.name: check.values for check in oracle.checks}.values())
     partly = sum(skip.name in {check.name for check in oracle.checks} for skip in oracle.skipped)
     return [
         f"{count} operations: {count - left.total()} checked, {left.total()} not checked",
         *(f"not checked, {number}: {reason}" for reason, number in left.most_common()),
-        "values: " + ", ".join(f"{number} {word}" for word, number in values.items()),
         f"{len(oracle.checks)} checks: {', '.join(f'{number} {word}' for word, number in verdicts.items())}",
         *([f"{partly} runs of checked operations skipped: oracle.json has the reasons"] if partly else []),
         *([f"column Golden: units on {benchmark}"] if benchmark else []),

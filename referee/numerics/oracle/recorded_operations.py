@@ -19,7 +19,7 @@ from torch import Tensor
 from referee.numerics.compare.tensor_difference import load
 from referee.numerics.record.captured_steps import backward_name
 from referee.numerics.record.read_record import Call, StepRecord, Value, find_records, read_record
-from referee.numerics.rounding.operation_checks import GENERATED, RECORDED, Operation, Skipped
+from referee.numerics.rounding.operation_checks import Operation, Skipped
 from referee.numerics.rounding.optimizer_checks import custom_operations, step_operations
 from referee.numerics.rounding.replayed_calls import (
     LARGEST,
@@ -106,7 +106,6 @@ def _operation(call: Call, record: StepRecord, functions: bool) -> Operation:
         _label(call),
         again,
         reference,
-        RECORDED if is_recorded else GENERATED,
         results=[tensor_of(value, "", rows) for value in results] if complete else (),
         passed=without_shared(again.tensors, passed),
         autocast=_autocast(name, ordered, results),

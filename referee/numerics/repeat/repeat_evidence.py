@@ -29,7 +29,6 @@ from referee.numerics.repeat.conditions import (
 )
 from referee.numerics.repeat.trace import OperationEvent, Trace, TraceDifference, first_difference
 from referee.numerics.rows import TableRow, text_table
-from referee.numerics.text_files import finite
 
 REPRODUCIBLE, LIMITED = "reproducible", " in what could be compared"
 ASYNCHRONOUS = "asynchronous memory fault"
@@ -207,7 +206,7 @@ class Repetition:
         return {
             "conclusion": self.verdict,
             "fault": self.is_fault,
-            "rows": [{name: finite(value) for name, value in vars(row).items()} for row in self.rows()],
+            "rows": [row.as_json for row in self.rows()],
             "uncompared": self.uncompared(),
             "alternatives": [cause.alternative for cause in self.causes if cause.alternative],
             "notes": self.notes,

@@ -40,8 +40,11 @@ from referee.numerics.rounding.within_rounding import (
 )
 
 Around = Callable[[], AbstractContextManager[Any]]
-RECORDED, GENERATED, GIVEN = "recorded", "generated", "given"  # origins of values
-DEVICE, FLOAT32 = "device", "device, float32"  # runs; others are RECORDED and the kinds of extreme inputs
+RECORDED, DEVICE, FLOAT32 = (
+    "recorded",
+    "device",
+    "device, float32",
+)  # runs; others are kinds of extreme inputs
 WRONG, ROUNDING = "wrong", "rounding"
 LARGEST = 1 << 22  # elements of an operation that is run on extreme inputs
 
@@ -54,7 +57,6 @@ class Operation:
     label: str  # the function, as in "Functional.gelu"
     call: FunctionCall
     reference: Callable[..., Any] | None = None  # computes the same in float64; None: the function itself
-    values: str = GIVEN
     results: Sequence[Tensor] = ()  # recorded
     passed: Sequence[Tensor | None] = ()  # recorded gradients of the floating inputs
     autocast: torch.dtype | None = None
@@ -79,7 +81,6 @@ class Check:
     part: str  # "result 0", "gradient 1" of the floating inputs, or "arguments"
     dtype: str
     how: str  # DEVICE, FLOAT32, RECORDED, or the kind of extreme input
-    values: str  # the origin of the inputs, also of extreme ones
     units: float
     bound: float
     why: str = ""  # what no number says
@@ -222,7 +223,7 @@ class Oracle:
     def _add(self, operation: Operation, how: str, error: Error, digest: str = "") -> None:
         dtype = str(error.dtype or "").removeprefix("torch.")
         numbers = error.units, error.bound, error.why, digest
-        place = operation.name, operation.label, error.part, dtype, how, operation.values
+        place = operation.name, operation.label, error.part, dtype, how
         self.checks.append(Check(*place, *numbers))
 
     def _skip(self, operation: Operation, reason: str) -> None:

@@ -20,7 +20,6 @@ from torch.optim import Optimizer
 from referee.errors import NumericsError
 from referee.numerics.record import captured_steps
 from referee.numerics.rounding.operation_checks import (
-    RECORDED,
     Check,
     Operation,
     Oracle,
@@ -80,7 +79,7 @@ def operation_of(
     inputs = [[before[part] for before in step.before] for part in ("parameter", "gradient", "state")]
     eps = _default_eps(step)
     call = FunctionCall(_replay(kind, step, eps), inputs, {})
-    return Operation(name, step.label, call, _replay(kind, step, PLAINLY | eps), RECORDED, results)
+    return Operation(name, step.label, call, _replay(kind, step, PLAINLY | eps), results)
 
 
 def custom_operations(folder: Path, prefix: str = "") -> Iterator[Operation | Skipped]:
@@ -98,7 +97,7 @@ def custom_operations(folder: Path, prefix: str = "") -> Iterator[Operation | Sk
         results = row["results"]
         received = random_gradients(results) if row["differentiable"] and results else None
         call = FunctionCall(kind.apply, row["args"], {}, received, row["wanted"])
-        yield Operation(name, label, call, None, RECORDED, results)
+        yield Operation(name, label, call, None, results)
 
 
 def _rows(file: Path) -> list[dict[str, Any]]:

@@ -32,7 +32,7 @@ from referee.numerics.monitor.monitor_tables import (
     read_tables,
 )
 from referee.numerics.rows import HEADINGS, TableRow, text_table
-from referee.numerics.text_files import finite, write_json, writing
+from referee.numerics.text_files import write_json, writing
 from referee.pages.document import Block, Document, Figure, Paragraph, Table
 from referee.pages.figures import figure
 from referee.pages.html_page import render_html
@@ -367,8 +367,10 @@ def write_trend(
     blocks: list[Block] = [*map(Paragraph, facts), table, Figure("tensors", heat_map(first), numbers=())]
     with writing(folder, "give another folder for the results"):
         folder.mkdir(parents=True, exist_ok=True)
-        plain = [{key: finite(value) for key, value in vars(row).items()} for row in rows]
-        write_json(folder / "trend.json", {"title": title, "facts": list(facts), "rows": plain})
+        write_json(
+            folder / "trend.json",
+            {"title": title, "facts": list(facts), "rows": [row.as_json for row in rows]},
+        )
         page.write_text(render_html(Document(title, blocks)), encoding="utf-8")
     return page
 
