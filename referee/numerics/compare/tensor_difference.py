@@ -19,6 +19,8 @@ from torch import Tensor
 
 from referee.errors import NumericsError
 from referee.numerics.record.read_record import Value
+from referee.numerics.record.tensor_statistics import bits_of
+from referee.numerics.rounding.within_rounding import real
 
 METRICS = ("cosine", "max_absolute", "max_relative", "mean_relative", "one_thousandth", "five_thousandth")
 
@@ -130,9 +132,9 @@ def _bad_numbers(target: Value, golden: Value) -> str:
 
 
 def _compare_tensors(target: Tensor, golden: Tensor, floor: float) -> TensorDifference:
-    if target.dtype == golden.dtype and torch.equal(_bits(target), _bits(golden)):
+    if target.dtype == golden.dtype and torch.equal(bits_of(target), bits_of(golden)):
         return EQUAL
-    x, y = _wide(target), _wide(golden)
+    x, y = real(target).reshape(-1), real(golden).reshape(-1)
     same = (x == y) | (x.isnan() & y.isnan())
     if bool(same.all()):
         return EQUAL if target.dtype == golden.dtype else TensorDifference(True)
@@ -154,17 +156,6 @@ def _compare_tensors(target: Tensor, golden: Tensor, floor: float) -> TensorDiff
     }
     parts = (float(error.square().mean().sqrt()), scale), (float(error.max()), highest)
     return TensorDifference(False, max(_ratio(*part) for part in parts), "", metrics)
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    flat = tensor.contiguous()
-    return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
-    return tensor.reshape(-1).double()
 
 
 def _compare_statistics(target: Value, golden: Value, floor: float) -> TensorDifference:

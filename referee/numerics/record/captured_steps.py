@@ -19,6 +19,7 @@ from torch.autograd import Function
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.hooks import RemovableHandle
 
 from referee.numerics.describe import SCALARS, is_dense, tensors_in
@@ -315,16 +316,14 @@ class CustomCalls:
 
 
 def _plain(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        return is_dense(value)
-    if type(value) in (list, tuple):
-        return all(map(_plain, value))
-    return isinstance(value, (*SCALARS, torch.Size, torch.dtype))
+    plain = (*SCALARS, torch.Size, torch.dtype)
+    return all(
+        is_dense(part) if isinstance(part, Tensor) else isinstance(part, plain) for part in tree_leaves(value)
+    )
 
 
 def _copied(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().cpu().clone(memory_format=torch.contiguous_format)
-    if type(value) in (list, tuple):
-        return type(value)(map(_copied, value))
-    return value
+    def copy(tensor: Tensor) -> Tensor:
+        return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+
+    return tree_map_only(Tensor, copy, value)

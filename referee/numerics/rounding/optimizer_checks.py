@@ -5,9 +5,8 @@ The float64 reference is the optimizer's implementation tensor by tensor: foreac
 
 from __future__ import annotations
 
-import importlib
 import pickle
-import sys
+import pkgutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -123,9 +122,7 @@ def _default_eps(step: captured_steps.OptimizerStep) -> dict[str, Any]:
 def _imported(module: str, qualname: str, base: type) -> Any:
     """Return a class by its module and name; None where it cannot be imported or is none of a base."""
     try:
-        found: Any = sys.modules.get(module) or importlib.import_module(module)
-        for part in qualname.split("."):
-            found = getattr(found, part)
+        found: Any = pkgutil.resolve_name(f"{module}:{qualname}")
     except (ImportError, AttributeError, ValueError):
         return None
     return found if isinstance(found, type) and issubclass(found, base) else None

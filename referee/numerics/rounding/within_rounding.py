@@ -36,6 +36,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from referee.numerics.describe import tensors_in
 
@@ -374,17 +375,15 @@ def converted(
 
     dtype: in place of floating dtypes among the plain values. number: changes those that float32 does not hold.
     """
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, float) and number and value != float(torch.tensor(value)):
-        return float(number(torch.tensor(value, dtype=torch.float64)))
-    if isinstance(value, torch.dtype) and dtype and value.is_floating_point:
-        return dtype
-    if isinstance(value, list | tuple) and type(value) in (list, tuple):
-        return type(value)(converted(part, change, dtype, number) for part in value)
-    if isinstance(value, dict):
-        return {key: converted(part, change, dtype, number) for key, part in value.items()}
-    return value
+
+    def leaf(part: Any) -> Any:
+        if isinstance(part, Tensor):
+            return change(part)
+        if isinstance(part, float) and number and part != float(torch.tensor(part)):
+            return float(number(torch.tensor(part, dtype=torch.float64)))
+        return dtype if isinstance(part, torch.dtype) and dtype and part.is_floating_point else part
+
+    return tree_map(leaf, value)
 
 
 def widened(tensor: Tensor) -> Tensor:

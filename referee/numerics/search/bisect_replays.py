@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,21 +52,11 @@ def smallest_set(items: Sequence[Item], holds: Holds[Item]) -> tuple[Item, ...] 
         return tuple(item for item in items if item in taken)
 
     while not holds(chosen(0)):
-        count = first_true(1, len(rest), lambda count: holds(chosen(count)))
+        # all items hold, so the last count is not asked
+        count = 1 + bisect_left(range(1, len(rest)), True, key=lambda count: holds(chosen(count)))
         needed.append(rest[count - 1])
         rest = rest[: count - 1]
     return without_needless(chosen(0), holds)
-
-
-def first_true(low: int, high: int, holds: Callable[[int], bool]) -> int:
-    """Return the first number of low .. high for which `holds` is true. It is known to be true for `high`."""
-    while low < high:
-        middle = (low + high) // 2
-        if holds(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return low
 
 
 def without_needless(items: tuple[Item, ...], holds: Holds[Item]) -> tuple[Item, ...]:
