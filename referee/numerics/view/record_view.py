@@ -14,6 +14,7 @@ from referee.numerics.compare.first_divergence import StepComparison
 from referee.numerics.compare.matched_calls import CallPair, NameMap
 from referee.numerics.compare.row_tree import RowTree, stack_of
 from referee.numerics.record.read_record import Call, StepRecord, Value, find_records, read_record
+from referee.numerics.rows import format_number
 from referee.numerics.text_files import writing
 from referee.pages.document import Block, BulletList
 from referee.pages.html_page import html_file, render_blocks, script_json
@@ -160,9 +161,9 @@ class _Tree:
             "stacks": [self._stack(target, self.tree.target), self._stack(golden, self.tree.golden)],
         }
         if row.grade not in (SINGLE, "unmatched"):
-            node["units"] = _number(units)
+            node["units"] = format_number(units)
         if row.replayed:
-            node["replayed"] = [_number(one) for one in row.replayed]
+            node["replayed"] = [format_number(one) for one in row.replayed]
         if row.grade == "unmatched":
             node["key"] = call.forward_name
             if call.is_module and not call.number:
@@ -182,7 +183,7 @@ class _Tree:
                 cell = cells.get((side, place))
                 text = ""
                 if cell is not None:
-                    units = _number(row.in_units(cell.difference.error))
+                    units = format_number(row.in_units(cell.difference.error))
                     text = "equal" if cell.difference.equal else cell.difference.what or units
                 found.append([f"{side} {place}", *(_describe(value) for value in pair), text])
         return found
@@ -216,10 +217,6 @@ def _describe(value: Value | None) -> str:
 def _label(call: Call) -> str:
     name = ".".join(filter(None, (call.path, call.type)))
     return f"{name} #{call.number}" if call.number or not call.is_module else name
-
-
-def _number(number: float) -> str:
-    return f"{number:.3g}" if math.isfinite(number) else "no number"
 
 
 HERE = Path(__file__).parent
