@@ -287,7 +287,7 @@ def bits(report: Report, loss: Interval | None) -> Interval | None:
 def _plan(study_dir: Path) -> tuple[Plan | None, list[str]]:
     """Read the study's plan, or return why it cannot be read."""
     try:
-        return plan_file.read(study_dir), []
+        return plan_file.read_begun(study_dir), []
     except plan_file.PlanFileError as error:
         return None, [f"The budget and the equivalence margin of the plan are not used: {error}"]
 

@@ -3,6 +3,7 @@
 import dataclasses
 from pathlib import Path
 
+from referee.verdict.design import MARGIN, Design
 from runtime.batch_plan import plan_batch
 from runtime.settings import Config
 from study import plan_file
@@ -33,6 +34,7 @@ class Place:
         plan = Plan(
             batch=plan_batch(4, 2, 1, 16),
             budget=PlanBudget(**dataclasses.asdict(config.budget)),
+            design=Design(names[:1], names[1:], names[-1], (0,), (1,), MARGIN).hashed,
             variants={
                 name: PlanRow("any", FIRST, FIRST * TOKENS, warmup_iterations=WARMUP) for name in names
             },

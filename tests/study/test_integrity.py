@@ -180,7 +180,7 @@ def test_a_comparison_excludes_and_names_a_damaged_run(tmp_path: Path) -> None:
         )
 
 
-def test_an_altered_plan_is_not_used_and_named(finished: Place) -> None:
+def test_an_altered_plan_and_a_missing_one_are_not_used_and_named(finished: Place) -> None:
     assert build.build_report(finished.directory).damaged == []
     flip(finished.directory / "plan.json", 8 * 100)
     report = build.build_report(finished.directory)
@@ -188,6 +188,9 @@ def test_an_altered_plan_is_not_used_and_named(finished: Place) -> None:
     (plan,) = report.damaged
     assert plan.startswith("The budget and the equivalence margin of the plan are not used: ")
     assert "plan.json" in plan
+    (finished.directory / "plan.json").unlink()
+    (plan,) = build.build_report(finished.directory).damaged
+    assert "plan.json is missing" in plan
     assert "fix: " in plan
 
 
