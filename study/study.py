@@ -130,7 +130,7 @@ class Study:
         """Divide this machine among runs at once. SlotsError where it has too few cards or cores."""
         config, wanted, target = self.config, self.settings.slots, self.config.target
         machine = (self.resolved, target.cpu_threads, target.ranks)
-        return local_slots(wanted, *machine, config.batch.effective, config.small_step)
+        return local_slots(wanted, *machine, config.small_step)
 
     def has_checkpoint_or_result(self, name: str) -> bool:
         """Return whether a run of this variant, of any seed, is finished or has a checkpoint."""
@@ -186,7 +186,8 @@ class Study:
         print(f"on {resolved.device_name}, {resolved.dtype}{note}")
         if local:
             self.executor()  # SlotsError
-            notice = threads_notice(resolved, self.config.target.cpu_threads, cpu_threads(0))
+            target = self.config.target
+            notice = threads_notice(resolved, target.cpu_threads, target.ranks, cpu_threads(0))
             if notice:
                 print(notice)
         self.prepare()

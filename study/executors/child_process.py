@@ -14,7 +14,6 @@ from types import FrameType
 
 from runtime import files, ranks
 from runtime.attempt import PLACE
-from runtime.batch_plan import micro_batches
 from runtime.detected_hardware import SYS, cpu_threads, read_text
 from runtime.errors import UserError
 from runtime.resolved_target import ResolvedTarget
@@ -172,13 +171,12 @@ def local_slots(
     resolved: ResolvedTarget,
     threads: int,
     ranks: int = 1,
-    effective: int = 1,
     small: bool = False,
 ) -> list[Slot]:
     """Return `wanted` slots of this machine. 0: one per card; on a CPU as many as fit if steps are small, else one.
 
     threads: of a run; 0: its share of the cores. small: whether a run uses few threads well.
-    ranks: processes of a run; a run of several has the whole machine. effective: batch, which the ranks divide.
+    ranks: processes of a run; a run of several has the whole machine.
     One slot is the whole machine. SlotsError where there are too few cards of the study's kind, or too few cores.
     """
     if ranks > 1 and wanted > 1:
@@ -186,8 +184,6 @@ def local_slots(
             f"CONFIG_SLOTS={wanted} and CONFIG_RANKS={ranks}: a run of several processes uses the whole machine; "
             "fix: CONFIG_SLOTS=1 or CONFIG_RANKS=1"
         )
-    if ranks > 1 and resolved.device_type == "cpu":
-        require_cores(ranks, threads, effective, len(cores()))
     if ranks == 1 and resolved.device_type == "cpu":
         # without affinity, runs that know their threads share the cores unbound
         found = cores() or [frozenset()] * (cpu_threads(0) if threads else 0)
@@ -215,27 +211,14 @@ def cores() -> list[frozenset[int]]:
     return [frozenset(group) for group in groups.values()][: cpu_threads(0)]
 
 
-def require_cores(ranks: int, threads: int, effective: int, found: int) -> None:
-    """SlotsError where a machine with `found` cores has fewer than the threads of all ranks."""
-    need = ranks * max(threads, 1)
-    if need <= found:
-        return
-    asked = f"CONFIG_RANKS={ranks}" + (f" x CONFIG_CPU_THREADS={threads}" if threads else "")
-    fitting = [n for n in micro_batches(effective, 1) if n * max(threads, 1) <= found] or [1]
-    fewer = f", or in a new study CONFIG_CPU_THREADS={found // ranks}" if threads and ranks <= found else ""
-    raise SlotsError(
-        f"{asked} needs {need} cores, and {found} are available; a run with fewer cores than threads is many times "
-        f"slower; fix: use CONFIG_RANKS={', '.join(map(str, fitting[-4:]))}{fewer}"
-    )
-
-
-def threads_notice(resolved: ResolvedTarget, threads: int, found: int) -> str:
-    """Return a notice where one process has more threads than the `found` cores; else ""."""
-    if resolved.device_type != "cpu" or threads <= found:
+def threads_notice(resolved: ResolvedTarget, threads: int, ranks: int, found: int) -> str:
+    """Return a notice where a run has more threads than the `found` cores; else ""."""
+    need = max(threads, 1) * ranks
+    if resolved.device_type != "cpu" or need <= found:
         return ""
     return (
-        f"notice: CONFIG_CPU_THREADS={threads}, but {found} cores are available: runs are slower than with {found} "
-        f"threads; to use {found}, start a new study with CONFIG_CPU_THREADS={found}"
+        f"notice: a run has {need} threads (CONFIG_CPU_THREADS x CONFIG_RANKS), and {found} cores are available: it is "
+        "slower than with as many threads as cores, which a new study can have"
     )
 
 

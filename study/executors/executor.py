@@ -181,20 +181,13 @@ def read_exit(folder: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-@dataclass
-class _Running:
-    followed: Followed
-    process: subprocess.Popen[bytes]
-    slot: Slot
-
-
 class LocalExecutor:
     """Training processes of this machine."""
 
     def __init__(self, session: Session, slots: Sequence[Slot]) -> None:
         self.session = session
         self._free, self._count = list(slots), len(slots)
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, tuple[Followed, subprocess.Popen[bytes], Slot]] = {}
 
     def slots(self) -> int:
         return self._count
@@ -204,7 +197,7 @@ class LocalExecutor:
         followed = Followed(task, slot.name)
         process = self.session.start(task.plan, task.log, slot)
         self._free.remove(slot)
-        self._running[task.name] = _Running(followed, process, slot)
+        self._running[task.name] = (followed, process, slot)
 
     def poll(self, seconds: float) -> Sequence[Message]:
         deadline = time.monotonic() + seconds
@@ -214,33 +207,33 @@ class LocalExecutor:
 
     def _look(self) -> list[Message]:
         found: list[Message] = []
-        for name, running in [*self._running.items()]:
-            status = running.process.poll()
+        for name, (followed, process, _) in [*self._running.items()]:
+            status = process.poll()
             if status is None:
-                found += running.followed.progress()
+                found += followed.progress()
             else:
-                found += running.followed.ended(status)
+                found += followed.ended(status)
                 self._release(name)
         return found
 
     def _release(self, name: str) -> None:
-        running = self._running.pop(name)
-        self.session.children.remove(running.process)
-        self._free.insert(0, running.slot)
+        _, process, slot = self._running.pop(name)
+        self.session.children.remove(process)
+        self._free.insert(0, slot)
 
     def stop(self, names: Sequence[str]) -> None:
-        for name in names:
-            if name in self._running and self._running[name].process.poll() is None:
-                self._running[name].process.terminate()
+        for name, (_, process, _) in self._running.items():
+            if name in names:
+                process.terminate()  # nothing, where it has ended
 
     def close(self) -> str:
         """Stop what still runs, in case of an error, and wait for it."""
         self.stop([*self._running])
-        for name, running in [*self._running.items()]:
+        for name, (_, process, _) in [*self._running.items()]:
             try:
-                running.process.wait(PATIENCE_SECONDS)
+                process.wait(PATIENCE_SECONDS)
             except subprocess.TimeoutExpired:
-                running.process.kill()
-                running.process.wait()
+                process.kill()
+                process.wait()
             self._release(name)
         return ""

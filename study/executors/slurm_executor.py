@@ -9,6 +9,7 @@ that a job is gone; exit.json, which the node writes, says how it ended.
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
@@ -16,7 +17,6 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 from runtime import files
@@ -30,6 +30,8 @@ GRACE_SECONDS = 20.0  # for exit.json to appear on a shared folder after the job
 REFUSED_SECONDS = 30.0  # between two tries to submit where Slurm accepts no more jobs
 ANSWER_SECONDS = 60.0  # for sbatch, which itself waits for a controller that is busy
 CARDS = ("--gpus", "-G", "--gres", "--gpus-per")  # options that ask for cards
+
+LIMIT = re.compile(r"(?:^|\s)(?:--time[= ]|-t\s*)(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?(?=\s|$)")
 
 # USR1 comes before a time limit: the run saves, and its job goes back into the queue, where it continues.
 BATCH = """#!/bin/bash
@@ -96,7 +98,9 @@ class SlurmExecutor:
         self.study_dir = study_dir
         (study_dir / "slurm").mkdir(parents=True, exist_ok=True)
         words = shlex.split(options)
-        self._options = [*words, f"--gpus={cards}"] if cards and not asks_for_cards(words) else words
+        if cards and not any(word.startswith(CARDS) for word in words):
+            words.append(f"--gpus={cards}")
+        self._options = words
         self._slots, self._clock, self._sleep = slots, clock, sleep
         self._new: list[Task] = []
         self._followed: dict[str, Followed] = {}
@@ -219,34 +223,16 @@ class SlurmExecutor:
         )
 
 
-def asks_for_cards(words: Sequence[str]) -> bool:
-    """Whether options of sbatch ask for cards."""
-    return any(word.startswith(CARDS) for word in words)
-
-
 def time_limit_minutes(options: str) -> float | None:
     """Return the time limit in options of sbatch; None without one, or for one in words such as UNLIMITED.
 
     Forms: minutes, minutes:seconds, hours:minutes:seconds, and days-hours[:minutes[:seconds]].
     """
-    limit = None
-    for word, following in pairwise([*shlex.split(options), ""]):
-        if word in ("-t", "--time"):
-            limit = following
-        elif word.startswith("--time="):
-            limit = word.removeprefix("--time=")
-        elif word.startswith("-t") and not word.startswith("--"):
-            limit = word[2:]
-    if limit is None:
+    found = LIMIT.search(options)
+    if not found:
         return None
-    days, dash, rest = limit.rpartition("-")
-    if not all(part.isdecimal() for part in [days or "0", *rest.split(":")]):
-        return None
-    parts = [float(part) for part in rest.split(":")]
-    if dash:
-        hours, minutes, seconds = [*parts, 0.0, 0.0][:3]
-    elif len(parts) == 3:
-        hours, minutes, seconds = parts
-    else:
-        hours, (minutes, seconds) = 0.0, [*parts, 0.0][:2]
-    return float(days or 0) * 1440 + hours * 60 + minutes + seconds / 60
+    days, *parts = found.groups()
+    first, second, third = (int(part or 0) for part in parts)
+    if days or parts[-1]:
+        return int(days or 0) * 1440 + first * 60 + second + third / 60
+    return first + second / 60

@@ -15,7 +15,6 @@ from study.executors.child_process import (
     cores,
     cpu_slots,
     local_slots,
-    require_cores,
     runs_that_fit,
 )
 from tests.small_runs import configuration
@@ -55,28 +54,6 @@ def test_a_run_of_several_ranks_has_the_whole_machine(cpu: ResolvedTarget) -> No
     assert len(local_slots(0, cpu, 0, ranks=2)) == 1
     with pytest.raises(SlotsError, match=r"CONFIG_SLOTS=2 and CONFIG_RANKS=2.*fix: CONFIG_SLOTS=1"):
         local_slots(2, cpu, 0, ranks=2)
-
-
-@pytest.mark.parametrize(
-    ("ranks", "threads", "fix"),
-    [
-        (4, 2, None),
-        (4, 3, "CONFIG_RANKS=1, 2, or in a new study CONFIG_CPU_THREADS=2"),
-        (12, 2, "CONFIG_RANKS=1, 2, 3, 4"),
-    ],
-)
-def test_ranks_with_more_threads_than_cores_are_refused_with_the_numbers_that_work(
-    ranks: int, threads: int, fix: str | None
-) -> None:
-    """On 8 cores, with an effective batch of 24 or 16 sequences."""
-    effective = 24 if ranks == 12 else 16
-    if fix is None:
-        require_cores(ranks, threads, effective, 8)
-        return
-    with pytest.raises(
-        SlotsError, match=f"needs {ranks * max(threads, 1)} cores, and 8 are.*fix: use {fix}$"
-    ):
-        require_cores(ranks, threads, effective, 8)
 
 
 def test_slots_have_equally_many_cores_and_share_none() -> None:
