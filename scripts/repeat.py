@@ -43,7 +43,7 @@ def repeat(replay: RunReplay, given: argparse.Namespace, environment: dict[str, 
     import torch
 
     from referee.numerics.repeat.repeat_command import show
-    from referee.numerics.repeat.repeat_step import repeat_step
+    from referee.numerics.repeat.repeat_evidence import repeat_step
     from referee.numerics.text_files import create_folder
 
     out = given.out or result_folder(given.run, "repeat") / f"step{replay.step}"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from referee.numerics.record.record_settings import RecorderConfig as RecorderConfig
     from referee.numerics.record.recorder import PrecisionDebugger as PrecisionDebugger
     from referee.numerics.record.recorder import Recorder as Recorder
-    from referee.numerics.repeat.repeat_step import repeat_step as repeat_step
+    from referee.numerics.repeat.repeat_evidence import repeat_step as repeat_step
     from referee.numerics.rounding.operation_checks import check_operation as check_operation
     from referee.numerics.rounding.optimizer_checks import check_optimizer as check_optimizer
     from referee.numerics.runs.logp_diff import logp_diff as logp_diff
@@ -37,7 +37,7 @@ MODULES = {
     "fix": "referee.numerics.search.fix_words",
     "TrainerMon": "referee.numerics.monitor.monitor",
     "logp_diff": "referee.numerics.runs.logp_diff",
-    "repeat_step": "referee.numerics.repeat.repeat_step",
+    "repeat_step": "referee.numerics.repeat.repeat_evidence",
     "seed_all": "referee.numerics.seed",
 }
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from referee.numerics import NumericsError
-from referee.numerics.repeat.repeat_step import repeat_step
+from referee.numerics.repeat.repeat_evidence import repeat_step
 from runtime import run_record
 from scripts import bisect as bisect_command
 from scripts import monitor as monitor_command

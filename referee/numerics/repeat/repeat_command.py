@@ -35,7 +35,7 @@ def add_commands(commands: Any) -> None:
 
 def run_repeat(given: argparse.Namespace) -> int:
     from referee.numerics.repeat.conditions import child
-    from referee.numerics.repeat.repeat_step import repeat_step
+    from referee.numerics.repeat.repeat_evidence import repeat_step
     from referee.numerics.replayed_step import load_replay
 
     step = load_replay(given.step)

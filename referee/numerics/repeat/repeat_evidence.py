@@ -1,4 +1,7 @@
-"""Say why a step is not reproducible (section 2.3.2): compare the traces of its conditions, and show them in one table.
+"""Repeat a step, and say why it is not reproducible (section 2.3.2), in one table.
+
+found = repeat_step(step, state=(model, optimizer), times=8)
+print(found.verdict)
 
 A cause is named only where the conditions separate it.
 """
@@ -6,6 +9,7 @@ A cause is named only where the conditions separate it.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from referee.errors import NumericsError
 from referee.numerics.describe import plain_values
 from referee.numerics.record.tensor_statistics import bits_of
 from referee.numerics.repeat.conditions import (
@@ -26,8 +31,10 @@ from referee.numerics.repeat.conditions import (
     SYNCHRONISED,
     ZEROS,
     Condition,
+    Conditions,
 )
 from referee.numerics.repeat.trace import OperationEvent, Trace, TraceDifference, first_difference
+from referee.numerics.replayed_step import ReplayedStep
 from referee.numerics.rows import TableRow, text_table
 
 REPRODUCIBLE, LIMITED = "reproducible", " in what could be compared"
@@ -44,6 +51,7 @@ PATH = "the step takes another path"
 PROCESS = "differs between processes"
 UNNAMED = "cause not separated"
 
+MOST_TIMES = 1000
 MOST_LISTED = 3  # operations or results that could not be compared, and notes of a kind
 BLOCK = 2048  # bytes of a block of memory on Ascend devices
 ALGORITHMS = "torch.use_deterministic_algorithms(True)"
@@ -351,3 +359,42 @@ def difference_text(difference: TraceDifference, trace: Trace) -> str:
         return f"output {difference.position}, inputs {'equal' if event.knows_inputs else 'unknown'}"
     writer = event.writers[difference.position] if difference.position < len(event.writers) else -1
     return f"input {difference.position}, written by {trace.events[writer].title if writer >= 0 else 'before the step'}"
+
+
+def repeat_step(
+    step: Callable[[], Any] | ReplayedStep,
+    state: Mapping[str, Any] | Sequence[Any] = (),
+    times: int = 8,
+    threads: int | None = None,
+    synchronise: Callable[[], object] | None = None,
+    others: Callable[[Conditions], None] = lambda conditions: None,
+    progress: Callable[[str], object] = lambda name: None,
+) -> Repetition:
+    """Repeat a step in this process and conclude.
+
+    Args:
+        step: runs one step; tensors that it returns are results. A ReplayedStep has its state already.
+        state: objects with state_dict, restored before each repetition: the model, the optimizer.
+        times: repetitions of each condition, at least 2.
+        threads: of the CPU, besides one thread. By default torch's number, or all CPUs where torch has one thread.
+        synchronise: waits for all queued work; by default that of the accelerator.
+        others: adds conditions of other processes.
+        progress: receives the name of each condition.
+
+    NumericsError where `times` or a state cannot be used. The state of before is restored at the end.
+    """
+    if isinstance(times, bool) or not isinstance(times, int) or not 2 <= times <= MOST_TIMES:
+        raise NumericsError(f"times is {times!r}; fix: a number from 2 to {MOST_TIMES}")
+    if not isinstance(step, ReplayedStep):
+        step = ReplayedStep(step, state)
+    many = torch.get_num_threads()
+    many = threads or (many if many > 1 else os.cpu_count() or 1)
+    if synchronise is None and torch.accelerator.is_available():
+        synchronise = torch.accelerator.synchronize
+    conditions = Conditions(step, times, many, synchronise, progress)
+    try:
+        conditions.run()
+        others(conditions)
+        return Repetition(conditions.found, Evidence(conditions.found, conditions.capture).collect())
+    finally:
+        step.restore()
