@@ -171,7 +171,7 @@ def test_long_unbroken_texts_of_records_do_not_widen_the_page_on_a_phone(tmp_pat
     edit(study, "B0", environment={"platform": long, "variables": {"OMP_NUM_THREADS": long}},
          target={"device": long, "driver": long}, commit="c" * 200, notes=[long])  # fmt: skip
     edit(study, "RAALL0", status="failed", error=long)
-    edit(study, "RALATE0", hellaswag={"acc": None, "absent": long})
+    edit(study, "RALATE0", hellaswag={"acc": None, "items": None, "absent": long})
     write_checked(study / "plan.json", {"notes": [long], "budget": {}})
     write.write_report(study)
     page = faultless(study, phone=True)
