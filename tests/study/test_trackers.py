@@ -1,11 +1,7 @@
-"""The process of the trackers with fake wandb modules: no failure of it affects the run."""
+"""The process of a tracker with fake wandb modules. tests/faults has the failures that must not affect a run."""
 
 import contextlib
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,8 +30,6 @@ class run:
 """
 FAKES = {
     "good": GOOD,
-    "refuses": "def init(**options): raise ConnectionError('refused')",
-    "hangs": "import time\ndef init(**options): time.sleep(600)",
     "helper": """
 import subprocess, sys, time, os
 def init(**options):
@@ -43,7 +37,6 @@ def init(**options):
     open(os.environ["SEEN"], "w").write(str(helper.pid))
     time.sleep(600)
 """,
-    "dies": "import os\ndef init(**options): pass\ndef log(values, step): os._exit(7)",
 }
 
 
@@ -116,38 +109,3 @@ def test_processes_of_a_tracker_end_with_it(
         if interrupted:
             raise KeyboardInterrupt
     wait_for(lambda: gone(int(seen.read_text())))
-
-
-WORKER = """
-import sys, time
-from pathlib import Path
-from runtime.settings import TrackingConfig
-from study.trackers import followed_by_trackers
-with followed_by_trackers(Path(sys.argv[1]), TrackingConfig(True, "offline", "my-project")):
-    time.sleep(600)
-"""
-
-
-def test_a_hanging_tracker_and_its_processes_end_soon_after_a_killed_worker(
-    run_dir: Path, fake: Callable[[str], Path]
-) -> None:
-    seen = fake("helper")
-    worker = subprocess.Popen([sys.executable, "-c", WORKER, str(run_dir)])
-    wait_for(lambda: seen.exists() and bool(seen.read_text()))
-    helper = int(seen.read_text())
-    os.kill(worker.pid, signal.SIGKILL)
-    worker.wait()
-    assert not gone(helper)
-    wait_for(lambda: gone(helper))
-
-
-@pytest.mark.parametrize("kind", ["refuses", "hangs", "dies"])
-def test_a_failing_tracker_changes_nothing(
-    kind: str, run_dir: Path, fake: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trackers, "FINISH_SECONDS", 1.0 if kind == "hangs" else 60.0)
-    fake(kind)
-    with followed_by_trackers(run_dir, OFFLINE):
-        pass
-    if kind == "refuses":
-        assert "refused" in (run_dir / "track.log").read_text()
