@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from referee.numerics.monitor.monitor_tables import KINDS
+from referee.numerics.monitor.targets import KINDS
 from runtime import records, run_record
 from runtime.batch_plan import BatchError, plan_batch, plan_for
 from tests import small_runs

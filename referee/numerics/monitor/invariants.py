@@ -26,15 +26,14 @@ from numpy.typing import NDArray
 
 from referee.errors import NumericsError
 from referee.numerics.monitor.monitor_tables import (
-    KINDS,
     LAYOUT,
-    MOMENTS,
     Floats,
     MonitorTables,
     TensorSeries,
     aligned,
     read_tables,
 )
+from referee.numerics.monitor.targets import KINDS, MOMENTS
 from referee.numerics.rows import TableRow, text_table
 from referee.numerics.text_files import read_dump_json
 

@@ -38,9 +38,17 @@ from referee.numerics.monitor.monitor_settings import (
     monitor_config,
     read_settings,
 )
-from referee.numerics.monitor.monitor_tables import FIX, KINDS, LAYOUT, MOMENTS, TableWriter
+from referee.numerics.monitor.monitor_tables import FIX, LAYOUT, TableWriter
 from referee.numerics.monitor.statistics import Pending, update_ratio
-from referee.numerics.monitor.targets import WRAPPERS, ModelNames, MonitorTarget, model_names, parse_targets
+from referee.numerics.monitor.targets import (
+    KINDS,
+    MOMENTS,
+    WRAPPERS,
+    ModelNames,
+    MonitorTarget,
+    model_names,
+    parse_targets,
+)
 from referee.numerics.text_files import this_rank, write_json, writing
 
 OUTPUT, DYNAMIC = "MONITOR_OUTPUT_DIR", "DYNAMIC_MONITOR"  # environment variables of msProbe

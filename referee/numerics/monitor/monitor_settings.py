@@ -15,8 +15,9 @@ import msgspec
 
 from referee.errors import NumericsError
 from referee.numerics.diagnose.spikes import LOSS, NORM, Outlier
-from referee.numerics.monitor.monitor_tables import STATISTICS, STEPS_PER_FILE
+from referee.numerics.monitor.monitor_tables import STEPS_PER_FILE
 from referee.numerics.monitor.targets import (
+    STATISTICS,
     ModelNames,
     MonitorTarget,
     parse_targets,

@@ -12,61 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from referee.errors import NumericsError
+from referee.numerics.monitor.targets import KEYS, KINDS, STATISTICS
 from referee.numerics.text_files import replacing, writing
 
-# The tables of a monitor: the contract between the monitor and everything that reads its files.
-#
-# <run>/monitor/rank<r>/<kind>_<first>-<last>.csv      rows of the steps first .. last, both included
-#
-# Kinds and columns are msProbe's, as far as it has them (MindStudio-Probe, monitor: CSV_HEADER and the prefixes of
-# its writer). Every file begins with a header. One row is one tensor in one step:
-#
-# vpp_stage,name,step,norm,mean,min,max,std,zeros,nan,inf      every kind but those below
-# vpp_stage,name,step,ratio                                    update_ratio
-# vpp_stage,name,step,entropy,logit_max                        attention
-# vpp_stage,name,step,rate,expected,scheduled                  learning_rate
-#
-# kind            name                                         content
-# grad_before     <parameter>                                  gradients that are there when backward begins
-# data            input.<i>                                    inputs of the model, over all micro-batches
-# actv            <module>.input.<i>, <module>.output.<i>      values of forward, over all micro-batches of the step
-# actv_grad       <module>.input_grad.<i>, .output_grad.<i>    gradients of these
-# grad_unreduced  <parameter>                                  this rank's sum over its micro-batches
-# grad_reduced    <parameter>                                  the sum over all ranks, before clipping
-# grad_clipped    <parameter>                                  what the optimizer receives
-# learning_rate   group<i>                                     rate; what the schedule says; steps of the scheduler
-# param           <parameter>                                  weights after the update
-# exp_avg, exp_avg_sq   <parameter>                            Adam's moments after the update
-# update_ratio    <parameter>                                  norm of the update / norm of the weights before
-# attention       <module>.sdpa.<i>                            call i of scaled_dot_product_attention in the module
-#
-# vpp_stage is 0. step counts from 1 in this trainer, as `iteration` in metrics.jsonl does. norm is the Euclidean
-# norm, std is of the population, zeros is the fraction of elements that equal 0, nan and inf are counts; the others
-# are nan where an element is. The update ratio of weights that are zero, as of new biases, is inf. entropy is the
-# mean over heads and queries, in nats; logit_max is the largest scaled score that the mask admits. A run of one rank
-# has no reduction, and so no grad_unreduced.
-#
-# A step is absent where its kind was not monitored in it, so rows are not evenly spaced. The last line of a killed
-# run may be torn; `read_series` leaves it out. Rows are in the order of the steps, and a step has a name at most once.
-
-
-KEYS = ("vpp_stage", "name", "step")
-STATISTICS = ("norm", "mean", "min", "max", "std", "zeros", "nan", "inf")
-GRADIENTS = ("grad_unreduced", "grad_reduced", "grad_clipped")
-MOMENTS = ("exp_avg", "exp_avg_sq")
-# in the order in which a step computes them
-KINDS: Mapping[str, tuple[str, ...]] = {
-    "grad_before": STATISTICS,
-    "data": STATISTICS,
-    "actv": STATISTICS,
-    "attention": ("entropy", "logit_max"),
-    "actv_grad": STATISTICS,
-    **dict.fromkeys(GRADIENTS, STATISTICS),
-    "learning_rate": ("rate", "expected", "scheduled"),
-    "update_ratio": ("ratio",),
-    **dict.fromkeys(MOMENTS, STATISTICS),
-    "param": STATISTICS,
-}
 # msProbe's names of columns and of the first column -> these
 ALIASES = {"module_name": "name", "param_name": "name", "nans": "nan"}
 COLUMNS = {*KEYS, *(column for columns in KINDS.values() for column in columns)}

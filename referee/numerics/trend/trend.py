@@ -23,14 +23,8 @@ from numpy.typing import NDArray
 from referee.errors import NumericsError
 from referee.numerics.diagnose.spikes import LIMIT, LOGIT, LOSS, NORM, TENSOR, Quantity, expected
 from referee.numerics.monitor.invariants import finding, same
-from referee.numerics.monitor.monitor_tables import (
-    KINDS,
-    Floats,
-    MonitorTables,
-    TensorSeries,
-    aligned,
-    read_tables,
-)
+from referee.numerics.monitor.monitor_tables import Floats, MonitorTables, TensorSeries, aligned, read_tables
+from referee.numerics.monitor.targets import KINDS
 from referee.numerics.rows import HEADINGS, TableRow, text_table
 from referee.numerics.text_files import write_json, writing
 from referee.pages.document import Block, Document, Figure, Paragraph, Table

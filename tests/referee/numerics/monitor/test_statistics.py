@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from referee.numerics.monitor import statistics
-from referee.numerics.monitor.monitor_tables import STATISTICS
 from referee.numerics.monitor.statistics import CPU_CHUNK, Pending
+from referee.numerics.monitor.targets import STATISTICS
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 SPECIAL = [0.0, -0.0, 1.5, -2.0, math.nan, math.inf, -math.inf, 65504.0]

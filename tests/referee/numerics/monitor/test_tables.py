@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from referee.numerics.monitor.monitor_tables import KINDS, STATISTICS, TableWriter, read_series, table_files
+from referee.numerics.monitor.monitor_tables import TableWriter, read_series, table_files
+from referee.numerics.monitor.targets import KINDS, STATISTICS
 from tests.referee.numerics.monitor.table_rows import read_rows
 
 VALUES = (1.0, -0.25, math.nan, math.inf, 1e-30, 0.5, 2.0, 0.0)
