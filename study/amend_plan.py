@@ -19,7 +19,7 @@ from runtime.dotconfig import read_text
 from runtime.errors import UserError
 from runtime.settings import OptimizerConfig
 from study import plan_file
-from study.plan_file import Continued, Plan, PlanRow
+from study.plan_file import Continued, Plan, PlanFileError, PlanRow
 from study.planner import SAME_SPEED_RATIO, CountedArm
 from study.preconditions import differing_symbols, earlier_looks, symbol_values
 from study.report.report_data import build_report
@@ -73,7 +73,10 @@ def with_design(study_dir: Path, plan: Plan, settings: StudySettings) -> Plan:
     choice = read_choice(study_dir)
     controls, arms = _compared(settings.variants, None if choice is None else {*choice.names.values()})
     if read_records(study_dir):
-        assert plan.design  # `plan_file.read_begun` refuses runs without it
+        if plan.design is None:
+            raise PlanFileError(
+                f"{study_dir / plan_file.FILE} has no design, and the study has runs; {plan_file.RESTORE}"
+            )
         last = max((*plan.design.looks, *plan.later_looks))
         new = {
             name: max(settings.seeds, last) for name in arms if name not in (*plan.design.arms, *plan.added)

@@ -170,12 +170,10 @@ def read(study_dir: Path) -> Plan | None:
 
 
 def read_begun(study_dir: Path) -> Plan | None:
-    """Read a plan like `read`. PlanFileError also where the study has runs and no plan, or one without a design."""
+    """Read a plan like `read`. PlanFileError also where the study has runs and no plan."""
     plan = read(study_dir)
-    if (plan is None or plan.design is None) and any(study_dir.glob("runs/*/run.json")):
-        raise PlanFileError(
-            f"{study_dir / FILE} is missing or has no design, and the study has runs; {RESTORE}"
-        )
+    if plan is None and any(study_dir.glob("runs/*/run.json")):
+        raise PlanFileError(f"{study_dir / FILE} is missing, and the study has runs; {RESTORE}")
     return plan
 
 

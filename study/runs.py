@@ -18,7 +18,6 @@ from msgspec import Meta
 
 from ra.arms import PATTERNS, parse_arm
 from referee.verdict.rows import ACCURACY, LOSS, TEST, VALIDATION, Row
-from referee.verdict.statistics import percent
 from runtime import records, run_record
 from runtime.files import DamagedFileError, Remembered
 from runtime.metrics_log import LogReader, MetricsLine, parse_line
@@ -279,6 +278,8 @@ def to_baseline(run_dir: Path, record: RunRecord) -> str:
     shared = values.keys() & references.keys()
     if not shared:
         return ""
+    from referee.verdict.statistics import percent  # loads scipy, which a run does not need
+
     difference = values[max(shared)] - references[max(shared)]
     return f"{100 * difference:+.1f} points" if record.task == "grpo" else percent(difference)
 

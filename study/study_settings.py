@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -207,10 +208,11 @@ def _refuse_continuing(symbols: Symbols) -> None:
 def _check_slurm_options(symbols: Symbols, options: str) -> None:
     """Raise ConfigError where a quote is not closed, or no time is left to save."""
     try:
-        minutes = time_limit_minutes(options)
+        shlex.split(options)
     except ValueError as error:
         reason = f"{error}".lower()
         raise symbols.error("SLURM_OPTIONS", f"has {reason}; fix: quote it as on a command line") from None
+    minutes = time_limit_minutes(options)
     if minutes is not None and minutes * 60 <= SIGNAL_SECONDS:
         raise symbols.error(
             "SLURM_OPTIONS",

@@ -174,7 +174,7 @@ def test_make_trains_a_study_is_stopped_and_continues_and_every_command_knows_it
     assert (status, load(run_dir).status) == (130, "interrupted"), printed
     for command, line in (
         ("study", "report: results/grpo-gsm8k/report.html"),
-        ("status", "progress  validation  tok/s"),
+        ("status", "progress  validation  to B "),
         ("verify", "all 4 agree"),
         ("report", "B+AQN=strong (primary): cannot tell"),
         ("plan", "2 runs x 8 steps x 16 responses"),

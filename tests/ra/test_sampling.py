@@ -96,7 +96,6 @@ def test_sampling_with_and_without_a_cache_agree_token_by_token(kind: str) -> No
     for other in (trained, uncached):
         found = logp_diff(cached, other, threshold=1e-4)
         assert found.verdict == "within the threshold"
-        assert found.first is None
     assert trained.std() > 0.3  # the tokens are not equally probable
 
 

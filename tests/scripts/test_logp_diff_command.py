@@ -39,7 +39,7 @@ def test_sampling_of_a_run_agrees_with_its_training_pass(
     assert "logp_diff: within the threshold" in printed
     content = json.loads((tmp_path / "out" / "logp_diff.json").read_text())
     assert all(abs(value) <= 0.001 for row in content["differences"] for value in row)
-    assert len(content["sequences"]) == 4
+    assert len(content["differences"]) == 4
 
 
 def test_a_cache_that_is_not_cleared_is_named(
