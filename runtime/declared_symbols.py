@@ -83,14 +83,14 @@ def symbols_of(kind: Any) -> dict[str, Symbol]:
     return {name: symbol for name, hint in hints.items() if (symbol := symbol_of(hint))}
 
 
-def walk(kind: Any) -> Iterator[Symbol]:
-    """Yield all symbols of a dataclass and of the dataclasses in it."""
-    for annotation in get_type_hints(kind, include_extras=True).values():
-        if symbol := symbol_of(annotation):
-            yield symbol
-        for part in (annotation, *get_args(annotation), *get_args(next(iter(get_args(annotation)), None))):
-            if isinstance(part, type) and dataclasses.is_dataclass(part):
-                yield from walk(part)
+def walk(annotation: Any) -> Iterator[Symbol]:
+    """Yield all symbols of a dataclass, and of the dataclasses in the annotations of its fields."""
+    if isinstance(annotation, Symbol):
+        yield annotation
+        return
+    inner = dataclasses.is_dataclass(annotation)
+    for part in get_type_hints(annotation, include_extras=True).values() if inner else get_args(annotation):
+        yield from walk(part)
 
 
 def numbers_of(settings: Any) -> dict[str, Any]:
