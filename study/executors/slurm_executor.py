@@ -34,6 +34,7 @@ CARDS = ("--gpus", "-G", "--gres", "--gpus-per")  # options that ask for cards
 LIMIT = re.compile(r"(?:^|\s)(?:--time[= ]|-t\s*)(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?(?=\s|$)")
 
 # USR1 comes before a time limit: the run saves, and its job goes back into the queue, where it continues.
+# A signal ends the first wait with the signal's status; the last one gives that of the process, which bash remembers.
 BATCH = """#!/bin/bash
 cd {root} || exit 1
 plan=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {tasks})
@@ -44,7 +45,8 @@ trap 'kill -TERM $child' TERM
 rm -f "$folder/{exit}"
 {python} -m scripts.train "$plan" >> "$folder/log.txt" 2>&1 &
 child=$!
-while kill -0 $child 2> /dev/null; do wait $child; status=$?; done
+while kill -0 $child 2> /dev/null; do wait $child; done
+wait $child; status=$?
 [ $status -gt 128 ] && echo "{{\\"status\\": $((128 - status))}}" > "$folder/{exit}"
 [ "$requeue" ] && [ $status -eq 3 ] && scontrol requeue "$SLURM_JOB_ID"
 exit $status

@@ -255,8 +255,9 @@ def with_worker(folder: Path, code: str, **changes: str) -> Workplace:
 def test_before_the_time_limit_a_run_saves_and_its_job_is_requeued(
     cluster: Path, tmp_path: Path, number: int, requeued: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SIGTERM, from scancel, ends it for good."""
+    """SIGTERM, from scancel, ends it for good. The process ends before the shell looks whether it still runs."""
     place = with_worker(tmp_path, WORKER)
+    late = {"BASH_FUNC_kill%%": '() { builtin kill "$@"; code=$?; [ $1 = -0 ] || sleep 0.5; return $code; }'}
     run = place.run_dir()
     run.mkdir(parents=True)
     monkeypatch.chdir(place.folder)
@@ -266,7 +267,7 @@ def test_before_the_time_limit_a_run_saves_and_its_job_is_requeued(
     job = subprocess.Popen(
         ["bash", str(cluster / "1.sh")],
         cwd=place.folder,
-        env=place.environment(SLURM_ARRAY_JOB_ID="7", SLURM_ARRAY_TASK_ID="0", SLURM_JOB_ID="9"),
+        env=place.environment(SLURM_ARRAY_JOB_ID="7", SLURM_ARRAY_TASK_ID="0", SLURM_JOB_ID="9", **late),
     )
     wait_for((run / "ready").exists)
     os.kill(job.pid, number)
