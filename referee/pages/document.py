@@ -25,7 +25,6 @@ from referee.pages.markup import (
 )
 
 HTML, MARKDOWN, TERMINAL = "html", "markdown", "terminal"
-SORT, FILTER, COPY = "sort", "filter", "copy"  # tools of a table
 EMPTY = ("", "-")  # cells without a value
 Item = TypeVar("Item")
 
@@ -54,16 +53,13 @@ class BulletList:
 class Table:
     """text_columns: the columns that hold prose, to the left; the first one always is. The others hold numbers.
 
-    kinds: the kind of each row, for which HTML has a color and a filter. name: of the filter, one word.
-    tools: what a reader can do with the table in HTML: SORT by a column, FILTER the rows, COPY its source for a paper.
+    sortable: by the headings, in HTML.
     """
 
     headings: Sequence[Text]
     rows: Sequence[Sequence[Text]]
     text_columns: Sequence[int] = ()
-    kinds: Sequence[str] = ()
-    name: str = ""
-    tools: Sequence[str] = ()
+    sortable: bool = False
 
     @classmethod
     def of(
@@ -71,28 +67,26 @@ class Table:
         items: Iterable[Item],
         columns: Mapping[str, Callable[[Item], Text]],
         text_columns: Sequence[int] = (),
-        tools: Sequence[str] = (),
+        sortable: bool = False,
     ) -> Table:
         """A row for each item. columns: heading -> the cell of an item. A column that is empty in every row goes."""
         rows = [[cell(item) for cell in columns.values()] for item in items]
         kept = [n for n in range(len(columns)) if n == 0 or any(row[n] not in EMPTY for row in rows)]
         left = [place for place, column in enumerate(kept) if column in text_columns]
         shown = [[row[column] for column in kept] for row in rows]
-        return cls([list(columns)[column] for column in kept], shown, left, tools=tools)
+        return cls([list(columns)[column] for column in kept], shown, left, sortable)
 
 
 @dataclass(frozen=True)
 class Figure:
     """A figure for plotly (see html_page.py). name: its key on the page, a word of letters, digits and hyphens.
 
-    spec: None if there is nothing to draw. numbers: tables for readers who do not see the figure; None: the values of
-    its traces (`referee.pages.figures`).
+    spec: None if there is nothing to draw.
     """
 
     name: str
     spec: dict[str, Any] | None
     caption: Text = ""
-    numbers: Sequence[Block] | None = None
 
 
 @dataclass(frozen=True)
@@ -170,17 +164,6 @@ def figures(blocks: Iterable[Block]) -> dict[str, dict[str, Any]]:
             found[block.name] = block.spec
         elif isinstance(block, Section | Details | Only):
             found |= figures(block.blocks)
-    return found
-
-
-def tools(blocks: Iterable[Block]) -> set[str]:
-    """The tools of all tables."""
-    found: set[str] = set()
-    for block in blocks:
-        if isinstance(block, Table) and block.rows:
-            found |= set(block.tools)
-        elif isinstance(block, Section | Details) or (isinstance(block, Only) and HTML in block.forms):
-            found |= tools(block.blocks)
     return found
 
 

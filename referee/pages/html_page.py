@@ -26,10 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from referee.pages.document import (
-    COPY,
-    FILTER,
     HTML,
-    SORT,
     Block,
     BulletList,
     Details,
@@ -44,35 +41,23 @@ from referee.pages.document import (
     Section,
     Table,
     figures,
-    markdown_table,
-    tools,
 )
-from referee.pages.figures import describe, number_blocks
-from referee.pages.latex import render_latex
 from referee.pages.markup import ColorLabel, Text, escape_html, pieces, to_html, to_plain
 
-# The HTML of a table: it scrolls inside its own box; page scripts add sorting, filtering and copying.
+# The HTML of a table: it scrolls inside its box; a page script adds sorting.
 
 
 def table_html(table: Table, label: str) -> str:
     """The table, plain without a script. label: its name for a screen reader, such as the heading above it."""
     name = escape_html(label) or "table"
     head = f"<thead><tr>{_cells(table, table.headings, head=True)}</tr></thead>"
-    names = list(dict.fromkeys(table.kinds))
-    kinds = [f' class="kind{names.index(kind)}"' for kind in table.kinds] or [""] * len(table.rows)
-    body = "".join(
-        f"<tr{kind}>{_cells(table, row)}</tr>" for kind, row in zip(kinds, table.rows, strict=True)
-    )
-    tools = " ".join(tool for tool in (SORT, FILTER) if tool in table.tools)
-    marks = f' data-tools="{tools}"' if tools else ""
+    body = "".join(f"<tr>{_cells(table, row)}</tr>" for row in table.rows)
+    mark = " data-sortable" if table.sortable else ""
     # A box that scrolls is reached by the keyboard.
-    shown = (
+    return (
         f'<div class="scroll" role="group" tabindex="0" aria-label="{name}">'
-        f"<table{marks}>{head}<tbody>{body}</tbody></table></div>"
+        f"<table{mark}>{head}<tbody>{body}</tbody></table></div>"
     )
-    if names:
-        shown = f'<div class="filtered">{_kinds(table, names)}{shown}</div>'
-    return shown + (_source(table, name) if COPY in table.tools else "")
 
 
 def _cells(table: Table, row: Sequence[Text], head: bool = False) -> str:
@@ -83,33 +68,6 @@ def _cells(table: Table, row: Sequence[Text], head: bool = False) -> str:
         tag = "th" if scope else "td"
         found += f"<{tag}{scope}{kind}>{to_html(cell)}</{tag}>"
     return found
-
-
-def _kinds(table: Table, names: Sequence[str]) -> str:
-    """A box for each kind of row, which hides the rows of this kind."""
-    boxes = ""
-    for number, name in enumerate(names):
-        key, count = f"{table.name}-{number}", table.kinds.count(name)
-        boxes += (
-            f'<input type="checkbox" class="show{number}" id="{key}" checked>'
-            f'<label for="{key}">{escape_html(name)} ({count})</label>'
-        )
-    return f'<fieldset class="choice boxes"><legend>rows</legend>{boxes}</fieldset>'
-
-
-def _source(table: Table, name: str) -> str:
-    """Buttons that copy the table's source, and the source itself, which needs no script."""
-    buttons, sources = "", ""
-    for form, source in (("LaTeX", render_latex(table)), ("Markdown", markdown_table(table))):
-        buttons += f'<button type="button" data-copy="{form}" hidden>Copy as {form}</button>'
-        sources += (
-            f'<pre data-form="{form}" tabindex="0" role="group" aria-label="{name} as {form}">'
-            f"{html.escape(source)}</pre>"
-        )
-    return (
-        f'<div class="source">{buttons}<span role="status" class="soft"></span>'
-        f"<details><summary>{name} as LaTeX and Markdown</summary>{sources}</details></div>"
-    )
 
 
 # The HTML of sections, lists, legends, color labels and figures, and the size of the palette that pages share.
@@ -156,7 +114,7 @@ def _block(block: Block, place: BlockPlace) -> str:
         case Table(_, rows) if rows:
             return table_html(block, place.heading)
         case Figure(_, spec) if spec:
-            return _figure(block, spec, place)
+            return _figure(block, spec)
         case Legend(labels):
             return _legend(labels)
         case Findings(items) if items:
@@ -215,15 +173,14 @@ def _finding(finding: Finding) -> str:
     )
 
 
-def _figure(figure: Figure, spec: dict[str, Any], place: BlockPlace) -> str:
-    """The place of a figure, its switches above it and its caption below, then its numbers behind a fold."""
+def _figure(figure: Figure, spec: dict[str, Any]) -> str:
+    """The place of a figure, its switches above it and its caption below."""
     caption = f"<figcaption>{to_html(figure.caption)}</figcaption>" if figure.caption else ""
-    numbers = render_blocks(number_blocks(figure), place)
-    folded = f'<details class="numbers"><summary>numbers of this figure</summary>\n{numbers}\n</details>'
+    name = escape_html(to_plain(figure.caption)) or figure.name
     return (
         f'<figure>{_switches(figure.name, spec["choices"])}<div class="plot" id="{figure.name}" role="img" '
-        f'aria-label="{escape_html(describe(figure))}" style="--height:{spec["layout"]["height"]:g}px"></div>'
-        f"{caption}</figure>{folded if numbers else ''}"
+        f'aria-label="{name}" style="--height:{spec["layout"]["height"]:g}px"></div>'
+        f"{caption}</figure>"
     )
 
 
@@ -250,9 +207,7 @@ POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "img-src data: blob:; form-action 'none'"
 )
-NO_SCRIPT = (
-    '<noscript><p class="note">The figures need JavaScript. The tables hold every number.</p></noscript>'
-)
+NO_SCRIPT = '<noscript><p class="note">The figures need JavaScript.</p></noscript>'
 
 
 @functools.cache
@@ -287,7 +242,7 @@ def render_html(document: Document, refresh_seconds: int = 0) -> str:
             f'<script type="application/json" id="figures">{script_json(drawn)}</script>\n'
             f"<script>{asset('page.js')}</script>\n"
         )
-    if tools(document.blocks):
+    if "<table data-sortable>" in blocks:
         scripts += f"<script>{asset('tables.js')}</script>\n"
     refresh = f'<meta http-equiv="refresh" content="{refresh_seconds}">\n' if refresh_seconds else ""
     return html_file(document.title, body, scripts, head=refresh)

@@ -1,4 +1,4 @@
-// Sort and filter the tables that have data-tools, and copy the source of those that have one; see referee/pages/html_page.py.
+// Sort the tables that have data-sortable; see referee/pages/html_page.py.
 "use strict";
 (() => {
   const UNITS = { s: 1, second: 1, seconds: 1, minute: 60, minutes: 60, hour: 3600, hours: 3600, day: 86400, days: 86400 };
@@ -49,49 +49,5 @@
     });
   };
 
-  const filterable = (table, number) => {
-    const rows = [...table.tBodies[0].rows], box = table.closest(".scroll");
-    const line = document.createElement("p");
-    line.className = "filter";
-    line.innerHTML = '<label>filter <input type="search" autocomplete="off" spellcheck="false"></label> <span role="status" class="soft"></span>';
-    const input = line.querySelector("input"), status = line.querySelector("span");
-    input.id = `filter${number}`;
-    input.addEventListener("input", () => {
-      const wanted = input.value.toLowerCase().split(/\s+/).filter(Boolean);
-      let shown = 0;
-      for (const row of rows) {
-        const text = row.textContent.toLowerCase();
-        row.hidden = !wanted.every(word => text.includes(word));
-        shown += !row.hidden;
-      }
-      status.textContent = wanted.length ? `${shown} of ${rows.length} rows` : "";
-    });
-    box.before(line);
-  };
-
-  // Pages of a file have no clipboard in some browsers: there a selection is copied, or left selected for the reader.
-  const copy = async source => {
-    try {
-      await navigator.clipboard.writeText(source.textContent);
-      return true;
-    } catch {
-      const details = source.closest("details"), open = details.open;
-      details.open = true;
-      getSelection().selectAllChildren(source);
-      const done = document.execCommand("copy");
-      if (done) { details.open = open; getSelection().removeAllRanges(); }
-      return done;
-    }
-  };
-
-  for (const table of document.querySelectorAll("table[data-tools~=sort]")) sortable(table);
-  document.querySelectorAll("table[data-tools~=filter]").forEach(filterable);
-  for (const button of document.querySelectorAll("[data-copy]")) {
-    const place = button.parentElement, form = button.dataset.copy;
-    button.hidden = false;
-    button.addEventListener("click", async () => {
-      const done = await copy(place.querySelector(`[data-form=${form}]`));
-      place.querySelector("[role=status]").textContent = done ? `${form} copied` : "Selected below: press Ctrl+C";
-    });
-  }
+  for (const table of document.querySelectorAll("table[data-sortable]")) sortable(table);
 })();

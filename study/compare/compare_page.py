@@ -9,11 +9,8 @@ from pathlib import Path
 
 from referee.numerics.setup.checklist_rows import EQUAL, counts, worst_first
 from referee.pages.document import (
-    COPY,
-    FILTER,
     HTML,
     MARKDOWN,
-    SORT,
     Block,
     BulletList,
     Details,
@@ -230,9 +227,7 @@ def _main_table(comparison: StudyComparison) -> Table:
             [row.variant, *(number_with_detail(change(one, row.control)) for one in row.against_controls)]
             for row in comparison.relative
         ]
-        return Table(
-            ["variant", *(f"{label} against control arms" for label in labels)], rows, tools=(SORT, COPY)
-        )
+        return Table(["variant", *(f"{label} against control arms" for label in labels)], rows, sortable=True)
     value, changed = shown, partial(change, control=False)
     if comparison.task == "grpo":
         value, changed = (partial(with_interval, text=text) for text in (accuracy, accuracy_change))
@@ -246,7 +241,7 @@ def _main_table(comparison: StudyComparison) -> Table:
         for row in comparison.absolute
     ]
     changes = [f"{label} against {labels[0]}" for label in labels[1:]]
-    return Table(["variant", "seeds", *labels, *changes], rows, tools=(SORT, COPY))
+    return Table(["variant", "seeds", *labels, *changes], rows, sortable=True)
 
 
 def _bits_section(comparison: StudyComparison) -> Section:
@@ -345,7 +340,7 @@ def _left_out_section(comparison: StudyComparison) -> Section:
         for run in study.report.used
         if run.record.truncated
     ]
-    table = Table(["study", "run", "status", "reason"], rows, (0, 1, 2, 3), tools=(SORT, FILTER))
+    table = Table(["study", "run", "status", "reason"], rows, (0, 1, 2, 3), sortable=True)
     return Section("Runs that are not counted", [table] if rows else [])
 
 

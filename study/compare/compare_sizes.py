@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ra.arms import parse_arm
-from referee.pages.document import COPY, SORT, BulletList, Figure, Note, Section, Table
+from referee.pages.document import BulletList, Figure, Note, Section, Table
 from referee.pages.figures import Plain, axis, figure, line
 from referee.pages.markup import Text, escape_html
 from referee.verdict.looks import adjusted_for_looks
@@ -238,7 +238,7 @@ def trend_table(report: SizeComparison) -> Table:
         "dof": lambda one: f"{one.contrast.dof:.1f}" if one.contrast else "-",
         "p": lambda one: "-" if one.adjusted_p is None else f"{one.adjusted_p:.3f}",
     }
-    return Table.of(report.trends, columns, (1, 2), tools=(SORT, COPY))
+    return Table.of(report.trends, columns, (1, 2), sortable=True)
 
 
 def effects_table(report: SizeComparison) -> Table:
@@ -250,7 +250,7 @@ def effects_table(report: SizeComparison) -> Table:
         for row, effect in zip(report.rows, trend.effects, strict=True)
     ]  # fmt: skip
     headings = ["arm", "study", "parameters", "FLOPs", "seeds", "difference [95 %]", "verdict"]
-    return Table(headings, cells, (1, 6), tools=(SORT, COPY))
+    return Table(headings, cells, (1, 6), sortable=True)
 
 
 def effects_figure(report: SizeComparison) -> Plain | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from referee.pages.document import COPY, SORT, Block, BulletList, Document, Note, Paragraph, Section, Table
+from referee.pages.document import Block, BulletList, Document, Note, Paragraph, Section, Table
 from referee.pages.markup import Text
 from referee.verdict.rows import Row
 from referee.verdict.statistics import mean, standard_deviation
@@ -237,7 +237,7 @@ def _tables(found: TaskComparison, variants: Sequence[str]) -> list[Block]:
         "value": _value_text,
         "items": lambda one: f"{one.items:,}",
         "seeds": lambda one: str(len(one.seeds)),
-    }, (1, 2), (SORT, COPY))  # fmt: skip
+    }, (1, 2), sortable=True)  # fmt: skip
     differences = Table.of(found.differences, {
         "arm": lambda one: label(one.arm),
         "task": lambda one: one.task,

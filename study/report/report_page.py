@@ -16,9 +16,7 @@ import msgspec
 from gpt2.clocks import UNEVEN_TIMES
 from ra.arms import parse_arm
 from referee.pages.document import (
-    FILTER,
     HTML,
-    SORT,
     Block,
     BulletList,
     Details,
@@ -164,7 +162,7 @@ def _runs(report: Report) -> Section:
         "tokens": lambda run: f"{run.record.progress.tokens:,.0f}" if run.record.progress else "-",
         "training s": lambda run: f"{run.record.progress.train_seconds:,.1f}" if run.record.progress else "-",
     }
-    table = Table.of(report.runs, columns, (2,), tools=(SORT, FILTER))
+    table = Table.of(report.runs, columns, (2,), sortable=True)
     return Section("Runs", [Note(run_names(report)), _folded(table, len(report.runs), LONG, "runs")])
 
 

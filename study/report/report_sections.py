@@ -8,9 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from referee.pages.document import (
-    COPY,
     MARKDOWN,
-    SORT,
     Block,
     BulletList,
     Figure,
@@ -95,7 +93,7 @@ def results_table(report: Report) -> Table:
         ),
         **{task.heading: partial(score, task=task, measure=task.measures[-1]) for task in TASKS},
     }
-    return Table.of(report.rows, columns, tools=(SORT, COPY))
+    return Table.of(report.rows, columns, sortable=True)
 
 
 def results_section(report: Report) -> Section:
@@ -144,7 +142,7 @@ def endings_section(report: Report, task: EndingsTask) -> Section:
     ]
     return Section(title, [
         Note(task.about),
-        Table.of(report.rows, columns, tools=(SORT, COPY)),
+        Table.of(report.rows, columns, sortable=True),
         Note("± one standard error of the items, which more seeds do not shrink: same items. Chance is 25 %."),
         near_chance_note(report, task),
         *absent,
@@ -198,7 +196,7 @@ def cost_section(report: Report) -> Section:
     cut = ", ".join(f"{row.variant} ({row.cut} of {len(row.seeds)})" for row in report.rows if row.cut)
     times = Note(ABOUT_TIMES if report.speeds else "")
     short = Note(cut and f"Cut short (the learning rate did not finish its decay): {cut}.")
-    table = Table.of(report.rows, columns, tools=(SORT, COPY))
+    table = Table.of(report.rows, columns, sortable=True)
     return Section("Speed and memory", [table, Note(ABOUT_COST), times, short])
 
 
@@ -356,7 +354,7 @@ def choice_blocks(choice: Choice) -> list[Block]:
         "chosen": lambda row: row[1].rate,
     }
     page = f"{FOLDER}/report.html"
-    table = Table.of([*choice.arms.items()], columns, tools=(SORT, COPY))
+    table = Table.of([*choice.arms.items()], columns, sortable=True)
     return [table, Note((ABOUT_CHOICE, Link(page, page))), BulletList(edge_sentences(choice))]
 
 

@@ -8,10 +8,8 @@ from collections.abc import Callable, Sequence
 from gpt2.platforms import parse_platform
 from ra.arms import parse_arm
 from referee.pages.document import (
-    COPY,
     HTML,
     MARKDOWN,
-    SORT,
     Block,
     BulletList,
     Document,
@@ -123,7 +121,7 @@ def gap_table(report: TransferReport) -> Table:
             gap = report.mean_gap(arm, name)
             cells.append("-" if gap is None else f"{gap:+.5f}")
         rows.append(cells)
-    return Table(["arm", f"{report.metric} on {report.home}", *others], rows, tools=(SORT, COPY))
+    return Table(["arm", f"{report.metric} on {report.home}", *others], rows, sortable=True)
 
 
 def _hellaswag(report: TransferReport) -> list[Block]:
@@ -215,7 +213,7 @@ def platforms_document(
     items = f"{loss_of(shown[0]).items} {'windows' if metric == LOSS else 'problems'}"
     subtitle = f"{run} on {' and '.join(devices)}, {items}"
     legend = [f"{record.platform}: {parse_platform(record.platform).text}" for record in shown]
-    table = Table.of(shown, columns, tools=(SORT, COPY))
+    table = Table.of(shown, columns, sortable=True)
     blocks: list[Block] = [table, *explained, BulletList(legend), *map(Note, notes)]
     return Document("Platforms", blocks, subtitle=subtitle)
 

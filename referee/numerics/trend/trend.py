@@ -358,7 +358,7 @@ def write_trend(
     kind = rows[0].call.partition(" ")[0] if rows else ""
     first = sorted(maps, key=lambda one: one[2].kind != kind)  # the map of the first row is shown first
     table = Table(HEADINGS, [row.cells for row in rows])
-    blocks: list[Block] = [*map(Paragraph, facts), table, Figure("tensors", heat_map(first), numbers=())]
+    blocks: list[Block] = [*map(Paragraph, facts), table, Figure("tensors", heat_map(first))]
     with writing(folder, "give another folder for the results"):
         folder.mkdir(parents=True, exist_ok=True)
         write_json(
