@@ -77,7 +77,7 @@ def find_symptom(run: RunSide, against: RunSide | None, kind: str, step: int | N
         from referee.numerics.diagnose.symptoms import pair_curves
 
         epsilon = max(run.epsilon, against.epsilon)
-        differing = pair_curves(run.curve, against.curve, 0, epsilon).beyond
+        differing = pair_curves(run.curve, against.curve, epsilon).beyond
         places["differs"] = (
             [step or differing.step] if differing and differing.step <= (step or math.inf) else []
         )

@@ -44,7 +44,7 @@ def main() -> int:
     check_paths(given.runs, 2, USAGE)
     runs = read_sides(given.runs)
     folder = results_folder("diagnose", given.runs, given.out)
-    pair = pair_curves(runs[0].curve, runs[1].curve, None, max(run.epsilon for run in runs))
+    pair = pair_curves(runs[0].curve, runs[1].curve, max(run.epsilon for run in runs))
     settings = differing_settings(*runs)
     are_recorded = all(run.has_settings for run in runs)
     diagnosis = diagnose(pair, are_recorded and not settings)

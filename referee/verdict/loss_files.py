@@ -44,8 +44,7 @@ Curve = dict[int, float]  # step -> value, ascending; not finite where the train
 class LossCurve:
     """The curve of one run. numbered: whether the file has step numbers; else lines are counted from 1.
 
-    evaluations: name -> step -> value. damaged: lines that could not be read. repeated: lines of a step before its
-    last line.
+    evaluations: name -> step -> value. damaged: lines that could not be read.
     """
 
     name: str
@@ -54,7 +53,6 @@ class LossCurve:
     evaluations: dict[str, Curve] = field(default_factory=dict)
     numbered: bool = True
     damaged: int = 0
-    repeated: int = 0
 
     @property
     def steps(self) -> list[int]:
@@ -64,7 +62,7 @@ class LossCurve:
         """Return the same curve with `offset` added to its step numbers."""
         evaluations = {name: _shift(curve, offset) for name, curve in self.evaluations.items()}
         moved = (_shift(self.losses, offset), _shift(self.gradient_norms, offset), evaluations)
-        return LossCurve(self.name, *moved, self.numbered, self.damaged, self.repeated)
+        return LossCurve(self.name, *moved, self.numbered, self.damaged)
 
 
 def _shift(curve: Curve, offset: int) -> Curve:
@@ -205,7 +203,6 @@ def _collect(rows: Iterable[Row | None], found: LossCurve) -> LossCurve:
         if value is None or number is None:
             found.damaged += 1
             continue
-        found.repeated += number in found.losses
         found.losses[number] = value
         if (size := _number(norm)) is not None:
             found.gradient_norms[number] = size

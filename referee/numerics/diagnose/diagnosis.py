@@ -12,7 +12,6 @@ from referee.errors import NumericsError
 from referee.numerics.diagnose.symptoms import (
     EPSILON,
     NOT_REPRODUCIBLE,
-    SYMPTOMS,
     Diagnosis,
     diagnose,
     pair_curves,
@@ -40,7 +39,6 @@ def add_commands(commands: Any) -> None:
     parser.add_argument("second", type=Path, help="losses of the other run")
     parser.add_argument("-o", "--output_path", type=Path, default=Path("diagnose"), help="folder of results")
     parser.add_argument("--same", action="store_true", help="machine and settings of both runs are the same")
-    parser.add_argument("--offset", type=int, help="to add to the steps of the second file")
     parser.add_argument("--dtype", choices=EPSILON, default="float32", help="of the computation")
     parser.set_defaults(run=run_diagnose)
 
@@ -49,7 +47,7 @@ def run_diagnose(given: argparse.Namespace) -> int:
     if same_file(given.first, given.second):
         raise NumericsError(f"{given.first} is named twice; fix: name two different files")
     first, second = read_curve(given.first), read_curve(given.second)
-    diagnosis = diagnose(pair_curves(first, second, given.offset, EPSILON[given.dtype]), given.same)
+    diagnosis = diagnose(pair_curves(first, second, EPSILON[given.dtype]), given.same)
     step, commands = step_to_record(diagnosis), []
     if step is not None:
         base = 0 if 0 in first.losses else 1  # the recorder counts from 0
@@ -73,9 +71,7 @@ def report(
     content = {
         "runs": [side.name for side in diagnosis.pair.sides],
         **vars(diagnosis.finding),
-        "section": SYMPTOMS[diagnosis.symptom],
         "common_steps": len(diagnosis.pair.steps),
-        "offset": diagnosis.pair.offset,
         "rows": [row.as_json for row in rows],
         "record_step": step_to_record(diagnosis),
         "notes": diagnosis.notes,

@@ -57,16 +57,6 @@ TENSOR = Quantity(True, 0.4)  # the norm of one of many tensors: a factor of 25
 LOGIT = Quantity(False, 0.5)  # a jump is at least 4
 
 
-@dataclass(frozen=True)
-class CurveSpike:
-    """A spike: its first and last position, the largest value and the expected one."""
-
-    first: int
-    last: int
-    value: float
-    expected: float
-
-
 class Outlier:
     """Values far above the ones before, one after another. values: the last WINDOW, on the scale of the comparison."""
 
@@ -103,11 +93,11 @@ def expected(series: Floats, quantity: Quantity) -> tuple[Floats, Floats]:
     return center, np.maximum(NORMAL * scale, quantity.floor(center))
 
 
-def find_spikes(values: Floats, quantity: Quantity = LOSS) -> list[CurveSpike]:
-    """Return the spikes of a series. Values that are not finite are spikes of no kind, and are left out."""
+def find_spikes(values: Floats, quantity: Quantity = LOSS) -> list[tuple[int, int]]:
+    """Return the first and last position of each spike of a series. Values that are not finite are left out."""
     places = np.flatnonzero(np.isfinite(values))
     series = quantity.transformed(values[places])
-    found: list[CurveSpike] = []
+    found: list[tuple[int, int]] = []
     center, scale = expected(series, quantity)
     limit = center + LIMIT * scale
     position = LEAST
@@ -120,9 +110,7 @@ def find_spikes(values: Floats, quantity: Quantity = LOSS) -> list[CurveSpike]:
             position += RECENT
             continue
         last = position + int(after[0]) - 1
-        highest = float(np.max(values[places[position : last + 1]]))
-        middle = float(quantity.restored(center[position]))
-        found.append(CurveSpike(int(places[position]), int(places[last]), highest, middle))
+        found.append((int(places[position]), int(places[last])))
         position = last + 1
     return found
 

@@ -270,5 +270,5 @@ def shows(symptom: str, replay: ReplayedStep, curve: LossCurve, failed: int | No
         return any(outlier.observe(loss) is not None for loss in curve.losses.values())
     if symptom == DIFFERS and replay.golden:
         with contextlib.suppress(NumericsError):  # no common step
-            return pair_curves(curve, replay.golden, 0, replay.epsilon).beyond is not None
+            return pair_curves(curve, replay.golden, replay.epsilon).beyond is not None
     return False
