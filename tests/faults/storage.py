@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from tests.faults.harness import Bench, CannotDoError, fault, in_namespace, outcome
-from tests.faults.workplace import Workplace, wait_for
+from tests.faults.workplace import Workplace, injected, wait_for
 
 PREVIOUS = "passed over for the one before, named in the report; ends at the undisturbed numbers"
 
@@ -153,7 +153,7 @@ def exhausted(bench: Bench, fill: str, named: str) -> str:
             "rm -r results/filler\nstatus=0\n",
         )
     )
-    done = place.command("scripts.study", prefix=prefix, **bench.slow)
+    done = place.command("scripts.study", prefix=prefix, **injected(None, slower=0.3))
     if done.returncode == 77:
         raise CannotDoError("no file system can be mounted here")
     (place.folder / "results").rmdir()
