@@ -1,7 +1,6 @@
 """`make bisect RUN=results/x/runs/B0 [AGAINST=results/y/runs/B0] [STEP=40]`: which modules of a run give a symptom?
 
-The steps up to the symptom are replayed with fixed modules. The smallest set without the symptom is printed. Each
-replay's outcome is in a journal; a second call continues a search that was killed.
+The steps up to the symptom are replayed with fixed modules. The smallest set without the symptom is printed.
 """
 
 from __future__ import annotations
@@ -9,21 +8,17 @@ from __future__ import annotations
 import argparse
 import functools
 import math
-from pathlib import Path
-from typing import Any
 
 from referee.errors import NumericsError
 from referee.numerics.search.commands import SYMPTOMS, search
 from runtime import run_record
 from runtime.errors import UserError, run_command
-from runtime.provenance import source_digests
 from scripts.record import result_folder, run_arguments, show_differences
 from study.compare.loaded_studies import RunSide, read_sides
 from study.evaluation.loaded_runs import enter_environment, open_run
 
 USAGE = "make bisect RUN=results/STUDY/runs/NAME [AGAINST=results/OTHER/runs/NAME]"
 VARIABLES = {"AGAINST": "", "STEP": "", "SYMPTOM": "", "OUT": ""}  # and RUN
-COMPUTING = ("gpt2.", "ra.", "aqn.")  # modules whose change makes the journal's answers void
 
 
 def main(restart: bool = False) -> int:
@@ -42,7 +37,7 @@ def main(restart: bool = False) -> int:
         before = [loss for number, loss in run.curve.losses.items() if number <= replay.start]
         steps = replay.steps(before, **compared)
         try:
-            found = search(steps, symptom, out, identity(given, record))
+            found = search(steps, symptom, out)
         except NumericsError as error:
             if not replay.start:
                 raise
@@ -93,14 +88,6 @@ def find_symptom(run: RunSide, against: RunSide | None, kind: str, step: int | N
         f"{run.label} shows no {kind or 'symptom: every step is finite, without a spike'}{at}; fix: compare it with "
         f"another run: make bisect RUN={run.path} AGAINST=results/y/runs/B0"
     )
-
-
-def identity(given: argparse.Namespace, record: run_record.RunRecord) -> list[Any]:
-    """Return what the answers depend on."""
-    import torch
-
-    other = str(given.against and Path(given.against).resolve())
-    return [record.run, record.config_sha256, other, source_digests(COMPUTING), torch.get_num_threads()]
 
 
 if __name__ == "__main__":

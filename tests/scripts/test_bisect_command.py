@@ -1,4 +1,4 @@
-"""`make bisect` names the module, the phase, the settings or the step, and continues after a kill."""
+"""`make bisect` names the module, the phase, the settings or the step."""
 
 from __future__ import annotations
 
@@ -53,8 +53,6 @@ def test_the_module_in_half_precision_is_named(
     printed = capsys.readouterr().out
     assert 'next: CONFIG_NUMERICS_FIX="upcast:blocks.1.attention"' in printed
     assert content(overflowing) == before
-    assert bisect(monkeypatch, run=overflowing) == found
-    assert "0 replays computed" in capsys.readouterr().out
 
 
 def test_a_spike_is_replayed_from_the_checkpoint_before_it(

@@ -8,14 +8,10 @@ differs  a loss or norm differs beyond rounding from that of the right run (Repl
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import math
-import os
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -38,7 +34,7 @@ def smallest_set(items: Sequence[Item], holds: Holds[Item]) -> tuple[Item, ...] 
 
     Binary search finds the shortest prefix that holds; its last item is needed, and the search goes on within the
     prefix. Then each item is left out, which changes only the result of a predicate that more items can falsify. The
-    order of the items is kept. `holds` should remember its answers (Journal).
+    order of the items is kept. `holds` should remember its answers.
     """
     if holds(()):
         return ()
@@ -68,48 +64,6 @@ def without_needless(items: tuple[Item, ...], holds: Holds[Item]) -> tuple[Item,
     return items
 
 
-class Journal:
-    """Answers by question, one JSON object a line, each flushed to the disk: a killed search continues with them.
-
-    identity: plain data of what the answers depend on; each has its file in the folder.
-    """
-
-    def __init__(self, folder: Path, identity: Any) -> None:
-        head = json.dumps(identity)
-        self.path = folder / f"journal-{hashlib.sha256(head.encode()).hexdigest()[:8]}.jsonl"
-        self.answers: dict[str, Any] = {}
-        self.asked = self.reused = 0  # answers that were computed here, and those of an earlier process
-        folder.mkdir(parents=True, exist_ok=True)
-        lines = (
-            self.path.read_text(encoding="utf-8", errors="replace").splitlines() if self.path.exists() else []
-        )
-        for line in lines[1:]:
-            try:
-                entry = json.loads(line)
-                self.answers[entry["question"]] = entry["answer"]
-            except (ValueError, TypeError, KeyError):  # cut off by a full disk or a kill
-                break
-        known = [{"question": question, "answer": answer} for question, answer in self.answers.items()]
-        temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(
-            "".join(f"{line}\n" for line in (head, *map(json.dumps, known))), encoding="utf-8"
-        )
-        temporary.replace(self.path)
-
-    def ask(self, question: str, compute: Callable[[], Any]) -> Any:
-        """Return the answer to a question, which is plain data; compute it if the journal lacks it."""
-        if question in self.answers:
-            self.reused += 1
-            return self.answers[question]
-        answer = self.answers[question] = json.loads(json.dumps(compute()))
-        self.asked += 1
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"question": question, "answer": answer}) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        return answer
-
-
 NAN, SPIKE, DIFFERS = "nan", "spike", "differs"
 SYMPTOMS = (NAN, SPIKE, DIFFERS)
 GONE, SHOWN = "gone", "symptom"
@@ -134,7 +88,6 @@ class Bisection:
     replay: ReplayedStep
     symptom: str = NAN
     kinds: Sequence[str] = ("upcast", "small")
-    journal: Journal | None = None
     progress: Progress = lambda words, outcome: None
     tried: dict[str, str] = field(default_factory=dict)
 
@@ -179,8 +132,7 @@ class Bisection:
     def outcome(self, words: str) -> str:
         """Replay with fixes, or take the answer of before. Return GONE, SHOWN, or an error in one line."""
         if words not in self.tried:
-            compute = lambda: self._replay(words)  # noqa: E731
-            self.tried[words] = self.journal.ask(words, compute) if self.journal else compute()
+            self.tried[words] = self._replay(words)
         return self.tried[words]
 
     def _replay(self, words: str) -> str:

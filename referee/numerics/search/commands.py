@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ state), or a referee.numerics.replayed_step.ReplayedStep.
 """
 BISECT = """
 Search for the smallest set of modules which, computed in a wider format or by small operations, makes a symptom vanish.
-Writes OUT/bisect.json and a journal with which a killed search continues. The exit status is 1 where no set does.
+Writes OUT/bisect.json. The exit status is 1 where no set does.
 """
 SYMPTOMS = ("nan", "spike", "differs")  # referee.numerics.search.bisect_replays, without torch
 
@@ -50,34 +49,28 @@ def run_fix(given: Any) -> int:
 
 
 def run_bisect(given: Any) -> int:
-    import torch
-
     from referee.numerics.replayed_step import load_replay
 
-    replay = load_replay(given.step)
-    source = Path(given.step.rpartition(":")[0]).read_bytes()
-    identity = [given.step, hashlib.sha256(source).hexdigest(), torch.__version__, torch.get_num_threads()]
-    return int(not search(replay, given.symptom, given.output_path, identity))
+    return int(not search(load_replay(given.step), given.symptom, given.output_path))
 
 
-def search(replay: Any, symptom: str, folder: Path, identity: list[Any]) -> tuple[str, ...]:
-    """Search, print each replay and the answer, and write bisect.json. identity: what the answers depend on."""
-    from referee.numerics.search.bisect_replays import Bisection, Journal
-    from referee.numerics.text_files import write_json, writing
+def search(replay: Any, symptom: str, folder: Path) -> tuple[str, ...]:
+    """Search, print each replay and the answer, and write bisect.json."""
+    from referee.numerics.search.bisect_replays import Bisection
+    from referee.numerics.text_files import create_folder, write_json
 
     kinds = ["upcast", "small", *(["cpu"] if replay.device != "cpu" else [])]
-    with writing(folder, "give another folder for the results"):
-        journal = Journal(folder, [*identity, symptom, replay.start, replay.steps])
+    create_folder(folder)
 
     def progress(words: str, outcome: str) -> None:
         name = words if len(words) <= 90 else f"{words[:90].rpartition(' ')[0]} ... ({len(words.split())})"
-        print(f"  replay {journal.asked + 1}: {name or 'as it is'}: {outcome}", flush=True)
+        print(f"  replay {len(bisection.tried) + 1}: {name or 'as it is'}: {outcome}", flush=True)
 
     print(f"replays of {replay.steps} steps after step {replay.start}; symptom {symptom}", flush=True)
-    bisection = Bisection(replay, symptom, kinds, journal, progress)
+    bisection = Bisection(replay, symptom, kinds, progress)
     found = bisection.search()
     answer = f"the symptom is gone with {' '.join(found)}" if found else "the symptom vanishes with no fix"
-    print(f"{answer}\n{journal.asked} replays computed, {journal.reused} answers of an earlier search")
+    print(f"{answer}\n{len(bisection.tried)} replays")
     content = {"symptom": symptom, "found": found, "tried": bisection.tried}
     write_json(folder / "bisect.json", content | {"start": replay.start, "steps": replay.steps})
     print(f"wrote {folder / 'bisect.json'}")

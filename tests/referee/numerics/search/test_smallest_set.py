@@ -1,23 +1,20 @@
-"""The smallest set by few questions, and a journal that survives a kill."""
+"""The smallest set by few questions."""
 
 from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from referee.numerics.search.bisect_replays import Journal, smallest_set
+from referee.numerics.search.bisect_replays import smallest_set
 
 
 class Asked:
-    """A predicate that remembers its answers, as a journal does."""
+    """A predicate that remembers its answers, as a search does."""
 
     def __init__(self, holds: Any) -> None:
         self.holds, self.answers = holds, {}
@@ -58,38 +55,3 @@ def test_a_predicate_without_order_gives_a_set_that_holds(count: int, random: An
     assert found
     assert asked(found)
     assert not any(asked(tuple(item for item in found if item != one)) for one in found)
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from referee.numerics.search.bisect_replays import Journal, smallest_set
-journal = Journal(Path(sys.argv[1]), {"of": sys.argv[2]})
-def holds(chosen):
-    def compute():
-        if journal.asked == int(sys.argv[3]):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return 17 in chosen
-    return journal.ask(",".join(map(str, chosen)), compute)
-print(smallest_set(range(40), holds), journal.asked, journal.reused)
-"""
-
-
-def search(path: Path, of: str = "a", kill_after: int = -1) -> tuple[int, str]:
-    arguments = [sys.executable, "-c", KILLED, str(path), of, str(kill_after)]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout
-
-
-def test_a_killed_search_continues_with_its_answers(tmp_path: Path) -> None:
-    folder = tmp_path / "new"
-    assert search(folder, kill_after=4) == (-9, "")
-    (path,) = folder.iterdir()
-    with path.open("a") as file:
-        file.write('{"question": "0,1", "ans')  # as of a full disk
-    first = search(folder)[1].split()
-    assert first[0] == "(17,)"
-    assert int(first[2]) >= 4
-    assert search(folder)[1].split()[:2] == ["(17,)", "0"]
-    assert Journal(folder, {"of": "a"}).ask("17", pytest.fail) is True
-    assert not Journal(folder, {"of": "another"}).answers
