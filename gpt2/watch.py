@@ -18,6 +18,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -30,11 +31,20 @@ from gpt2.loss import IGNORED, Loss
 from gpt2.training_step import StepObserver, Stepper
 from referee.errors import NumericsError
 from referee.numerics.diagnose.spikes import LOSS as LOSS_SPIKE
-from referee.numerics.diagnose.spikes import RECENT, WINDOW, Outlier
+from referee.numerics.diagnose.spikes import NORM, RECENT, WINDOW, Outlier
 from referee.numerics.monitor.monitor import Monitor
-from referee.numerics.monitor.monitor_settings import TRIGGERED, Fired, MonitorConfig, Triggers, read_triggers
 from referee.numerics.monitor.monitor_tables import TableWriter
-from referee.numerics.monitor.targets import ControlFile, ModelNames, MonitorTarget
+from referee.numerics.monitor.targets import (
+    CONTROL,
+    TRIGGERED,
+    ChangedFile,
+    ModelNames,
+    MonitorConfig,
+    MonitorTarget,
+    parse_triggers,
+    read_control,
+    read_triggers,
+)
 from referee.numerics.search.fix_words import UPDATES, Applied, fix
 from referee.numerics.search.fixed_modules import cross_entropy
 from runtime import checkpoint, ranks
@@ -43,6 +53,7 @@ from runtime.metrics_log import read_steps
 from runtime.run_record import ANOMALY
 from runtime.settings import MonitorSettings
 
+QUANTITIES = {"spike": LOSS_SPIKE, "grad_norm": NORM}  # of triggers
 FOLDER, CAUGHT = "monitor", "caught"
 MOST_KEPT = 2  # checkpoints of anomalies
 MOST_NOTES = 3  # of triggers in run.json
@@ -77,6 +88,41 @@ class SpikeDetector:
         return f"loss spikes: {len(spikes)}; the largest at iteration {largest}"
 
 
+@dataclass(frozen=True)
+class Fired:
+    """A trigger and its reason, at one step."""
+
+    trigger: str
+    step: int
+    reason: str
+
+
+class Triggers:
+    """The rules of a run. `observe` every step in order; after a resume, also those before it."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        """words: NAME or NAME:K. NumericsError names one that cannot be used."""
+        self.factors = parse_triggers(words)
+        self.outliers = {
+            name: Outlier(QUANTITIES[name], factor)
+            for name, factor in self.factors.items()
+            if name in QUANTITIES
+        }
+
+    def observe(self, step: int, loss: float, gradient_norm: float) -> list[Fired]:
+        """Append a step. Returns the triggers that it fires."""
+        values = {"spike": ("loss", loss), "grad_norm": ("gradient norm", gradient_norm)}
+        bad = [f"{name} {value}" for name, value in values.values() if not math.isfinite(value)]
+        found = [Fired("nan", step, bad[0])] if bad and "nan" in self.factors else []
+        for trigger, outlier in self.outliers.items():
+            name, value = values[trigger]
+            if math.isfinite(value) and (value > 0 or not outlier.quantity.log):
+                bound = outlier.observe(value)
+                if bound is not None:
+                    found.append(Fired(trigger, step, f"{name} {value:.4g}, above {bound:.4g}"))
+        return found
+
+
 class RunMonitor(StepObserver):
     """Watches the steps of one run on this rank."""
 
@@ -94,7 +140,7 @@ class RunMonitor(StepObserver):
         self.triggers = Triggers(settings.triggers)
         self.monitor = Monitor(model, optimizer, config, self.folder, ranks.rank())
         self.monitor.say = note
-        self.control = ControlFile(self.folder)
+        self.control = ChangedFile(self.folder / CONTROL)
         self.broken = False
         self.fired: list[Fired] = []  # in the running step
         self.windows: list[tuple[int, int]] = []  # steps in which everything is watched, of earlier processes
@@ -137,10 +183,10 @@ class RunMonitor(StepObserver):
             yield
             return
         try:
-            changed = self.control.changed()
-            if changed is not None:
-                self._note_unmatched([one for one in changed if one not in self.monitor.extra])
-                self.monitor.extra = changed
+            if self.control.changed():
+                targets = read_control(self.folder)
+                self._note_unmatched([one for one in targets if one not in self.monitor.extra])
+                self.monitor.extra = targets
         except NumericsError as error:
             if ranks.first():
                 self.note(f"monitor: {error}; the targets stay as they were")

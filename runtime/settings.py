@@ -80,8 +80,8 @@ def eval_sets(symbols: Symbols) -> tuple[EvalSet, ...]:
 class MonitorSettings:
     """The monitoring of a run. No fingerprint contains it: no number of a run depends on it.
 
-    targets: see referee.numerics.monitor.monitor_settings, every `interval` steps. triggers: see
-    referee.numerics.monitor.monitor_settings; one of them turns everything on for `full_steps` steps.
+    targets: see referee.numerics.monitor.targets, every `interval` steps. triggers: see gpt2.watch; one of them turns
+    everything on for `full_steps` steps.
     """
 
     enabled: Annotated[bool, Symbol("MONITOR", "free")] = False

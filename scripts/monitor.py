@@ -10,9 +10,8 @@ import re
 from pathlib import Path
 
 from referee.numerics.monitor.invariants import invariants
-from referee.numerics.monitor.monitor_settings import read_triggers
 from referee.numerics.monitor.monitor_tables import read_tables
-from referee.numerics.monitor.targets import change_control, read_control
+from referee.numerics.monitor.targets import change_control, read_control, read_triggers
 from referee.numerics.rows import text_table
 from runtime import run_record
 from runtime.dotconfig import read_symbols, split_words

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from referee.errors import NumericsError as NumericsError
     from referee.numerics.monitor.monitor import Monitor as Monitor
-    from referee.numerics.monitor.monitor import TrainerMon as TrainerMon
-    from referee.numerics.monitor.monitor_settings import MonitorConfig as MonitorConfig
+    from referee.numerics.monitor.targets import MonitorConfig as MonitorConfig
+    from referee.numerics.monitor.trainer_mon import TrainerMon as TrainerMon
     from referee.numerics.record.record_settings import RecorderConfig as RecorderConfig
     from referee.numerics.record.recorder import PrecisionDebugger as PrecisionDebugger
     from referee.numerics.record.recorder import Recorder as Recorder
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MODULES = {
     "ConfigChecker": "referee.numerics.setup.config_checker",
     "Monitor": "referee.numerics.monitor.monitor",
-    "MonitorConfig": "referee.numerics.monitor.monitor_settings",
+    "MonitorConfig": "referee.numerics.monitor.targets",
     "NumericsError": "referee.errors",
     "PrecisionDebugger": "referee.numerics.record.recorder",
     "Recorder": "referee.numerics.record.recorder",
@@ -35,7 +35,7 @@ MODULES = {
     "check_operation": "referee.numerics.rounding.operation_checks",
     "check_optimizer": "referee.numerics.rounding.optimizer_checks",
     "fix": "referee.numerics.search.fix_words",
-    "TrainerMon": "referee.numerics.monitor.monitor",
+    "TrainerMon": "referee.numerics.monitor.trainer_mon",
     "logp_diff": "referee.numerics.runs.logp_diff",
     "repeat_step": "referee.numerics.repeat.repeat_evidence",
     "seed_all": "referee.numerics.seed",

@@ -12,9 +12,8 @@ import torch
 from gpt2.trainer import TrainingRun
 from gpt2.training_step import NotFiniteError, Stepper
 from gpt2.watch import keep_checkpoint
-from referee.numerics.monitor.monitor_settings import read_triggers
 from referee.numerics.monitor.monitor_tables import read_series, table_files
-from referee.numerics.monitor.targets import KINDS
+from referee.numerics.monitor.targets import KINDS, read_triggers
 from runtime import checkpoint, run_record
 from runtime.settings import Config, MonitorSettings
 from tests import small_runs

@@ -4,7 +4,7 @@ replicas            gradients after reduction, rates, moments and weights are eq
 same clipping       so are the clipped gradients
 empty gradients     no parameter has a gradient when backward begins
 all are trained     no trained parameter stays as it is in every monitored step
-rate as scheduled   the rate is that of the schedule, and a scheduler steps once an update
+one step            a scheduler steps once an update
 different data      no two ranks have the same inputs; without their table, the same gradients before reduction
 lost gradients      no rank's gradient of a parameter is 0 where another rank's is not
 like the others     no largest logit is over 10 times that of every other attention
@@ -42,7 +42,6 @@ LEAST_LOGIT = 10.0  # below it no softmax is saturated
 LEAST_STEPS = 3  # in which a parameter stays
 LEAST_VALUES = 16  # of extremes; one of float32 has 8 significant bits with a probability of about 2^-15
 COARSE = 5e-7  # relative error of a table with 6 digits or more
-RATE = 1e-6  # relative difference of a rate from its schedule
 REPLICATED = ("grad_reduced", "grad_clipped", "learning_rate", "update_ratio", *MOMENTS, "param")
 EVIDENCE = {
     "data": "data",
@@ -199,12 +198,9 @@ def _left_over(table: TensorSeries) -> Iterator[Found]:
 
 
 def _rates(table: TensorSeries) -> Iterator[Found]:
-    """Yield the first rate of a group that is not the schedule's, and the first update of two scheduler steps."""
+    """Yield the first update of two scheduler steps."""
     for row, name in enumerate(table.names):
-        rates, expected, counts = (table.values[column][row] for column in KINDS["learning_rate"])
-        wrong = np.abs(rates - expected) > RATE * np.abs(expected)  # False where no schedule is known
-        for at in np.flatnonzero(wrong)[:1]:
-            yield finding(table, name, int(table.steps[at]), rates[at], expected[at])
+        counts = table.values["scheduled"][row]
         often = np.diff(counts) > np.diff(table.steps)
         for at in np.flatnonzero(often)[:1]:
             steps = int(table.steps[at + 1] - table.steps[at])

@@ -1,4 +1,4 @@
-"""Watch the statistics of a training run, section 4.6. `Monitor.attach` does so by hooks, or a loop calls:
+"""Watch the statistics of a training run, section 4.6, from its loop, or by hooks (HookedMonitor):
 
     monitor = Monitor(model, optimizer, MonitorConfig(("grad", "param"), 10), Path("monitor_output"))
     for step in range(1, steps + 1):
@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,51 +31,30 @@ from torch import Tensor, nn
 from referee.errors import NumericsError, described
 from referee.numerics.describe import tensors_in
 from referee.numerics.monitor.activations import ActivationWatch
-from referee.numerics.monitor.monitor_settings import (
-    MonitorConfig,
-    check_targets,
-    monitor_config,
-    read_settings,
-)
 from referee.numerics.monitor.monitor_tables import FIX, LAYOUT, TableWriter
 from referee.numerics.monitor.statistics import Pending, update_ratio
 from referee.numerics.monitor.targets import (
     KINDS,
     MOMENTS,
     WRAPPERS,
-    ModelNames,
+    MonitorConfig,
     MonitorTarget,
     model_names,
     parse_targets,
 )
 from referee.numerics.text_files import this_rank, write_json, writing
 
-OUTPUT, DYNAMIC = "MONITOR_OUTPUT_DIR", "DYNAMIC_MONITOR"  # environment variables of msProbe
 EVERYTHING = MonitorTarget("all")
-FORWARD = ("actv", "actv_grad", "attention")  # kinds that need hooks during forward
 OFTEN_ABSENT = ("grad_before", "data")  # kinds without a row in a sound step
-
-
-def harmless(hook: Callable[..., Any]) -> Any:
-    """Print an error of a hook as one line, so that the script goes on."""
-
-    @functools.wraps(hook)
-    def guarded(self: Monitor, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return hook(self, *args, **kwargs)
-        except Exception as error:
-            self.say_once(f"{described(error)}; rows are missing")
-            return None
-
-    return guarded
+FORWARD = ("actv", "actv_grad", "attention")  # kinds that need hooks during forward
 
 
 class Monitor:
     """Statistics of one model on one rank, written to <folder>/rank<r>.
 
     extra: targets of every step, besides those of the configuration; may change between steps. replicas: the ranks with
-    the same weights; by default all. schedule: returns the rates of the optimizer's groups that are right in the
-    running step. scheduler: of torch; its steps are counted. gradient: where a parameter has its gradient.
+    the same weights; by default all. scheduler: of torch; its steps are counted. gradient: where a parameter has its
+    gradient.
     """
 
     def __init__(
@@ -102,7 +80,6 @@ class Monitor:
         self.pending = Pending()
         self.gradient: Callable[[nn.Parameter], Tensor | None] = lambda parameter: parameter.grad
         self.replicas: tuple[int, ...] = ()
-        self.schedule: Callable[[], Sequence[float]] | None = None
         self.scheduler: Any = None
         self.full_until = -1  # the last step in which everything is watched
         self.say: Callable[[str], None] = functools.partial(print, flush=True)
@@ -114,7 +91,7 @@ class Monitor:
     def configure(self, config: MonitorConfig) -> None:
         """Change what is watched, from the next step on."""
         self.config, self.targets, self.collected = config, parse_targets(config.targets), 0
-        self.writer = TableWriter(self.folder, config.steps_per_file, config.statistics, config.digits)
+        self.writer = TableWriter(self.folder, config.steps_per_file, config.statistics)
 
     def begin(self, step: int) -> None:
         """Choose the targets of a step."""
@@ -207,14 +184,12 @@ class Monitor:
             self.pending.fail((kind, name), error)
 
     def _rates(self) -> None:
-        """Read the rate of each group, that of the schedule, and the steps of the scheduler so far."""
-        groups = self.optimizer.param_groups if self.optimizer else []
-        expected = self.schedule() if self.schedule else [math.nan] * len(groups)
+        """Read the rate of each group, and the steps of the scheduler so far."""
         count = getattr(self.scheduler, "_step_count", math.nan)
-        for number, (group, wanted) in enumerate(zip(groups, expected, strict=True)):
+        for number, group in enumerate(self.optimizer.param_groups if self.optimizer else []):
             key = "learning_rate", f"group{number}"
             if self.wants(*key):
-                values = [float(group.get("lr", math.nan)), wanted, count]
+                values = [float(group.get("lr", math.nan)), count]
                 self.pending.add_values(key, torch.tensor(values, dtype=torch.float64))
 
     def weights(self) -> None:
@@ -262,66 +237,77 @@ class Monitor:
             self._said.add(about or line)
             self.say(f"monitor: {line}")
 
-    # -- any script, by hooks
 
-    @classmethod
-    def attach(
-        cls,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        config_path: str | os.PathLike[str],
-        *,
-        micro_batches: int = 1,
-        start: int = 0,
-        scheduler: Any = None,
-        replicas: Sequence[int] = (),
-    ) -> Monitor:
-        """Monitor a script by hooks as config_path says, the config.json of msProbe (docs/monitor.md).
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a sharded tensor, a plain tensor itself."""
+    to_local = getattr(tensor, "to_local", None)
+    found: Tensor = to_local() if to_local else tensor
+    return found
 
-        micro_batches: of a step. start: steps before this process. scheduler, replicas: see Monitor. A gradient is in
-        parameter.main_grad where a parameter has it, as in Megatron. NumericsError where the configuration cannot be
-        used, or the folder has the tables of another run.
-        """
-        if micro_batches < 1:
-            raise NumericsError(f"grad_acc_steps is {micro_batches}; fix: a number from 1")
-        path, names = Path(config_path), ModelNames.of(model)
-        settings = read_settings(path)
-        check_targets(path, settings, names)
-        folder = Path(os.environ.get(OUTPUT) or "monitor_output")
-        monitor = cls(model, optimizer, monitor_config(settings, names), folder, this_rank())
-        if start == 0 and any(monitor.folder.glob("*.csv")):
-            raise NumericsError(
-                f"{monitor.folder} has the tables of another run; fix: set {OUTPUT} to another folder, or pass "
-                "start_iteration of a resumed run"
-            )
-        monitor.writer.truncate(start - 1)
-        monitor.scheduler, monitor.replicas = scheduler, tuple(replicas)
-        monitor.gradient = lambda parameter: getattr(parameter, "main_grad", parameter.grad)
-        monitor.path, monitor.names = path, names
-        monitor.iteration, monitor.micro_batches, monitor.micro_batch = start, micro_batches, 0
-        monitor.dynamic = os.environ.get(DYNAMIC, "").lower() == "true"
-        monitor.active = not monitor.dynamic or settings.dynamic_on
-        if not (monitor.targets or monitor.dynamic):
-            monitor.say_once(
-                f'{path} switches no kind on, so nothing is written; fix: "wg_distribution": true'
-            )
-        monitor._install(model, optimizer)
-        return monitor
 
-    path: Path
-    names: ModelNames
-    iteration: int
-    micro_batches: int
-    micro_batch: int
-    dynamic: bool  # whether config.json is read again when it changes
-    active: bool
+def _joined(kind: str, lines: Sequence[Sequence[float]]) -> Sequence[float]:
+    """Join the values of several calls, one for each micro-batch."""
+    if kind != "attention":
+        return lines[-1][: len(KINDS[kind])]
+    queries = sum(line[2] for line in lines)
+    entropy = sum(line[0] * line[2] for line in lines) / queries if queries else 0.0
+    highs = [line[1] for line in lines]
+    return (entropy, float("nan") if any(high != high for high in highs) else max(highs))
+
+
+# -- any script, by hooks
+
+
+def harmless(hook: Callable[..., Any]) -> Any:
+    """Print an error of a hook as one line, so that the script goes on."""
+
+    @functools.wraps(hook)
+    def guarded(self: HookedMonitor, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return hook(self, *args, **kwargs)
+        except Exception as error:
+            self.say_once(f"{described(error)}; rows are missing")
+            return None
+
+    return guarded
+
+
+class HookedMonitor(Monitor):
+    """Watches every step of a script.
+
+    micro_batches: of a step. start: steps before this process. prepare: is called before each step. A gradient is in
+    parameter.main_grad where a parameter has it, as in Megatron.
+    """
+
     running = False  # from the first forward of a step to the end of its update
     updating = False  # between the gradients of a step and its end
     observed = False  # whether a forward was
     backward: tuple[nn.Parameter, Any] | None = None  # a parameter, and its gradient's state after backward
-    changed: int | None = None  # when config.json was
+    micro_batch = 0
 
-    def _install(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        config: MonitorConfig,
+        folder: Path,
+        *,
+        micro_batches: int = 1,
+        start: int = 0,
+        replicas: Sequence[int] = (),
+        scheduler: Any = None,
+        prepare: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(model, optimizer, config, folder, this_rank())
+        self.iteration, self.micro_batches, self.prepare = start, micro_batches, prepare
+        self.replicas, self.scheduler = tuple(replicas), scheduler
+        self.gradient = lambda parameter: getattr(parameter, "main_grad", parameter.grad)
+        if start == 0 and any(self.folder.glob("*.csv")):
+            raise NumericsError(
+                f"{self.folder} has the tables of another run; fix: set MONITOR_OUTPUT_DIR to another folder, or pass "
+                "start_iteration of a resumed run"
+            )
+        self.writer.truncate(start - 1)
         self._open = contextlib.ExitStack()
         untraced = torch.compiler.disable  # compiled code would trace a hook
         before = untraced(self._before_forward)
@@ -358,30 +344,13 @@ class Monitor:
             self.read("data", [(f"input.{place}", one) for place, one in enumerate(numbers)])
 
     def _begin_step(self, args: Any, kwargs: Any) -> None:
-        if self.dynamic:
-            self._reload()
+        self.prepare()
         self.running = self.observed = True
         self.micro_batch, self.backward = 0, None
         self.begin(self.iteration)
-        if not self.active:
-            self.now = ()
         watch = self._open.enter_context(self.forward())
         if watch:
             watch.root_runs(args, kwargs)
-
-    def _reload(self) -> None:
-        """Read a changed config.json, as DYNAMIC_MONITOR=True asks for. A file that cannot be used is reported."""
-        try:
-            changed = self.path.stat().st_mtime_ns
-            if changed == self.changed:
-                return
-            self.changed = changed
-            settings = read_settings(self.path)
-            check_targets(self.path, settings, self.names)
-            self.configure(monitor_config(settings, self.names))
-            self.active = settings.dynamic_on
-        except (OSError, NumericsError) as error:
-            self.say(f"monitor: {' '.join(str(error).split())}; the former configuration stays")
 
     @harmless
     def _after_gradient(self, name: str, parameter: nn.Parameter) -> None:
@@ -447,69 +416,3 @@ class Monitor:
         self.backward = None
         self.iteration += 1
         return self.finish()
-
-
-def local(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a sharded tensor, a plain tensor itself."""
-    to_local = getattr(tensor, "to_local", None)
-    found: Tensor = to_local() if to_local else tensor
-    return found
-
-
-def _joined(kind: str, lines: Sequence[Sequence[float]]) -> Sequence[float]:
-    """Join the values of several calls, one for each micro-batch."""
-    if kind != "attention":
-        return lines[-1][: len(KINDS[kind])]
-    queries = sum(line[2] for line in lines)
-    entropy = sum(line[0] * line[2] for line in lines) / queries if queries else 0.0
-    highs = [line[1] for line in lines]
-    return (entropy, float("nan") if any(high != high for high in highs) else max(highs))
-
-
-class TrainerMon:
-    """A monitor with the names of msProbe, as in section 4.6 of the guide.
-
-    process_group, params_have_main_grad, opt_ty: accepted. Every rank of torch.distributed writes its folder, and a
-    gradient is read from main_grad where a parameter has it. NumericsError where config.json cannot be used.
-    """
-
-    def __init__(
-        self,
-        config_file_path: str | os.PathLike[str],
-        process_group: Any = None,
-        params_have_main_grad: bool = True,
-        opt_ty: str | None = None,
-    ) -> None:
-        self.path = Path(config_file_path)
-        read_settings(self.path)
-        self.monitor: Monitor | None = None
-
-    def set_monitor(
-        self,
-        model: nn.Module | Sequence[nn.Module],
-        optimizer: torch.optim.Optimizer,
-        grad_acc_steps: int = 1,
-        dp_group: Any = None,
-        tp_group: Any = None,
-        start_iteration: int = 0,
-    ) -> None:
-        """Install the hooks. grad_acc_steps: micro-batches of a step. start_iteration: steps before this process.
-
-        dp_group: the ranks that hold the same weights, by default all. tp_group: accepted.
-        """
-        if not isinstance(model, nn.Module):
-            model = nn.ModuleList(model) if len(model) > 1 else model[0]
-        replicas = torch.distributed.get_process_group_ranks(dp_group) if dp_group else ()
-        self.monitor = Monitor.attach(
-            model,
-            optimizer,
-            self.path,
-            micro_batches=grad_acc_steps,
-            start=start_iteration,
-            replicas=replicas,
-        )
-
-    def close(self) -> None:
-        """Remove every hook. The rows of a step that the optimizer skipped are written."""
-        if self.monitor:
-            self.monitor.close()

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from referee.errors import NumericsError
-from referee.numerics.monitor.targets import KEYS, KINDS, STATISTICS
+from referee.numerics.monitor.targets import KEYS, KINDS, STATISTICS, STEPS_PER_FILE
 from referee.numerics.text_files import replacing, writing
 
 # msProbe's names of columns and of the first column -> these
@@ -20,7 +20,6 @@ ALIASES = {"module_name": "name", "param_name": "name", "nans": "nan"}
 COLUMNS = {*KEYS, *(column for columns in KINDS.values() for column in columns)}
 FILE = re.compile(r"(?P<kind>[a-z_]+)_(?P<first>[0-9]+)-(?P<last>[0-9]+)\.csv")
 RANK = re.compile(r"(?:[\w-]{0,20}-)?rank(\d{1,6})(?:-.*)?")  # msProbe: <time>-rank<r>-<number>
-STEPS_PER_FILE = 1000
 # of a rank: {"replicas": the ranks with the same weights, "sharded": the parameters of which it has a part}
 LAYOUT = "layout.json"
 FIX = "free space on the disk, or choose another folder"
@@ -35,7 +34,6 @@ class TensorSeries:
     """One kind of a rank as arrays.
 
     values: statistic -> (tensors, steps), NaN also where there is no row. present: (tensors, steps), where one is.
-    damaged: lines that were left out.
     """
 
     kind: str
@@ -44,7 +42,6 @@ class TensorSeries:
     steps: NDArray[np.int64]
     values: dict[str, Floats]
     present: NDArray[np.bool_]
-    damaged: int = 0
 
     def cut(self, names: Sequence[str], steps: NDArray[np.int64]) -> TensorSeries:
         """Return the part with these names and steps, which it has, in their order."""
@@ -59,7 +56,7 @@ class TensorSeries:
 class TableWriter:
     """Append the rows of one rank. A file is opened for each step, so a killed process leaves whole lines.
 
-    statistics: the columns of tensors, some of STATISTICS. digits: significant digits of a value.
+    statistics: the columns of tensors, some of STATISTICS. Values have 9 digits, which hold any float32.
     """
 
     def __init__(
@@ -67,9 +64,8 @@ class TableWriter:
         folder: Path,
         steps_per_file: int = STEPS_PER_FILE,
         statistics: tuple[str, ...] = STATISTICS,
-        digits: int = 9,
     ) -> None:
-        self.folder, self.steps_per_file, self.digits = folder, steps_per_file, digits
+        self.folder, self.steps_per_file = folder, steps_per_file
         self.columns = {
             kind: statistics if columns == STATISTICS else columns for kind, columns in KINDS.items()
         }
@@ -79,7 +75,7 @@ class TableWriter:
         first = step // self.steps_per_file * self.steps_per_file
         path = self.folder / f"{kind}_{first}-{first + self.steps_per_file - 1}.csv"
         lines = [
-            ",".join(("0", _quoted(name), str(step), *(f"{value:.{self.digits}g}" for value in values)))
+            ",".join(("0", _quoted(name), str(step), *(f"{value:.9g}" for value in values)))
             for name, values in rows
         ]
         if not lines:
@@ -121,7 +117,6 @@ def read_series(folder: Path, kind: str, rank: int = 0) -> TensorSeries | None:
     """
     columns: tuple[str, ...] = ()
     rows: dict[tuple[str, int], list[float]] = {}
-    damaged = 0
     for path in table_files(folder).get(kind, []):
         try:
             head, *lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
@@ -132,9 +127,8 @@ def read_series(folder: Path, kind: str, rank: int = 0) -> TensorSeries | None:
         if rows and columns != _columns(head):
             raise NumericsError(f"{path} has other columns than the files before; fix: separate them")
         columns = _columns(head)
-        found = [*map(_reader(path, head), lines[:-1])]  # what follows the last line break is torn, or empty
-        rows |= {row[:2]: row[2] for row in found if row}
-        damaged += found.count(None)
+        read = map(_reader(path, head), lines[:-1])  # what follows the last line break is torn, or empty
+        rows |= {row[:2]: row[2] for row in read if row}
     if not rows:
         return None
     places = {name: place for place, name in enumerate(dict.fromkeys(name for name, _ in rows))}
@@ -144,9 +138,7 @@ def read_series(folder: Path, kind: str, rank: int = 0) -> TensorSeries | None:
     present[where] = True
     values = np.full((len(columns), *present.shape), np.nan)
     values[:, *where] = np.array(list(rows.values())).T
-    return TensorSeries(
-        kind, rank, [*places], steps, dict(zip(columns, values, strict=True)), present, damaged
-    )
+    return TensorSeries(kind, rank, [*places], steps, dict(zip(columns, values, strict=True)), present)
 
 
 @dataclass

@@ -9,9 +9,11 @@ The monitor reads it when it changes, and watches these targets in every step, b
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import fnmatch
 import functools
+import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,7 +34,7 @@ from referee.numerics.text_files import read_dump_json, write_json, writing
 # vpp_stage,name,step,norm,mean,min,max,std,zeros,nan,inf      every kind but those below
 # vpp_stage,name,step,ratio                                    update_ratio
 # vpp_stage,name,step,entropy,logit_max                        attention
-# vpp_stage,name,step,rate,expected,scheduled                  learning_rate
+# vpp_stage,name,step,rate,scheduled                           learning_rate
 #
 # kind            name                                         content
 # grad_before     <parameter>                                  gradients that are there when backward begins
@@ -42,7 +44,7 @@ from referee.numerics.text_files import read_dump_json, write_json, writing
 # grad_unreduced  <parameter>                                  this rank's sum over its micro-batches
 # grad_reduced    <parameter>                                  the sum over all ranks, before clipping
 # grad_clipped    <parameter>                                  what the optimizer receives
-# learning_rate   group<i>                                     rate; what the schedule says; steps of the scheduler
+# learning_rate   group<i>                                     rate; steps of the scheduler
 # param           <parameter>                                  weights after the update
 # exp_avg, exp_avg_sq   <parameter>                            Adam's moments after the update
 # update_ratio    <parameter>                                  norm of the update / norm of the weights before
@@ -70,7 +72,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "attention": ("entropy", "logit_max"),
     "actv_grad": STATISTICS,
     **dict.fromkeys(GRADIENTS, STATISTICS),
-    "learning_rate": ("rate", "expected", "scheduled"),
+    "learning_rate": ("rate", "scheduled"),
     "update_ratio": ("ratio",),
     **dict.fromkeys(MOMENTS, STATISTICS),
     "param": STATISTICS,
@@ -85,11 +87,15 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 
 
-# trigger (referee.numerics.monitor.monitor_settings) -> its limit by default
+# trigger (gpt2.watch) -> its limit by default
 TRIGGERS: Mapping[str, float] = {"nan": 0.0, "spike": 8.0, "grad_norm": 8.0}
 
 
+STEPS_PER_FILE = 1000
+
+
 CONTROL = "control.json"  # of <run>/monitor
+TRIGGERED = "triggers.jsonl"  # of <run>/monitor: {"step", "trigger", "reason", "checkpoint"}
 
 
 # parts of a tensor's name after its module
@@ -141,6 +147,30 @@ def parse_targets(words: Iterable[str]) -> tuple[MonitorTarget, ...]:
             )
         found.append(MonitorTarget(group, path))
     return tuple(found)
+
+
+@dataclass(frozen=True)
+class MonitorConfig:
+    """Which rows a monitor writes, and how."""
+
+    targets: tuple[str, ...] = ("grad", "param")  # words KIND or KIND:PATH
+    interval: int = 10  # steps from one monitored step to the next
+    start: int = 0  # the first monitored step
+    times: int = 10**8  # monitored steps in all
+    statistics: tuple[str, ...] = STATISTICS  # columns, some of STATISTICS
+    steps_per_file: int = STEPS_PER_FILE
+
+    def __post_init__(self) -> None:
+        parse_targets(self.targets)
+        lowest = {"interval": 1, "start": 0, "times": 0, "steps_per_file": 1}
+        for name, least in lowest.items():
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise NumericsError(f"{name} is {value!r}; fix: a whole number from {least}")
+        if not self.statistics or not {*self.statistics} <= {*STATISTICS}:
+            raise NumericsError(
+                f"statistics are {list(self.statistics)}; fix: use some of {', '.join(STATISTICS)}"
+            )
 
 
 def plain_name(name: str, most: int | None = None) -> str:
@@ -251,21 +281,31 @@ def change_control(folder: Path, on: Sequence[str] = (), off: Sequence[str] = ()
         write_json(path, {"targets": list(dict.fromkeys(map(str, [*kept, *adding])))})
 
 
-class ControlFile:
-    """Reads the file of a folder when it has changed."""
+class ChangedFile:
+    """Says whether a file has changed since it was asked last."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self._seen: tuple[int, int] | None = None
 
-    def changed(self) -> tuple[MonitorTarget, ...] | None:
-        """Return the targets of a changed file; None of an unchanged one. NumericsError where it cannot be used."""
-        try:
-            found = (self.folder / CONTROL).stat()
-            now: tuple[int, int] | None = (found.st_mtime_ns, found.st_ino)
-        except OSError:
-            now = None
-        if now == self._seen:
-            return None
-        self._seen = now
-        return read_control(self.folder)
+    def changed(self) -> bool:
+        before, self._seen = self._seen, None
+        with contextlib.suppress(OSError):
+            found = self.path.stat()
+            self._seen = found.st_mtime_ns, found.st_ino
+        return self._seen != before
+
+
+def read_triggers(folder: Path) -> list[dict[str, Any]]:
+    """Return the triggers in the folder of a monitor. Torn lines are left out."""
+    try:
+        lines = (folder / TRIGGERED).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    found = []
+    for text in lines:
+        with contextlib.suppress(ValueError):
+            entry = json.loads(text)
+            if isinstance(entry, dict) and isinstance(entry.get("step"), int) and "trigger" in entry:
+                found.append(entry)
+    return found

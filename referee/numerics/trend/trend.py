@@ -191,7 +191,7 @@ def not_finite(table: TensorSeries) -> NDArray[np.bool_]:
         if word in ("nan", "inf"):
             target = nan if word == "nan" else inf
             target |= values > 0
-        elif word not in ("expected", "scheduled"):
+        elif word != "scheduled":
             inf |= np.isinf(values)
             if "nan" not in table.values:
                 nan |= np.isnan(values)
@@ -334,36 +334,29 @@ def show(paths: Sequence[Path], folder: Path, record: Callable[[Path, int], str]
     count = sum(int(np.isfinite(units).sum()) for _, units, _ in maps)
     whole = sum(int(table.present.sum()) for _, _, table in maps)
     tested = f"{count:,} of {whole:,} values were tested: a value needs 16 of its tensor before it"
-    damaged = [
-        f"rank {table.rank}, {table.kind}: {table.damaged} damaged lines are left out"
-        for one in runs
-        for table in one.tables.values()
-        if table.damaged
-    ]
-    facts = [tested, *damaged]
     title = "Trends of " + " against ".join(map(str, paths[::-1]))
-    page = write_trend(rows, facts, title, maps, folder)
+    page = write_trend(rows, tested, title, maps, folder)
     more = [f"{len(rows) - LISTED} more rows are in {page}"] if len(rows) > LISTED else []
     steps = [row.place.partition("step ")[2].partition(",")[0] for row in rows if "step " in row.place]
     commands = [record(path, int(steps[0])) for path in paths] if steps else ["nothing"]
     table = text_table(rows[:LISTED])
-    return [title, "", *table, *more, *facts, f"wrote {page}", *(f"next: {one}" for one in commands)]
+    return [title, "", *table, *more, tested, f"wrote {page}", *(f"next: {one}" for one in commands)]
 
 
 def write_trend(
-    rows: Sequence[TableRow], facts: Sequence[str], title: str, maps: Sequence[DeviationMap], folder: Path
+    rows: Sequence[TableRow], tested: str, title: str, maps: Sequence[DeviationMap], folder: Path
 ) -> Path:
     """Write trend.html, and the rows as trend.json, into the folder. Returns the path of the page."""
     page = folder / "trend.html"
     kind = rows[0].call.partition(" ")[0] if rows else ""
     first = sorted(maps, key=lambda one: one[2].kind != kind)  # the map of the first row is shown first
     table = Table(HEADINGS, [row.cells for row in rows])
-    blocks: list[Block] = [*map(Paragraph, facts), table, Figure("tensors", heat_map(first))]
+    blocks: list[Block] = [Paragraph(tested), table, Figure("tensors", heat_map(first))]
     with writing(folder, "give another folder for the results"):
         folder.mkdir(parents=True, exist_ok=True)
         write_json(
             folder / "trend.json",
-            {"title": title, "facts": list(facts), "rows": [row.as_json for row in rows]},
+            {"title": title, "tested": tested, "rows": [row.as_json for row in rows]},
         )
         page.write_text(render_html(Document(title, blocks)), encoding="utf-8")
     return page

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from referee.numerics.monitor.monitor import Monitor
-from referee.numerics.monitor.monitor_settings import MonitorConfig
+from referee.numerics.monitor.targets import MonitorConfig
 from tests.referee.numerics.corpus.answers import monitored
 from tests.referee.numerics.corpus.cases import Corpus, RunFault
 from tests.referee.numerics.corpus.models import IDS, adamw, loss_of, ours

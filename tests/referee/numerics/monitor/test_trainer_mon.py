@@ -124,7 +124,6 @@ def test_dynamic_monitoring_starts_and_stops_while_the_script_runs(
         ({"ops": ["median"]}, "statistics are"),
         ({"cc_distribution": {"enable": True}}, "cc_distribution is not supported"),
         ({"param_distributon": True}, "param_distributon"),
-        ({"xy_distribution": True, "targets": {"a": {"outputs": "tensor"}}}, "'outputs'"),
     ],
 )
 def test_a_wrong_entry_is_named_with_the_file(tmp_path: Path, wrong: dict[str, Any], message: str) -> None:

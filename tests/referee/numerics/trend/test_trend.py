@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from gpt2.watch import Triggers
 from referee.numerics.diagnose.symptoms import diagnose, pair_curves
-from referee.numerics.monitor.monitor_settings import Triggers
 from referee.numerics.rows import TableRow
 from referee.numerics.trend.trend import read_run, trend
 from referee.verdict.loss_files import LossCurve

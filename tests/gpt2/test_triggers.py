@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from referee.numerics.monitor.monitor_settings import Triggers
+from gpt2.watch import Triggers
 
 NAMES = ("nan", "spike", "grad_norm")
 
