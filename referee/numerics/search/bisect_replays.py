@@ -70,20 +70,13 @@ GONE, SHOWN = "gone", "symptom"
 Progress = Callable[[str, str], None]  # (words, outcome)
 
 
-def bisect(
-    replay: ReplayedStep, symptom: str = NAN, kinds: Sequence[str] = ("upcast", "small")
-) -> tuple[str, ...]:
-    """Return the smallest set of fixes with which a replay lacks the symptom; () where no fix of all modules does.
-
-    symptom: "nan", "spike" or "differs". kinds: of fixes, in the order in which they are tried. No word of the answer
-    can be left out; it need not be the only such set. NumericsError where a replay does not show the symptom.
-    """
-    return Bisection(replay, symptom, kinds).search()
-
-
 @dataclass
 class Bisection:
-    """A search, and what it tried: words -> GONE, SHOWN, or why the step fails with them."""
+    """A search for the smallest set of fixes with which a replay lacks a symptom.
+
+    symptom: "nan", "spike" or "differs". kinds: of fixes, in the order in which they are tried. tried: words -> GONE,
+    SHOWN, or why the step fails with them.
+    """
 
     replay: ReplayedStep
     symptom: str = NAN
@@ -92,7 +85,10 @@ class Bisection:
     tried: dict[str, str] = field(default_factory=dict)
 
     def search(self) -> tuple[str, ...]:
-        """Return the smallest set of words."""
+        """Return the words, () where no fix of all modules suffices.
+
+        No word can be left out; it need not be the only such set. NumericsError where a replay lacks the symptom.
+        """
         if self.symptom not in SYMPTOMS:
             raise NumericsError(f"symptom {self.symptom} is unknown; fix: use {', '.join(SYMPTOMS)}")
         if self.symptom == DIFFERS and not self.replay.golden:

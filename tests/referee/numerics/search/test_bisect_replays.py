@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from referee.numerics import NumericsError
 from referee.numerics.replayed_step import ReplayedStep
-from referee.numerics.search.bisect_replays import Bisection, bisect, play
+from referee.numerics.search.bisect_replays import Bisection, play
 
 
 class Layer(nn.Module):
@@ -95,7 +95,7 @@ def part_overflows(name: str) -> Callable[[Net], None]:
 def test_the_smallest_part_that_overflows_is_named(part: str, expected: str, steps: int) -> None:
     replay = replay_of(part_overflows(part), steps)
     before = {name: value.clone() for name, value in replay.model.state_dict().items()}
-    assert bisect(replay) == (expected,)
+    assert Bisection(replay).search() == (expected,)
     assert all(torch.equal(value, before[name]) for name, value in replay.model.state_dict().items())
 
 
@@ -106,10 +106,10 @@ def test_a_spike_and_a_difference_from_a_right_run_are_named() -> None:
         net.blocks[2].fault = cancels
 
     before = [golden.losses[1] + 0.001 * (k % 2) for k in range(20)]
-    assert bisect(replay_of(change, 3, before=before), "spike") == ("upcast:blocks.2",)
-    assert bisect(replay_of(change, 3, golden=golden), "differs") == ("upcast:blocks.2",)
+    assert Bisection(replay_of(change, 3, before=before), "spike").search() == ("upcast:blocks.2",)
+    assert Bisection(replay_of(change, 3, golden=golden), "differs").search() == ("upcast:blocks.2",)
     with pytest.raises(NumericsError, match="does not show the symptom differs"):
-        bisect(replay_of(lambda net: None, 3, golden=golden), "differs")
+        Bisection(replay_of(lambda net: None, 3, golden=golden), "differs").search()
 
 
 def test_nothing_is_found_where_no_fix_helps_and_a_fix_that_fails_is_an_answer(
@@ -118,7 +118,7 @@ def test_nothing_is_found_where_no_fix_helps_and_a_fix_that_fails_is_an_answer(
     def change(net: Net) -> None:
         net.fault = lambda y: y * math.inf
 
-    assert bisect(replay_of(change)) == ()
+    assert Bisection(replay_of(change)).search() == ()
 
     def fail(*args: Any) -> Any:
         raise RuntimeError("No available kernel.\nAborting execution.")
@@ -140,4 +140,4 @@ def test_nothing_is_found_where_no_fix_helps_and_a_fix_that_fails_is_an_answer(
 )
 def test_what_cannot_be_searched_is_one_line(symptom: str, change: Any, message: str) -> None:
     with pytest.raises(NumericsError, match=f"{message}.*fix: "):
-        bisect(replay_of(change), symptom)
+        Bisection(replay_of(change), symptom).search()
