@@ -6,7 +6,7 @@ import contextlib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from referee.numerics.rounding.replayed_calls import (
     function_call,
     without_shared,
 )
-from referee.numerics.rounding.within_rounding import BOUND, RANDOM, within_rounding
+from referee.numerics.rounding.within_rounding import BOUND, RANDOM, CallOutput, within_rounding
 from referee.numerics.rows import TableRow
 
 PRODUCT = re.compile(r"linear|conv|matmul|mm$|einsum|dot$", re.IGNORECASE)
@@ -477,15 +477,9 @@ def replayed_error(call: Call, side: Call, backward: Call | None = None) -> floa
         floating = [index for index, value in enumerate(inputs.values()) if value.floating]
         passed = without_shared(again.tensors, [_loaded(backward.outputs, index) for index in floating])
     try:
-        errors = within_rounding(
-            again.function,
-            again.args,
-            again.kwargs,
-            results=list(outputs.values()),
-            received=received,
-            passed=passed,
-            wanted=[gradient is not None for gradient in passed],
-        )
+        wanted = [gradient is not None for gradient in passed]
+        again = replace(again, received=received, wanted=wanted)
+        errors = within_rounding(again, CallOutput(list(outputs.values()), passed))
     except Exception as error:  # torch raises many kinds for arguments of another dtype
         raise NotReplayableError(f"{described(error)} in float64") from error
     if any(error.why == RANDOM for error in errors):

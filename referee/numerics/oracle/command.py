@@ -9,18 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from referee.errors import NumericsError
-from referee.numerics.rows import HEADINGS, TableRow, text_table
+from referee.numerics.rows import TableRow, text_table
 from referee.numerics.text_files import finite, read_dump_json, write_json, writing
-from referee.pages.document import BulletList, Document, Section, Table
-from referee.pages.html_page import render_html
 
 if TYPE_CHECKING:
     from referee.numerics.rounding.operation_checks import Check, Oracle
 
 DESCRIPTION = """
 Run every operation of a recorded step on this machine's device, forward and backward, and measure it against float64 on
-the CPU: on the recorded values, or on generated ones of the same shapes, dtypes and ranges. Writes OUT/oracle.json and
-OUT/oracle.html. The exit status is 0 for every verdict, also for "wrong"; it is 1 where a record cannot be used.
+the CPU: on the recorded values, or on generated ones of the same shapes, dtypes and ranges. Writes OUT/oracle.json. The
+exit status is 0 for every verdict, also for "wrong"; it is 1 where a record cannot be used.
 """
 RESULTS = "oracle.json"
 MOST_ROWS, LARGEST_ROWS = 20, 5  # in the terminal: of wrong checks; of others where none is wrong
@@ -32,11 +30,7 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = commands.add_parser(
         "oracle", description=DESCRIPTION, help="check each operation of a recorded step"
     )
-    parser.add_argument(
-        "record",
-        type=Path,
-        help="the record: dump, step or rank; or FILE.py:FUNCTION, whose step is recorded first",
-    )
+    parser.add_argument("record", type=Path, help="the record: dump, step or rank")
     parser.add_argument("--other", type=Path, help="oracle.json of the benchmark machine, or its folder")
     parser.add_argument("--device", help="by default the accelerator of this machine, else the CPU")
     parser.add_argument("-o", "--output_path", type=Path, default=Path("oracle"), help="folder of results")
@@ -44,21 +38,19 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run_oracle(given: argparse.Namespace) -> int:
-    from referee.numerics.record.record_command import record_factory
-
-    record = given.record
-    if ".py:" in str(record):
-        record = record_factory(str(record), given.output_path / "record", task="tensor")
-    check_record(record, given.output_path, given.device, given.other)
+    check_record(given.record, given.output_path, given.device, given.other)
     return 0
 
 
 def check_record(record: Path, folder: Path, device: str | None = None, other: Path | None = None) -> Oracle:
-    """Check the operations of a record (a dump, a step or a rank), print a table, and write the results.
+    """Check the operations of a record (a dump, a step or a rank), print a table, and write oracle.json.
 
-    folder: of oracle.json and oracle.html. device: by default the accelerator. other: the results of the benchmark
-    machine. NumericsError where a record, a device or the results cannot be used.
+    device: by default the accelerator. other: the results of the benchmark machine. NumericsError where a record, a
+    device or the results cannot be used.
     """
+    import torch
+
+    from referee.numerics.describe import device_name
     from referee.numerics.oracle.recorded_operations import operations
     from referee.numerics.rounding.operation_checks import Oracle, usable_device
 
@@ -71,29 +63,18 @@ def check_record(record: Path, folder: Path, device: str | None = None, other: P
             f"record {record}: no operation can be checked; fix: record with level mix or L1 (docs/oracle.md)"
         )
     oracle.checks.sort(key=lambda check: (not check.wrong, -check.units / (check.bound or 1.0)))
-    show(oracle, f"record {record}", folder, benchmark, others)
-    return oracle
-
-
-def show(oracle: Oracle, source: str, folder: Path, benchmark: str, others: Units) -> None:
-    """Print the counts and the worst checks, and write oracle.json and oracle.html into a folder."""
-    import torch
-
-    from referee.numerics.describe import device_name
-
     kind, wrong = oracle.device.type, sum(check.wrong for check in oracle.checks)
     name = f"{kind if kind == 'cpu' else f'{kind} {device_name(kind)}'}, torch {torch.__version__}"
-    title = f"Operations against float64: {'wrong' if wrong else 'rounding'}"
-    lines, rows = summary(oracle, benchmark), [row_of(check, others) for check in oracle.checks]
-    table = Table(HEADINGS, [row.cells for row in rows], (1, 2, 3, 7))
-    page = Document(title, [BulletList(lines), Section("Checks", [table])], f"{name}; {source}")
     with writing(folder, "give another folder by -o"):
-        folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / RESULTS, results_json(oracle, name, benchmark, others))
-        (folder / "oracle.html").write_text(render_html(page), encoding="utf-8")
-    shown = rows[: min(wrong, MOST_ROWS) or LARGEST_ROWS]
-    print(title, f"{name}; {source}", *lines, *text_table(shown), sep="\n")
-    print(*(f"wrote {folder / file}" for file in (RESULTS, "oracle.html")), sep="\n")
+    shown = [row_of(check, others) for check in oracle.checks[: min(wrong, MOST_ROWS) or LARGEST_ROWS]]
+    print(
+        f"Operations against float64: {'wrong' if wrong else 'rounding'}",
+        f"{name}; record {record}",
+        sep="\n",
+    )
+    print(*summary(oracle, benchmark), *text_table(shown), f"wrote {folder / RESULTS}", sep="\n")
+    return oracle
 
 
 def key(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -124,7 +105,7 @@ def read_results(path: Path) -> tuple[str, Units]:
         raise NumericsError(f"{file} holds no results of this check ({error}); fix: {fix}") from error
 
 
-def summary(oracle: Oracle, benchmark: str = "") -> list[str]:
+def summary(oracle: Oracle, benchmark: str) -> list[str]:
     """Return the counts: "15 operations: 13 checked, 2 not checked", reasons, verdicts."""
     left, count = oracle.not_checked, len(oracle.names)
     verdicts = Counter(check.verdict for check in oracle.checks)
@@ -140,11 +121,9 @@ def summary(oracle: Oracle, benchmark: str = "") -> list[str]:
 
 def results_json(oracle: Oracle, device: str, benchmark: str, others: Units) -> dict[str, Any]:
     """Return what oracle.json holds. Numbers that are not finite are null."""
-    left = oracle.not_checked
+    left, count = oracle.not_checked, len(oracle.names)
     counts = Counter(check.verdict for check in oracle.checks)
-    count = len(oracle.names)
     return {
-        "schema": 2,
         "verdict": "wrong" if counts["wrong"] else "rounding",
         "device": device,
         "benchmark": benchmark,

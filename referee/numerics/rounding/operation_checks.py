@@ -9,7 +9,6 @@ subnormal numbers that count as zero, are not judged: correct devices differ the
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import math
 import zlib
@@ -21,7 +20,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from referee.errors import NumericsError, described
 from referee.numerics.describe import tensors_in
@@ -236,43 +234,37 @@ def check_operation(
     options: Mapping[str, Any] | None = None,
     *,
     reference: Callable[..., Any] | None = None,
-    received: Sequence[Tensor | None] | None = None,
     device: str | torch.device | None = None,
-    name: str = "",
 ) -> list[Check]:
     """Check an operation of your own against float64 on the CPU, forward and backward.
 
-    function: called on `inputs` and `options` on the device. A module is copied, and its parameters are arguments after
-    the inputs. inputs, options: tensors in the dtype to check, and plain values. reference: a function of the same
-    arguments, no module, that computes what `function` should; by default the function itself, in float64. received:
-    gradients of the results, random by default. device: by default the accelerator, else the CPU. Returns one check for
-    each result and gradient, and for each kind of extreme input; `wrong` says whether an error is beyond rounding
-    (`referee.numerics.rounding.within_rounding`). NumericsError where nothing can be checked.
+    function: called on `inputs` and `options` on the device. inputs, options: tensors in the dtype to check, and plain
+    values. reference: a function of the same arguments that computes what `function` should; by default the function
+    itself, in float64. device: by default the accelerator, else the CPU. Returns one check for each result, for each
+    gradient of random ones of the results, and for each kind of extreme input; `wrong` says whether an error is beyond
+    rounding (`referee.numerics.rounding.within_rounding`). NumericsError where nothing can be checked.
     """
-    label = name or getattr(function, "__qualname__", type(function).__name__)
-    if isinstance(reference, nn.Module):
+    label = getattr(function, "__qualname__", type(function).__name__)
+    if isinstance(function, nn.Module) or isinstance(reference, nn.Module):
         raise NumericsError(
-            f"{label} cannot be checked: its reference is a module; fix: pass a function of the inputs"
+            f"{label} cannot be checked: a module; fix: pass a function of its inputs and parameters "
+            "(torch.func.functional_call)"
         )
     if any(tensor.is_nested for tensor in tensors_in([list(inputs), dict(options or {})])):
         raise NumericsError(f"{label} cannot be checked: nested tensors; fix: pass each of their tensors")
-    call, right = with_parameters(
-        FunctionCall(function, tuple(inputs), dict(options or {})), reference, label
-    )
+    call = FunctionCall(function, tuple(inputs), dict(options or {}))
     oracle = Oracle(usable_device(device, 'pass device="cpu"'))
     try:
-        results = (
-            dataclasses.replace(call, function=right or call.function).run(lambda tensor: tensor).results
-        )
+        results = dataclasses.replace(call, function=reference or function).run(lambda tensor: tensor).results
     except Exception as error:  # torch raises many kinds
         which = "the reference" if reference else "it"
         raise NumericsError(
             f"{label} cannot be checked: {which} raised {described(error)}; fix: pass arguments that it takes"
         ) from error
-    given = random_gradients(results) if received is None else received
-    oracle.check(Operation(label, label, dataclasses.replace(call, received=given), right))
+    call = dataclasses.replace(call, received=random_gradients(results))
+    oracle.check(Operation(label, label, call, reference))
     usual = {str(tensor.dtype).removeprefix("torch.") for tensor in call.tensors}
-    for place, result in enumerate(results if right else []):
+    for place, result in enumerate(results if reference else []):
         dtype = str(result.dtype).removeprefix("torch.")
         for number, check in enumerate(oracle.checks):
             of_result = (check.part, check.how) == (f"result {place}", DEVICE)
@@ -286,34 +278,6 @@ def check_operation(
             fix = "pass the random numbers, or switch them off, as dropout by eval()"
         raise NumericsError(f"{label} cannot be checked: {reasons}; fix: {fix}")
     return oracle.checks
-
-
-def with_parameters(
-    call: FunctionCall, reference: Callable[..., Any] | None, name: str
-) -> tuple[FunctionCall, Callable[..., Any] | None]:
-    """Return the call of a deep copy of a module, and a reference, whose last argument is the module's state.
-
-    Others are returned as given. NumericsError where the module cannot be copied.
-    """
-    if not isinstance(call.function, nn.Module):
-        return call, reference
-    state = {**dict(call.function.named_parameters()), **dict(call.function.named_buffers())}
-    try:
-        module = copy.deepcopy(call.function)
-    except Exception as error:
-        raise NumericsError(
-            f"{name} cannot be checked: no deep copy: {described(error)}; fix: pass a function"
-        ) from error
-
-    def run(*args: Any, **options: Any) -> Any:
-        return functional_call(module, args[-1], args[:-1], options)
-
-    inputs, options = (
-        [True for tensor in tensors_in(part) if is_number(tensor)] for part in (list(call.args), call.kwargs)
-    )
-    trained = [tensor.requires_grad for tensor in state.values() if is_number(tensor)]
-    right = reference and (lambda *args, **options: reference(*args[:-1], **options))
-    return FunctionCall(run, (*call.args, state), call.kwargs, None, [*inputs, *trained, *options]), right
 
 
 def random_gradients(results: Sequence[Tensor], seed: int = 2024) -> list[Tensor | None]:

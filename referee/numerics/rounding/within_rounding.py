@@ -211,42 +211,15 @@ def _samples(draws: Sequence[CallOutput], part: str, exact: Tensor) -> list[Tens
     return [tensor for tensor in found if tensor.shape == exact.shape] or [exact]
 
 
-def within_rounding(
-    function: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    results: Sequence[Tensor] | None = None,
-    passed: Sequence[Tensor | None] = (),
-    received: Sequence[Tensor | None] | None = None,
-    wanted: Sequence[bool] | None = None,
-    reference: Callable[..., Any] | None = None,
-) -> list[Error]:
+def within_rounding(call: FunctionCall, done: CallOutput) -> list[Error]:
     """Return the error of each result and gradient of a call, in units of rounding.
 
-    args, kwargs: tensors in the dtype of the call, and plain values. results: recorded ones, flat in their order; the
-    function is run where it is None, in 16 bits also in float32. received: the gradients of the results. passed:
-    recorded gradients of the floating inputs, in order; None is not measured. wanted: which of them need one.
-    reference: computes in float64 what the function should; the function itself by default. One error with why ==
-    RANDOM where the call is random. Whatever the function raises is passed on.
+    call: what the results should be, with tensors in the dtype of the call. done: what they are; a gradient that is
+    None is not measured. One error with why == RANDOM where the call is random. Whatever the function raises is passed
+    on.
     """
-    call = FunctionCall(function, args, dict(kwargs or {}), received, wanted)
-    done = (
-        CallOutput(results, passed) if results is not None else without_draws(lambda: call.run(lambda x: x))
-    )
-    if done is None:
-        return [Error("results", 0.0, math.inf, None, RANDOM)]
-    should = FunctionCall(reference or function, args, call.kwargs, received, wanted)
-    known = in_float64(should, coarsest(call, done))
-    if known is None:
-        return [Error("results", 0.0, math.inf, None, RANDOM)]
-    found = known.errors(done)
-    if results is None and any(tensor.dtype in (torch.bfloat16, torch.float16) for tensor in call.tensors):
-        wide, options, gradients = (converted(part, single) for part in (list(args), call.kwargs, received))
-        found += within_rounding(
-            function, wide, options, received=gradients, wanted=wanted, reference=reference
-        )
-    return found
+    known = in_float64(call, coarsest(call, done))
+    return known.errors(done) if known else [Error("results", 0.0, math.inf, None, RANDOM)]
 
 
 def in_float64(call: FunctionCall, dtype: torch.dtype) -> Float64Reference | None:

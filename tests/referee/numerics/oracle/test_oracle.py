@@ -95,9 +95,6 @@ def square_of(model: nn.Module) -> None:
     model(torch.randn(4, 8)).square().mean().backward()
 
 
-# -- generated values
-
-
 # -- the command
 
 
@@ -118,7 +115,6 @@ def test_two_machines_are_compared_on_the_same_inputs(
         content = json.loads((tmp_path / name / "oracle.json").read_text())
         assert (content["verdict"], content["counts"]["wrong"]) == ("rounding", 0)
         assert sum(content["counts"].values()) == len(content["rows"]) > 10
-        assert "layer_norm" in (tmp_path / name / "oracle.html").read_text()
     rows = [row for row in content["rows"] if row["how"] == "device"]
     assert rows
     assert all(row["units"] == row["benchmark_units"] for row in rows)

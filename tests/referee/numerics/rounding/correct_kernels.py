@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +13,17 @@ from torch import Tensor
 
 from referee.numerics.describe import tensors_in
 from referee.numerics.rounding.operation_checks import random_gradients
-from referee.numerics.rounding.within_rounding import BOUND, within_rounding
+from referee.numerics.rounding.within_rounding import (
+    BOUND,
+    RANDOM,
+    CallOutput,
+    Error,
+    FunctionCall,
+    converted,
+    single,
+    within_rounding,
+    without_draws,
+)
 
 Call = tuple[str, Callable[..., Any], list[Any], dict[str, Any]]
 
@@ -123,6 +135,30 @@ def received(
     return random_gradients(tensors_in(function(*args, **(options or {}))))
 
 
+def errors_of(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    options: Mapping[str, Any] | None = None,
+    *,
+    results: Sequence[Tensor] | None = None,
+    received: Sequence[Tensor | None] | None = None,
+    reference: Callable[..., Any] | None = None,
+) -> list[Error]:
+    """Return the errors of a call against the reference, by default itself; of 16 bits also of the call in float32.
+
+    results: what it returned; by default it is run.
+    """
+    call = FunctionCall(function, args, options or {}, received)
+    done = CallOutput(results) if results is not None else without_draws(lambda: call.run(lambda x: x))
+    if done is None:
+        return [Error("results", 0.0, math.inf, None, RANDOM)]
+    found = within_rounding(dataclasses.replace(call, function=reference or function), done)
+    if results is None and any(tensor.dtype in (torch.bfloat16, torch.float16) for tensor in call.tensors):
+        wide, gradients = (converted(part, single) for part in (list(args), received))
+        found += errors_of(function, wide, options, received=gradients, reference=reference)
+    return found
+
+
 def main() -> None:
     """Print how large the errors of all dtypes, two sizes and two seeds are, in units of rounding."""
     torch.set_num_threads(1)
@@ -132,7 +168,7 @@ def main() -> None:
         for rows, width in ((5, 33), (24, 48))
         for seed in range(2)
         for _, function, args, options in calls(dtype, seed, rows, width)
-        for error in within_rounding(function, args, options, received=received(function, args, options))
+        for error in errors_of(function, args, options, received=received(function, args, options))
     )
     count = len(sizes)
     print(

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from referee.numerics.rounding.within_rounding import RANDOM, Error, within_rounding
-from tests.referee.numerics.rounding.correct_kernels import calls, received
+from referee.numerics.rounding.within_rounding import RANDOM, Error
+from tests.referee.numerics.rounding.correct_kernels import calls, errors_of, received
 from tests.referee.numerics.rounding.wrong_kernels import INVISIBLE, LOW, WRONG_KERNELS, draw
 
 
@@ -29,7 +29,7 @@ def wrong(errors: list[Error]) -> list[Error]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_correct_kernels_are_within_rounding(dtype: torch.dtype) -> None:
     found = {
-        name: wrong(within_rounding(function, args, options, received=received(function, args, options)))
+        name: wrong(errors_of(function, args, options, received=received(function, args, options)))
         for name, function, args, options in calls(dtype, rows=5, width=33)
     }
     assert {name: errors for name, errors in found.items() if errors} == {}
@@ -40,7 +40,7 @@ def test_correct_kernels_are_within_rounding(dtype: torch.dtype) -> None:
 def test_wrong_kernels_are_not(name: str) -> None:
     function, inputs, right = WRONG_KERNELS[name]
     gradients = received(right, inputs)
-    errors = within_rounding(function, inputs, received=gradients, reference=right)
+    errors = errors_of(function, inputs, received=gradients, reference=right)
     assert bool(wrong(errors)) == (name not in INVISIBLE)
     if inputs[0].dtype == LOW:  # visible in the float32 run alone
         assert {error.dtype for error in wrong(errors)} == {torch.float32}
@@ -86,7 +86,7 @@ HARD: dict[str, tuple[Callable[..., Any], list[Any]]] = {
 @pytest.mark.parametrize("name", HARD)
 def test_hard_calls_are_within_rounding(name: str) -> None:
     function, inputs = HARD[name]
-    errors = within_rounding(function, inputs, received=received(function, inputs))
+    errors = errors_of(function, inputs, received=received(function, inputs))
     assert wrong(errors) == []
     assert errors
 
@@ -105,16 +105,16 @@ def test_hard_calls_are_within_rounding(name: str) -> None:
 )
 def test_random_calls_are_not_judged(function: Callable[..., Any]) -> None:
     x = torch.full((4, 4), 0.5)
-    (error,) = within_rounding(function, [x], results=[x + 100], received=[x])
+    (error,) = errors_of(function, [x], results=[x + 100], received=[x])
     assert (error.why, error.within) == (RANDOM, True)
     for mine, right in ((function, torch.exp), (torch.exp, function)):
-        assert [one.why for one in within_rounding(mine, [x], reference=right)] == [RANDOM]
+        assert [one.why for one in errors_of(mine, [x], reference=right)] == [RANDOM]
 
 
 def test_integers_are_compared_where_the_draws_agree() -> None:
     x = torch.tensor([[3.0, 1.0, 0.0], [2.0, 2.0, 0.0]])
-    assert within_rounding(torch.argmax, [x, 1], results=[torch.tensor([0, 1])])[0].within  # a tie
-    assert not within_rounding(torch.argmax, [x, 1], results=[torch.tensor([2, 0])])[0].within
+    assert errors_of(torch.argmax, [x, 1], results=[torch.tensor([0, 1])])[0].within  # a tie
+    assert not errors_of(torch.argmax, [x, 1], results=[torch.tensor([2, 0])])[0].within
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -129,11 +129,11 @@ def test_integers_are_compared_where_the_draws_agree() -> None:
     ],
 )
 def test_a_rounding_before_a_jump_is_no_false_alarm(function: Callable[..., Any], dtype: torch.dtype) -> None:
-    assert wrong(within_rounding(function, [draw(64, 96).to(dtype)])) == []
+    assert wrong(errors_of(function, [draw(64, 96).to(dtype)])) == []
 
 
 def test_arguments_may_be_overwritten_and_are_not_changed() -> None:
     x = draw(3, 3)
     before = x.clone()
-    assert wrong(within_rounding(lambda x: x.mul_(2), [x], received=[x])) == []
+    assert wrong(errors_of(lambda x: x.mul_(2), [x], received=[x])) == []
     assert torch.equal(x, before)
