@@ -122,7 +122,7 @@ class Dispatcher:
 
     def _end(self, active: _Active, ended: Ended) -> None:
         """Retry the run that ended, or record its end."""
-        run, name = active.run, ended.name
+        run, name, folder = active.run, ended.name, self.runs.folder(*active.run)
         if self.session.asked:
             saved = self.runs.status(*run) in ("interrupted", "finished")
             self.terminal.end(name, "stopped, saved" if saved else "stopped; its last checkpoint is valid")
@@ -132,22 +132,20 @@ class Dispatcher:
             return
         lost = self._loss(ended)
         if lost and self._may_repeat(run):
-            self.terminal.pause(name, f"{lost}; retrying from its last checkpoint")
-            self._submit(run)
-            return
-        reason = self.retry_reason(active, ended)
+            reason = f"{lost}; retrying from its last checkpoint"
+        else:
+            reason = self.retry_reason(active, ended)
         if reason:
             self.terminal.pause(name, reason)
             self._submit(run)
             return
         if ended.status not in (EXIT_FINISHED, EXIT_INTERRUPTED):
             if lost:
-                log = self.runs.folder(*run) / "log.txt"
-                reason = f"{lost}, {MOST_LOSSES} times without a step between them; see {log}"
+                reason = f"{lost}, {MOST_LOSSES} times without a step between them; see {folder / 'log.txt'}"
             elif ended.status is not None:
                 reason = f"{exit_text(ended.status)}: {ended.message}"
             self.mark_failed(run, reason, active.before)
-        self.terminal.end(name, outcome(self.runs.folder(*run)))
+        self.terminal.end(name, outcome(folder))
         began = time.monotonic()
         self._report()
         self.terminal.estimate.add(time.monotonic() - began)

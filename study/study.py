@@ -127,7 +127,7 @@ class Study:
 
     @functools.cached_property
     def slots(self) -> list[Slot]:
-        """Divide this machine among runs at once. SlotsError where it has too few cards or cores."""
+        """Divide this machine among runs at once. UserError where it has too few cards or cores."""
         config, wanted, target = self.config, self.settings.slots, self.config.target
         machine = (self.resolved, target.cpu_threads, target.ranks)
         return local_slots(wanted, *machine, config.small_step)
@@ -185,7 +185,7 @@ class Study:
         note = f" ({resolved.note})" if resolved.note else ""
         print(f"on {resolved.device_name}, {resolved.dtype}{note}")
         if local:
-            self.executor()  # SlotsError
+            self.executor()  # may raise UserError
             target = self.config.target
             notice = threads_notice(resolved, target.cpu_threads, target.ranks, cpu_threads(0))
             if notice:

@@ -162,10 +162,6 @@ VARIABLES = {
 RUN_BYTES = 2**30  # of a run of small steps: about 0.4 GiB of Python and torch, and up to 0.25 GiB of a step
 
 
-class SlotsError(UserError, RuntimeError):
-    """This machine has no place for that many runs at once."""
-
-
 def local_slots(
     wanted: int,
     resolved: ResolvedTarget,
@@ -177,10 +173,10 @@ def local_slots(
 
     threads: of a run; 0: its share of the cores. small: whether a run uses few threads well.
     ranks: processes of a run; a run of several has the whole machine.
-    One slot is the whole machine. SlotsError where there are too few cards of the study's kind, or too few cores.
+    One slot is the whole machine. UserError where there are too few cards of the study's kind, or too few cores.
     """
     if ranks > 1 and wanted > 1:
-        raise SlotsError(
+        raise UserError(
             f"CONFIG_SLOTS={wanted} and CONFIG_RANKS={ranks}: a run of several processes uses the whole machine; "
             "fix: CONFIG_SLOTS=1 or CONFIG_RANKS=1"
         )
@@ -227,7 +223,7 @@ def cpu_slots(wanted: int, threads: int, found: list[frozenset[int]]) -> list[Sl
     each = len(found) // wanted
     if each < max(threads, 1):
         need = f"{wanted} x CONFIG_CPU_THREADS={threads}" if threads else f"CONFIG_SLOTS={wanted}"
-        raise SlotsError(
+        raise UserError(
             f"{need} needs {wanted * max(threads, 1)} cores, and {len(found)} are available; a run with fewer cores "
             f"than threads is many times slower; fix: CONFIG_SLOTS={max(1, len(found) // max(threads, 1))}"
         )
@@ -254,7 +250,7 @@ def card_slots(
     if wanted > len(alike):
         others = [gpu.name for gpu in devices.gpus if gpu not in alike]
         rest = f" (not used: {', '.join(others)}, since a study has one kind of card)" if others else ""
-        raise SlotsError(
+        raise UserError(
             f"CONFIG_SLOTS={wanted} needs {wanted} cards, and this machine has {len(alike)} x "
             f"{resolved.device_name}{rest}; fix: CONFIG_SLOTS={max(1, len(alike))}"
         )

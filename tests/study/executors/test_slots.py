@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from runtime.errors import UserError
 from runtime.resolved_target import ResolvedTarget, resolve
 from runtime.settings import Config
 from runtime.torch_devices import TorchDevice, TorchDevices
 from study.executors.child_process import (
     Slot,
-    SlotsError,
     card_slots,
     cores,
     cpu_slots,
@@ -52,7 +52,7 @@ def test_runs_of_small_steps_take_the_cores_that_memory_allows(cpu: ResolvedTarg
 
 def test_a_run_of_several_ranks_has_the_whole_machine(cpu: ResolvedTarget) -> None:
     assert len(local_slots(0, cpu, 0, ranks=2)) == 1
-    with pytest.raises(SlotsError, match=r"CONFIG_SLOTS=2 and CONFIG_RANKS=2.*fix: CONFIG_SLOTS=1"):
+    with pytest.raises(UserError, match=r"CONFIG_SLOTS=2 and CONFIG_RANKS=2.*fix: CONFIG_SLOTS=1"):
         local_slots(2, cpu, 0, ranks=2)
 
 
@@ -64,7 +64,7 @@ def test_slots_have_equally_many_cores_and_share_none() -> None:
 
 @pytest.mark.parametrize(("wanted", "threads", "fix"), [(9, 0, 8), (4, 3, 2)])
 def test_more_threads_than_cores_are_refused(wanted: int, threads: int, fix: int) -> None:
-    with pytest.raises(SlotsError, match=f"8 are available.*fix: CONFIG_SLOTS={fix}$"):
+    with pytest.raises(UserError, match=f"8 are available.*fix: CONFIG_SLOTS={fix}$"):
         cpu_slots(wanted, threads, CORES)
 
 
@@ -89,5 +89,5 @@ def test_cards_of_another_kind_are_not_used(card: ResolvedTarget) -> None:
     assert card_slots(0, card, devices(A100, ("NVIDIA T4", 16 * GIB)), {}) == [Slot("")]
     mixed = devices(A100, ("NVIDIA A100", 80 * GIB), A100, ("NVIDIA T4", 16 * GIB))
     assert [slot.name for slot in card_slots(0, card, mixed, {})] == ["card 0", "card 2"]
-    with pytest.raises(SlotsError, match=r"has 2 x NVIDIA A100 \(not used: NVIDIA A100, NVIDIA T4.*SLOTS=2"):
+    with pytest.raises(UserError, match=r"has 2 x NVIDIA A100 \(not used: NVIDIA A100, NVIDIA T4.*SLOTS=2"):
         card_slots(3, card, mixed, {})
