@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from referee.errors import NumericsError
-from referee.numerics.compare.compared_rows import CallRow, Earlier, measure_rows
+from referee.numerics.compare.compared_rows import Earlier, measure_rows
 from referee.numerics.compare.first_divergence import StepComparison, changed_selection, judge
 from referee.numerics.compare.joined_calls import join_merged_layers, join_micro_batches, merge_ranks
 from referee.numerics.compare.matched_calls import NameMap, match_calls, recorded_by_both, unwrap
-from referee.numerics.compare.row_tree import Divergence
+from referee.numerics.compare.row_tree import Divergence, RowTree
 from referee.numerics.record.read_record import StepRecord, find_records, read_record
 from referee.numerics.rows import TableRow
 
@@ -49,7 +49,7 @@ class Comparison:
         found = [
             f"{side}: {text}"
             for step in self.steps
-            for side, record in (("target", step.target), ("golden", step.golden))
+            for side, record in (("target", step.tree.target), ("golden", step.tree.golden))
             for text in record.incomplete
         ]
         fix = 'its effect is hidden by rounding; fix: record both sides with "task": "tensor"'
@@ -115,17 +115,15 @@ def compare_records(
         targets |= _names(here)
         goldens |= _names(there)
         notes += _notes(here, there)
-        here, there, rows, more = _rows(here, there, names or {})
+        tree, more = _matched(here, there, names or {})
         notes += more
-        steps.append(judge(place, rows, here, there, _earlier(place, steps)))
+        steps.append(judge(place, tree, _earlier(place, steps)))
     _check_map(names or {}, targets, goldens)
     return Comparison(target, golden, steps, list(dict.fromkeys(notes)))
 
 
-def _rows(
-    here: StepRecord, there: StepRecord, names: NameMap
-) -> tuple[StepRecord, StepRecord, list[CallRow], list[str]]:
-    """Match the calls of two records and measure them. Returns the records with joined calls, and notes as well."""
+def _matched(here: StepRecord, there: StepRecord, names: NameMap) -> tuple[RowTree, list[str]]:
+    """Join and match the calls of two records, and measure them. Returns notes as well."""
     if not names:
         here, there = unwrap(here, there), unwrap(there, here)
     here, there, notes = join_micro_batches(here, there)
@@ -133,15 +131,15 @@ def _rows(
     notes = [*notes, *merged]
     matched = match_calls(here, there, left)
     if here.by_msprobe != there.by_msprobe:
-        matched = [recorded_by_both(pair) for pair in matched]
+        matched = [recorded_by_both(*pair) for pair in matched]
         notes.append(OTHER_RECORDER)
     rows = measure_rows(matched, here, there)
-    if not any(row.pair.target and row.pair.golden for row in rows):
+    if not any(row.target and row.golden for row in rows):
         raise NumericsError(
             f"no call of {here.folder} is in {there.folder}; fix: record the same model at the same level, "
             "or give --map"
         )
-    return here, there, rows, notes
+    return RowTree(rows, here, there), notes
 
 
 def _notes(here: StepRecord, there: StepRecord) -> list[str]:

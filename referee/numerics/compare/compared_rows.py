@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from referee.errors import described
-from referee.numerics.compare.matched_calls import CallPair
+from referee.numerics.compare.matched_calls import Pair
 from referee.numerics.compare.tensor_difference import (
     TensorDifference,
     compare_values,
@@ -100,12 +100,14 @@ class Cell:
 
 @dataclass
 class CallRow:
-    """A pair of calls and how it differs. Errors are relative to the scale of each tensor.
+    """A call of both sides, or of one, and how it differs. Errors are relative to the scale of each tensor.
 
     What is no tensor, or of a tensor its dtype, flag or presence, is a row of the table of all commands.
     """
 
-    pair: CallPair
+    target: Call | None
+    golden: Call | None
+    position: int = 0  # in the order of execution
     cells: list[Cell] = field(default_factory=list)
     settings: list[TableRow] = field(default_factory=list)
     retyped: list[TableRow] = field(default_factory=list)  # inputs and results of another dtype
@@ -119,8 +121,15 @@ class CallRow:
     replayed: tuple[float, float] | None = None  # units of rounding of target and golden against float64
 
     @property
+    def call(self) -> Call:
+        """Return the golden call, else the target's."""
+        found = self.golden or self.target
+        assert found is not None
+        return found
+
+    @property
     def name(self) -> str:
-        return self.pair.call.name
+        return self.call.name
 
     def plain(self, side: str, place: str, target: str, golden: str) -> TableRow:
         """Return a difference that has no size. side: "setting", "argument", or one of read_record.SIDES."""
@@ -153,19 +162,19 @@ class CallRow:
         return [*(row.text for row in (*self.settings, *self.flags, *self.lost, *self.gaps)), *texts]
 
 
-def measure_rows(pairs: Iterable[CallPair], target: StepRecord, golden: StepRecord) -> list[CallRow]:
+def measure_rows(pairs: Iterable[Pair], target: StepRecord, golden: StepRecord) -> list[CallRow]:
     """Return a row for each pair, in the order of execution."""
     sizes_passed = (
         value.norm or 0.0 for call in golden.calls.values() if call.backward for value in call.values
     )
     largest = max((size for size in sizes_passed if math.isfinite(size)), default=0.0)
-    rows = [_row(pair, target, golden, largest) for pair in pairs]
+    rows = [_row(CallRow(*pair, place), target, golden, largest) for place, pair in enumerate(pairs)]
     coarse = _other_precision(rows)
     here, there = _epsilons(target), _epsilons(golden)
     for row in rows:
         sizes = [
             of.get(call.forward_name, 0.0)
-            for call, of in ((row.pair.target, here), (row.pair.golden, there))
+            for call, of in ((row.target, here), (row.golden, there))
             if call is not None
         ]
         row.epsilon = max(sizes) if coarse else min(sizes)
@@ -174,10 +183,9 @@ def measure_rows(pairs: Iterable[CallPair], target: StepRecord, golden: StepReco
     return rows
 
 
-def _row(pair: CallPair, target_record: StepRecord, golden_record: StepRecord, largest: float) -> CallRow:
-    """Compare a pair of calls. largest: norm of the gradients, the scale of what is computed of them after backward."""
-    row = CallRow(pair)
-    target, golden = pair.target, pair.golden
+def _row(row: CallRow, target_record: StepRecord, golden_record: StepRecord, largest: float) -> CallRow:
+    """Compare the calls of a row. largest: norm of the gradients, the scale of what is computed after backward."""
+    target, golden = row.target, row.golden
     if target is None or golden is None:
         row.grade = UNMATCHED
         return row
@@ -227,7 +235,7 @@ def _compare(
     difference: TensorDifference,
 ) -> None:
     """Add a pair of values to the row, as what it is."""
-    target, golden = row.pair.target, row.pair.golden
+    target, golden = row.target, row.golden
     assert target is not None
     assert golden is not None
     given = [value for value in (here, there) if value is not None and value.kind]
@@ -253,7 +261,7 @@ def _compare(
 
 def _compare_types(row: CallRow, side: str, place: str, target: Value | None, golden: Value | None) -> None:
     """Compare the dtype of forward values, and whether they require a gradient."""
-    if target is None or golden is None or row.pair.call.backward or side in ("gradient", "buffer"):
+    if target is None or golden is None or row.call.backward or side in ("gradient", "buffer"):
         return
     flags = (target.requires_grad, golden.requires_grad)
     if None not in flags and flags[0] != flags[1]:
@@ -313,8 +321,8 @@ def _other_precision(rows: Iterable[CallRow]) -> bool:
     for row in rows:
         retyped = {value.side for value in row.retyped}
         counts = "output" in retyped or "input" not in retyped
-        if row.grade != UNMATCHED and not row.pair.call.backward and counts:
-            kinds.setdefault(row.pair.call.type or row.pair.call.path, []).append("output" in retyped)
+        if row.grade != UNMATCHED and not row.call.backward and counts:
+            kinds.setdefault(row.call.type or row.call.path, []).append("output" in retyped)
     sources = [flags for flags in kinds.values() if any(flags)]
     return bool(sources) and all(all(flags) for flags in sources) and max(map(len, sources)) > 1
 
@@ -355,7 +363,7 @@ def wrong_updates(
         if cell.side in ("parameter", "buffer")
     }
     trained = {
-        (row.pair.call.path, cell.place): compare_values(cell.target, cell.golden).error
+        (row.call.path, cell.place): compare_values(cell.target, cell.golden).error
         for row in earlier.rows
         for cell in row.cells
         if cell.side == "gradient"
@@ -363,7 +371,7 @@ def wrong_updates(
     updates, wrong = [], []
     parameters = [(row, cell) for row in rows for cell in row.cells if cell.side == "parameter"]
     for row, cell in parameters:
-        old, key = before.get((row.name, "parameter", cell.place)), (row.pair.call.path, cell.place)
+        old, key = before.get((row.name, "parameter", cell.place)), (row.call.path, cell.place)
         if old is None or not (cell.target and cell.golden and old.target and old.golden):
             continue
         if key in trained:
@@ -389,7 +397,7 @@ def wrong_updates(
 
 def _group(row: CallRow, cell: Cell) -> str:
     assert cell.golden is not None
-    kind = row.pair.call.type.lower()
+    kind = row.call.type.lower()
     if "norm" in kind:
         return "norms"
     if "embedding" in kind:
@@ -429,7 +437,7 @@ def replay_row(row: CallRow, forward: CallRow | None, layers: bool) -> None:
     forward: of a backward. layers: whether calls of modules are replayed. A layer or a backward whose golden result is
     far from that of torch has a hook or another forward: it is not replayed.
     """
-    target, golden = row.pair.target, row.pair.golden
+    target, golden = row.target, row.golden
     if target is None or golden is None or (golden.is_module and (golden.backward or not layers)):
         return
     if tensors_of(target.outputs).keys() != tensors_of(golden.outputs).keys():
@@ -437,12 +445,12 @@ def replay_row(row: CallRow, forward: CallRow | None, layers: bool) -> None:
     with contextlib.suppress(NotReplayableError):
         if not golden.backward:
             right, mine = replayed_error(golden, golden), replayed_error(golden, target)
-        elif forward is None or forward.pair.target is None or forward.pair.golden is None:
+        elif forward is None or forward.target is None or forward.golden is None:
             return
         else:
-            call = forward.pair.golden
+            call = forward.golden
             right = replayed_error(call, call, golden)
-            mine = replayed_error(call, forward.pair.target, target)
+            mine = replayed_error(call, forward.target, target)
         if right <= BOUND or not (golden.is_module or golden.backward):
             row.replayed = mine, right
 

@@ -95,7 +95,7 @@ def _csv_rows(comparison: Comparison) -> list[list[Any]]:
 
 
 def _csv_row(step: StepComparison, row: CallRow, cell: Cell | None) -> list[Any]:
-    names = [call.name if call else "" for call in (row.pair.target, row.pair.golden)]
+    names = [call.name if call else "" for call in (row.target, row.golden)]
     if cell is None:
         texts = "; ".join(value.text for value in row.settings)
         cell = Cell("", "", None, None, TensorDifference(not row.settings, 0.0, texts))

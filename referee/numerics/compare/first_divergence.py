@@ -61,11 +61,11 @@ def first_of_one_side(tree: RowTree) -> Divergence | None:
         if row.grade == UNMATCHED and is_judged(tree, row) and not _is_harmless(tree, row)
     ]
     gaps = [row for row in tree.rows if row.gaps]
-    trained = any(row.pair.call.backward for row in tree.rows)
-    modules = [row for row in counted if row.pair.call.is_module]
-    forward = next((row for row in counted if not row.pair.call.backward), None)
+    trained = any(row.call.backward for row in tree.rows)
+    modules = [row for row in counted if row.call.is_module]
+    forward = next((row for row in counted if not row.call.backward), None)
     frozen = next((row for row in tree.rows if trained and row.flags), None)
-    cut = next((row for row in tree.rows if row.detached and row.pair.call.is_module), None)
+    cut = next((row for row in tree.rows if row.detached and row.call.is_module), None)
     if forward is not None:
         return tree.divergence(forward, "", "one side", order=ORDER)
     if frozen is not None:
@@ -88,21 +88,21 @@ def is_judged(tree: RowTree, row: CallRow) -> bool:
     if tree.target.by_msprobe != tree.golden.by_msprobe or changed - {"level", "construct"}:
         return False
     levels = {record.selection.get("level") for record in (tree.target, tree.golden)}
-    return not changed or (row.pair.call.is_module and "L1" not in levels)
+    return not changed or (row.call.is_module and "L1" not in levels)
 
 
 def caller(tree: RowTree, row: CallRow) -> CallRow | None:
     """Return the module around a call of one side alone, of a module that both sides call: it differs."""
-    golden, path = row.pair.golden is not None, row.pair.call.path
-    pairs = (one.pair for one in tree.rows if one.grade != UNMATCHED and one.pair.call.is_module)
-    both = any(call.path == path for pair in pairs if (call := pair.golden if golden else pair.target))
-    return tree.outer(row) if both and row.pair.call.is_module else None
+    golden, path = row.golden is not None, row.call.path
+    rows = (one for one in tree.rows if one.grade != UNMATCHED and one.call.is_module)
+    both = any(call.path == path for one in rows if (call := one.golden if golden else one.target))
+    return tree.outer(row) if both and row.call.is_module else None
 
 
 def between_passes(tree: RowTree) -> CallRow | None:
     """Return a function of one side alone that overwrites tensors before a later forward, as clipping does."""
     for row in tree.rows:
-        call, record = row.pair.call, tree.golden if row.pair.golden else tree.target
+        call, record = row.call, tree.side(row.golden is not None)[0]
         if row.grade != UNMATCHED or call.is_module or call.backward or not IN_PLACE.search(call.path):
             continue
         calls = list(record.calls.values())
@@ -117,18 +117,16 @@ def _is_harmless(tree: RowTree, row: CallRow) -> bool:
 
     A backward without gradients of parameters is so where all parameters have their gradients on both sides.
     """
-    call, golden = row.pair.call, row.pair.golden is not None
-    record, other = (tree.golden, tree.target) if golden else (tree.target, tree.golden)
-    if not other.complete:
+    call, golden = row.call, row.golden is not None
+    record, rows = tree.side(golden)
+    if not tree.side(not golden)[0].complete:
         return False
     if call.backward:
-        forward = (tree.of_golden if golden else tree.of_target).get(call.forward_name)
+        forward = rows.get(call.forward_name)
         if forward is not None and forward.grade == UNMATCHED:
             return _is_harmless(tree, forward)
         sides = [cell.side for other in tree.rows for cell in other.cells]
-        lost = any(
-            other.gaps or (other.grade == UNMATCHED and other.pair.call.gradients) for other in tree.rows
-        )
+        lost = any(other.gaps or (other.grade == UNMATCHED and other.call.gradients) for other in tree.rows)
         return forward is not None and tree.outer(row) is not None and "gradient" in sides and not lost
     floating = [value for value in call.outputs.values() if value.floating]
     if call.is_module and not call.buffers and all(value.requires_grad is False for value in floating):
@@ -138,7 +136,7 @@ def _is_harmless(tree: RowTree, row: CallRow) -> bool:
     if outer is not None and any(cell.side == "output" for cell in outer.cells):
         return True
     if not call.is_module:
-        return any(other.cells for other in tree.rows[tree.position(row) :])
+        return any(other.cells for other in tree.rows[row.position :])
     inside = [one for one in record.calls.values() if record.within(one.name) == call.name]
     return any(results <= {key(value) for value in one.outputs.values()} for one in inside)
 
@@ -154,30 +152,23 @@ class StepComparison:
     """The comparison of a step of a rank."""
 
     place: str  # as in "step0/rank0"; empty where a rank's folder was given
-    target: StepRecord
-    golden: StepRecord
-    rows: list[CallRow]
+    tree: RowTree
     verdict: str  # equal, rounding or diverges
     divergence: Divergence | None
     first_unequal: CallRow | None  # the first call that ended with an unequal result
     findings: list[TableRow]  # differences without an effect on the verdict
     undecided: list[str]  # arguments whose effect rounding may hide
 
+    @property
+    def rows(self) -> Sequence[CallRow]:
+        return self.tree.rows
 
-def judge(
-    place: str,
-    rows: list[CallRow],
-    target: StepRecord,
-    golden: StepRecord,
-    earlier: Earlier | None = None,
-) -> StepComparison:
-    """Judge the rows, and set the grade of each.
 
-    earlier: the steps before, if none diverged.
-    """
-    scan = _Judge(rows, target, golden, earlier)
+def judge(place: str, tree: RowTree, earlier: Earlier | None = None) -> StepComparison:
+    """Judge the rows, and set the grade of each. earlier: the steps before, if none diverged."""
+    scan = _Judge(tree, earlier)
     found = scan.find()
-    compared = [row for row in rows if row.grade != UNMATCHED]
+    compared = [row for row in tree.rows if row.grade != UNMATCHED]
     unequal = [row for row in compared if row.unequal]
     for row in compared:
         explained = row.error("output", "gradient", "buffer") <= GROWTH * (row.epsilon + scan.largest)
@@ -186,25 +177,18 @@ def judge(
             row.grade = WRONG
     verdict = "diverges" if found else "rounding" if unequal or scan.unequal_inputs else "equal"
     first = scan.first_unequal or next(iter(unequal), None)
-    sides = place, target, golden, rows
-    return StepComparison(*sides, verdict, found, first, _findings(rows, found), scan.undecided)
+    findings = _findings(tree.rows, found)
+    return StepComparison(place, tree, verdict, found, first, findings, scan.undecided)
 
 
 class _Judge:
-    def __init__(
-        self,
-        rows: Sequence[CallRow],
-        target: StepRecord,
-        golden: StepRecord,
-        earlier: Earlier | None,
-    ) -> None:
-        self.rows, self.target, self.golden = rows, target, golden
-        self.tree = RowTree(rows, target, golden)
-        self.earlier = earlier
+    def __init__(self, tree: RowTree, earlier: Earlier | None) -> None:
+        self.tree, self.rows, self.earlier = tree, tree.rows, earlier
+        self.records = tree.target, tree.golden
         self.has_functions = all(
-            any(not call.is_module for call in record.calls.values()) for record in (target, golden)
+            any(not call.is_module for call in record.calls.values()) for record in self.records
         )
-        parameters = [cell for row in rows for cell in row.cells if cell.side == "parameter"]
+        parameters = [cell for row in self.rows for cell in row.cells if cell.side == "parameter"]
         differ = sum(not cell.difference.equal for cell in parameters)
         self.many = 2 * differ > len(parameters)  # other weights
         self.stack: list[CallRow] = []
@@ -236,15 +220,15 @@ class _Judge:
         All gradients of parameters agree at the end then.
         """
         rows = [row for row in self.rows if any(cell.side == "gradient" for cell in row.cells)]
-        several = any(SEVERAL in record.notes for record in (self.target, self.golden))
+        several = any(SEVERAL in record.notes for record in self.records)
         if found is None or found.direction != "backward" or not (several and rows):
             return found
-        forward = max(row.error("output") for row in self.rows if not row.pair.call.backward)
+        forward = max(row.error("output") for row in self.rows if not row.call.backward)
         agree = all(row.error("gradient") <= GROWTH * (row.epsilon + forward) for row in rows)
         return None if agree else found
 
     def _exception(self) -> Divergence | None:
-        texts = [record.exception for record in (self.target, self.golden)]
+        texts = [record.exception for record in self.records]
         if texts[0] == texts[1]:
             return None
         name, reason = next(text for text in texts if text)
@@ -258,7 +242,7 @@ class _Judge:
     def _scan(self) -> Divergence | None:
         for late in (False, True):  # what is computed of gradients, after the gradients
             for row in self.rows:
-                if row.grade != UNMATCHED and row.pair.call.late == late and (found := self._enter(row)):
+                if row.grade != UNMATCHED and row.call.late == late and (found := self._enter(row)):
                     return found
             while self.stack:
                 if found := self._close(self.stack.pop()):
@@ -267,7 +251,7 @@ class _Judge:
 
     def _enter(self, row: CallRow) -> Divergence | None:
         """Open a call: its inputs must be explained by the results before."""
-        around = set(self.golden.around(row.name))
+        around = set(self.tree.golden.around(row.name))
         while self.stack and self.stack[-1].name not in around:
             if found := self._close(self.stack.pop()):
                 return found
@@ -288,10 +272,10 @@ class _Judge:
 
     def _of_terms(self, row: CallRow, cell: Cell) -> float:
         """Return the error of a value relative to the terms that it is the sum of."""
-        forward = self.golden.calls.get(row.pair.call.forward_name)
-        if not row.pair.call.backward or (cell.side, cell.place) != ("output", "0"):
+        forward = self.tree.golden.calls.get(row.call.forward_name)
+        if not row.call.backward or (cell.side, cell.place) != ("output", "0"):
             return cell.difference.error
-        scale = normalisation_scale(row.pair.golden, forward)
+        scale = normalisation_scale(row.golden, forward)
         return min(cell.difference.error, compare_values(cell.target, cell.golden, scale).error)
 
     def _source(self, cell: Cell) -> float:
@@ -330,7 +314,7 @@ class _Judge:
         Statistics hide errors of single elements: an unequal input carries at least the rounding of the coarsest dtype
         before it.
         """
-        if row.equal("input", "parameter") and not row.inner and not row.pair.call.backward:
+        if row.equal("input", "parameter") and not row.inner and not row.call.backward:
             return row.epsilon
         return max(row.epsilon, self.coarsest)
 
@@ -349,20 +333,20 @@ class _Judge:
             return self.tree.divergence(row, "output", "data", bound=GROWTH)
         replay_row(row, self.tree.forward(row), not self.has_functions)
         wrong = row.replayed is not None and max(row.replayed) > BOUND
-        if row.replayed is None or row.pair.call.backward or not row.equal("buffer"):
+        if row.replayed is None or row.call.backward or not row.equal("buffer"):
             cells = [cell for cell in row.cells if cell.side in ("output", "buffer")]
             if error > GROWTH * explained:
                 error = max(self._of_terms(row, cell) for cell in cells)
             wrong = error > GROWTH * explained and (wrong or row.replayed is None or not row.equal("buffer"))
         changed = [value for value in row.settings if value.place != "class"]
-        if row.pair.call.late and row.replayed is None and not row.equal("input") and not changed:
+        if row.call.late and row.replayed is None and not row.equal("input") and not changed:
             # As of an update: see wrong_updates.
             wrong = wrong and _is_large_update(row, math.sqrt(GROWTH * explained))
         # A number that differs is a setting even where its effect is small. A flag may choose another kernel.
-        exact = row.equal("input") and not row.pair.call.backward and not row.inner
+        exact = row.equal("input") and not row.call.backward and not row.inner
         numbers = [value for value in changed if not {value.target, value.golden} & FLAGS]
         if not wrong and not (exact and any(value.side != "output" for value in numbers)):
-            if row.replayed is None and not (row.equal("input") or row.pair.call.is_module):
+            if row.replayed is None and not (row.equal("input") or row.call.is_module):
                 self.undecided += [
                     f"{row.name}: {value.text}" for value in changed if value.side == "argument"
                 ]
@@ -373,9 +357,9 @@ class _Judge:
         bound = bound if row.replayed is None else BOUND
         if row.settings:
             return self.tree.divergence(row, "output", "setting", (changed or row.settings)[0], bound)
-        inside = (other for other in self.rows if other.grade == UNMATCHED and other.pair.call.is_module)
+        inside = (other for other in self.rows if other.grade == UNMATCHED and other.call.is_module)
         judged = (one for one in inside if self.tree.outer(one) is row and is_judged(self.tree, one))
-        alone = next((one for one in judged if one.pair.call.backward == row.pair.call.backward), None)
+        alone = next((one for one in judged if one.call.backward == row.call.backward), None)
         if alone is not None and not caller(self.tree, alone):
             return self.tree.divergence(alone, "", "one side")
         return self.tree.divergence(row, "output", "computed", bound=bound)
@@ -394,13 +378,13 @@ class _Judge:
         for maker in makers:
             if maker is not None and maker.grade == UNMATCHED and is_judged(self.tree, maker):
                 return self.tree.divergence(caller(self.tree, maker) or maker, "", "one side")
-        module = next((outer for outer in reversed(self.stack) if outer.pair.call.is_module), None)
+        module = next((outer for outer in reversed(self.stack) if outer.call.is_module), None)
         from_outside = not any(value.maker for value in (cell.golden, cell.target) if value)
         evidence = "data" if module is None and from_outside else "changed"
         found = self.tree.divergence(row, "input", evidence, cell, GROWTH)
         if module is None:
             return found
-        return replace(found, call=f"{module.name} > input of {row.name}", module=module.pair.call.path)
+        return replace(found, call=f"{module.name} > input of {row.name}", module=module.call.path)
 
     def _gradients(self) -> Divergence | None:
         """Judge the gradients of the modules' parameters.
@@ -415,7 +399,7 @@ class _Judge:
         ]
         if not wrong:
             return None
-        order = (1, self.tree.position(wrong[0]))
+        order = (1, wrong[0].position)
         if between := between_passes(self.tree):
             return self.tree.divergence(between, "", "one side", order=order)
         changed = len(rows) > 3 and 2 * len(wrong) > len(rows)  # averaged, clipped, rounded or scaled
@@ -440,7 +424,7 @@ class _Judge:
 
 def _is_random(row: CallRow) -> bool:
     """Return whether a function draws random numbers. A dropout does only in training mode."""
-    call: Call = row.pair.call
+    call: Call = row.call
     name = call.path.rpartition(".")[2]
     if call.is_module or call.backward or not any(word in name for word in RANDOM):
         return False
@@ -469,12 +453,12 @@ def _findings(rows: Sequence[CallRow], found: Divergence | None) -> list[TableRo
 def _overwrites(row: CallRow) -> bool:
     """Return whether a function wrote over all of its first argument that differs: memory that nothing had set."""
     places = {cell.place for cell in row.cells if cell.side == "input" and not cell.difference.equal}
-    is_function = not (row.pair.call.is_module or row.pair.call.backward)
-    return is_function and row.pair.call.path[-1:] == "_" and places == {"0"} and row.equal("output")
+    is_function = not (row.call.is_module or row.call.backward)
+    return is_function and row.call.path[-1:] == "_" and places == {"0"} and row.equal("output")
 
 
 def _is_large_update(row: CallRow, bound: float) -> bool:
     """Return whether a parameter that a function overwrote differs by more than the bound; a bias is not judged."""
     cells = [cell for cell in row.cells if cell.side == "output"]
     matrices = [cell for cell in cells if cell.golden is not None and len(cell.golden.shape) > 1]
-    return row.pair.call.writes_parameter and any(cell.difference.error > bound for cell in matrices)
+    return row.call.writes_parameter and any(cell.difference.error > bound for cell in matrices)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,21 +13,7 @@ from referee.numerics.record.read_record import Call, StepRecord
 from referee.numerics.text_files import read_dump_json
 
 NameMap = Mapping[str, str | Sequence[str]]
-
-
-@dataclass(frozen=True)
-class CallPair:
-    """A call of the target and one of the golden record; None where a side has no such call."""
-
-    target: Call | None
-    golden: Call | None
-
-    @property
-    def call(self) -> Call:
-        """Return the golden call, else the target's."""
-        found = self.golden or self.target
-        assert found is not None
-        return found
+Pair = tuple[Call | None, Call | None]  # of the target and of the golden record; None where a side has none
 
 
 def read_map(path: Path) -> NameMap:
@@ -68,30 +54,26 @@ def _without(path: str, prefix: str) -> str:
     return path.removeprefix(prefix).lstrip(".") if is_inside else f"around.{path}".rstrip(".")
 
 
-def match_calls(target: StepRecord, golden: StepRecord, names: dict[str, str]) -> list[CallPair]:
+def match_calls(target: StepRecord, golden: StepRecord, names: dict[str, str]) -> list[Pair]:
     """Return every call of both records once, in the order of execution; forward before backward."""
     return _Matching(target, golden, names).pairs()
 
 
-def recorded_by_both(pair: CallPair) -> CallPair:
-    """Return the pair with what both msProbe and referee.numerics.Recorder record of a function.
+def recorded_by_both(target: Call | None, golden: Call | None) -> Pair:
+    """Return a pair with what both msProbe and referee.numerics.Recorder record of a function.
 
     msProbe sees arguments as the caller wrote them, by position or by name. Its backward of a function is that of the
     last autograd node, which may have other results: a linear layer's is the view of a product.
     """
-    target, golden = pair.target, pair.golden
     if target is None or golden is None or target.is_module:
-        return pair
+        return target, golden
     both = target.inputs.keys() & golden.inputs.keys()
-    sides = [
-        replace(
-            call,
-            inputs={place: value for place, value in call.inputs.items() if place in both},
-            outputs={} if call.backward else call.outputs,
-        )
-        for call in (target, golden)
-    ]
-    return replace(pair, target=sides[0], golden=sides[1])
+
+    def shared(call: Call) -> Call:
+        inputs = {place: value for place, value in call.inputs.items() if place in both}
+        return replace(call, inputs=inputs, outputs={} if call.backward else call.outputs)
+
+    return shared(target), shared(golden)
 
 
 Item = TypeVar("Item")
@@ -105,7 +87,7 @@ class _Matching:
         self.taken: set[str] = set()
         self.modules = _first_calls(target), _first_calls(golden)
 
-    def pairs(self) -> list[CallPair]:
+    def pairs(self) -> list[Pair]:
         for name, other in self.names.items():
             if name in self.target.calls and other in self.golden.calls:
                 self._add(name, other)
@@ -194,11 +176,11 @@ class _Matching:
             if call.backward and other in backward:
                 self._add(call.name, backward[other])
 
-    def _ordered(self) -> list[CallPair]:
+    def _ordered(self) -> list[Pair]:
         """Return the pairs in the golden order. A call of the target alone follows its neighbour there."""
         position = {name: (index, 0) for index, name in enumerate(self.golden.calls)}
-        found = [
-            (position[name], CallPair(None, call))
+        found: list[tuple[tuple[int, int], Pair]] = [
+            (position[name], (None, call))
             for name, call in self.golden.calls.items()
             if name not in self.taken
         ]
@@ -210,9 +192,9 @@ class _Matching:
             if name in self.matched:
                 other = self.matched[name]
                 last = position[other]
-                found.append((last, CallPair(call, self.golden.calls[other])))
+                found.append((last, (call, self.golden.calls[other])))
             else:
-                found.append(((last[0], extra), CallPair(call, None)))
+                found.append(((last[0], extra), (call, None)))
         return [pair for _, pair in sorted(found, key=lambda item: item[0])]
 
 

@@ -32,41 +32,38 @@ class RowTree:
 
     def __init__(self, rows: Sequence[CallRow], target: StepRecord, golden: StepRecord) -> None:
         self.rows, self.target, self.golden = rows, target, golden
-        self._position = {id(row): number for number, row in enumerate(rows)}
-        self.of_target = {row.pair.target.name: row for row in rows if row.pair.target}
-        self.of_golden = {row.pair.golden.name: row for row in rows if row.pair.golden}
+        self.of_target = {row.target.name: row for row in rows if row.target}
+        self.of_golden = {row.golden.name: row for row in rows if row.golden}
 
-    def position(self, row: CallRow) -> int:
-        return self._position[id(row)]
+    def side(self, golden: bool) -> tuple[StepRecord, dict[str, CallRow]]:
+        """Return the record of a side, and its rows by the names of its calls."""
+        return (self.golden, self.of_golden) if golden else (self.target, self.of_target)
 
     def forward(self, row: CallRow) -> CallRow | None:
         """Return the row of the forward of a backward."""
-        return self.of_golden.get(row.pair.call.forward_name) if row.pair.call.backward else None
+        return self.of_golden.get(row.call.forward_name) if row.call.backward else None
 
     def backward_of(self, row: CallRow) -> CallRow:
         """Return the backward of a forward, be it on one side alone; the forward where there is none."""
-        names = {call.name for call in (row.pair.target, row.pair.golden) if call is not None}
-        rows = (other for other in self.rows if other.pair.call.backward)
-        return next((other for other in rows if other.pair.call.forward_name in names), row)
+        names = {call.name for call in (row.target, row.golden) if call is not None}
+        rows = (other for other in self.rows if other.call.backward)
+        return next((other for other in rows if other.call.forward_name in names), row)
 
     # -- what is around a call
 
     def around(self, row: CallRow) -> Iterator[CallRow]:
-        """Yield the rows of the calls around a call, the innermost first."""
-        golden = row.pair.golden is not None
-        record, rows = (self.golden, self.of_golden) if golden else (self.target, self.of_target)
-        for name in record.around(row.name):
-            if name in rows:
-                yield rows[name]
+        """Return the rows of the calls around a call, the innermost first."""
+        record, rows = self.side(row.golden is not None)
+        return (rows[name] for name in record.around(row.name) if name in rows)
 
     def module(self, row: CallRow) -> CallRow | None:
         """Return the row of the innermost module that a call is, or is in."""
-        return next((one for one in (row, *self.around(row)) if one.pair.call.is_module), None)
+        return next((one for one in (row, *self.around(row)) if one.call.is_module), None)
 
     def outer(self, row: CallRow) -> CallRow | None:
         """Return the row of the innermost compared module around a call."""
         rows = (one for one in self.around(row) if one.grade != UNMATCHED)
-        return next((one for one in rows if one.pair.call.is_module), None)
+        return next((one for one in rows if one.call.is_module), None)
 
     # -- what made an input
 
@@ -74,7 +71,7 @@ class RowTree:
         """Return the row of the call that made a value, as its record says."""
         if value is None:
             return None
-        record, rows = (self.golden, self.of_golden) if golden else (self.target, self.of_target)
+        record, rows = self.side(golden)
         return rows.get(record.renamed.get(value.maker, value.maker))
 
     # -- a divergence
@@ -89,7 +86,7 @@ class RowTree:
         order: tuple[int, int] | None = None,
     ) -> Divergence:
         """Return the divergence at a row. value: what differs; the largest error of the side where it is None."""
-        module, call = self.module(row), row.pair.call
+        module, call = self.module(row), row.call
         cells = [cell for cell in row.cells if cell.side == side and not cell.difference.equal]
         value = value or max(cells, key=lambda cell: cell.difference.error, default=None)
         sides = ["", ""]
@@ -107,10 +104,10 @@ class RowTree:
             units=max(row.replayed) if row.replayed and side == "output" else units,
             bound=bound,
             evidence=evidence,
-            stack=stack_of(row.pair.target, self.target) or stack_of(row.pair.golden, self.golden),
-            module=module.pair.call.path if module else "",
+            stack=stack_of(row.target, self.target) or stack_of(row.golden, self.golden),
+            module=module.call.path if module else "",
             direction="backward" if call.backward else "forward",
-            order=order or (0, self.position(row)),
+            order=order or (0, row.position),
             context=self._near(row),
             row=row,
         )
@@ -119,14 +116,11 @@ class RowTree:
         """Return calls of one side alone in the same module, before this one and within it."""
         module = self.outer(row)
         found = [
-            f"{'golden' if other.pair.golden else 'target'} alone: {other.name}"
+            f"{'golden' if other.golden else 'target'} alone: {other.name}"
             for other in self.rows
             if other.grade == UNMATCHED
-            and other.pair.call.backward == row.pair.call.backward
-            and (
-                (outer := self.outer(other)) is row
-                or (outer is module and self.position(other) < self.position(row))
-            )
+            and other.call.backward == row.call.backward
+            and ((outer := self.outer(other)) is row or (outer is module and other.position < row.position))
         ]
         return tuple(found[-5:])
 

@@ -11,7 +11,7 @@ from referee.numerics.compare.compare_records import Comparison
 from referee.numerics.compare.compared_rows import CallRow, Cell
 from referee.numerics.compare.comparison_page import comparison_blocks
 from referee.numerics.compare.first_divergence import StepComparison
-from referee.numerics.compare.matched_calls import CallPair, NameMap
+from referee.numerics.compare.matched_calls import NameMap
 from referee.numerics.compare.row_tree import RowTree, stack_of
 from referee.numerics.record.read_record import Call, StepRecord, Value, find_records, read_record
 from referee.numerics.rows import format_number
@@ -83,7 +83,7 @@ def comparison_tree(comparison: Comparison, names: NameMap) -> dict[str, Any]:
 
 def _of_step(step: StepComparison) -> dict[str, Any]:
     found = step.divergence
-    data = _Tree(step.place, step.rows, step.target, step.golden, found.row if found else None).data()
+    data = _Tree(step.place, step.tree, found.row if found else None).data()
     return {**data, "why": found.evidence if found else ""}
 
 
@@ -92,8 +92,8 @@ def record_tree(path: Path) -> dict[str, Any]:
     steps = []
     for place, folder in find_records(path).items():
         record = read_record(folder)
-        rows = [CallRow(CallPair(call, None), grade=SINGLE) for call in record.calls.values()]
-        steps.append(_Tree("" if place == "." else place, rows, record, record, None).data())
+        rows = [CallRow(call, None, grade=SINGLE) for call in record.calls.values()]
+        steps.append(_Tree("" if place == "." else place, RowTree(rows, record, record), None).data())
     return {"target": str(path), "golden": "", "map": {}, "steps": steps}
 
 
@@ -111,18 +111,11 @@ def first_critical(nodes: Sequence[Mapping[str, Any]]) -> str:
 class _Tree:
     """The tree of a step of a rank. golden: the target itself, of one record."""
 
-    def __init__(
-        self,
-        place: str,
-        rows: Sequence[CallRow],
-        target: StepRecord,
-        golden: StepRecord,
-        first: CallRow | None,
-    ) -> None:
-        self.place, self.tree, self.first = place, RowTree(rows, target, golden), first
+    def __init__(self, place: str, tree: RowTree, first: CallRow | None) -> None:
+        self.place, self.tree, self.first = place, tree, first
         self.stacks: dict[tuple[str, ...], int] = {}
         self.inner: dict[int | None, list[CallRow]] = {}
-        for row in rows:
+        for row in tree.rows:
             outer = next(self.tree.around(row), None)
             self.inner.setdefault(id(outer) if outer else None, []).append(row)
 
@@ -143,8 +136,8 @@ class _Tree:
             yield from self._within(row, depth + 1)
 
     def _node(self, row: CallRow, depth: int) -> dict[str, Any]:
-        target, golden = row.pair.target, row.pair.golden
-        call = row.pair.call
+        target, golden = row.target, row.golden
+        call = row.call
         units = max(row.units("output"), row.units("gradient"))
         node: dict[str, Any] = {
             "depth": depth,
@@ -175,7 +168,7 @@ class _Tree:
         cells: dict[tuple[str, str], Cell] = {(cell.side, cell.place): cell for cell in row.cells}
         found = []
         for side in ("input", "parameter", "output", "gradient"):
-            mine, others = (call.sides[side] if call else {} for call in (row.pair.target, row.pair.golden))
+            mine, others = (call.sides[side] if call else {} for call in (row.target, row.golden))
             for place in {**others, **mine}:
                 pair = mine.get(place), others.get(place)
                 if not any(value is not None and value.dtype for value in pair):

@@ -59,7 +59,7 @@ def test_the_keys_of_unmatched_modules_match_them_in_a_map(tmp_path: Path) -> No
     assert keys[0]
     names = {"layers.0": "h.inner.0", **dict(zip(*keys, strict=False))}
     rows = compare_records(tmp_path / "a", tmp_path / "b", names).steps[0].rows
-    assert all(row.pair.golden for row in rows if row.pair.target)
+    assert all(row.golden for row in rows if row.target)
 
 
 def test_a_name_ends_no_script(tmp_path: Path) -> None:
