@@ -427,17 +427,8 @@ def _attach(calls: dict[str, Call], path: str, values: dict[str, Value]) -> None
         backward[-1].gradients.update(values)
     elif mine and any(value.dtype for value in values.values()):
         name = "backward".join(mine[-1].name.rsplit("forward", 1))
-        calls[name] = replace(
-            mine[-1],
-            name=name,
-            backward=True,
-            inputs={},
-            parameters={},
-            settings={},
-            outputs={},
-            gradients=values,
-            buffers={},
-        )
+        empty = mine[-1].with_sides({side: {} for side in SIDES})
+        calls[name] = replace(empty, name=name, backward=True, settings={}, gradients=values)
     elif path and not mine:
         outer, _, last = path.rpartition(".")
         _attach(calls, outer, {f"{last}.{place}": value for place, value in values.items()})

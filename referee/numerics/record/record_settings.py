@@ -37,18 +37,18 @@ class RecorderConfig:
         ):
             if value not in allowed:
                 raise NumericsError(f'{name} is "{value}"; fix: use {", ".join(allowed)}')
-        for name in ("step", "rank"):
-            if any(type(number) is not int or number < 0 for number in getattr(self, name)):
-                raise NumericsError(f"{name} is {list(getattr(self, name))}; fix: list numbers from 0")
-        for name in ("list", "data_mode"):
-            if any(not isinstance(text, str) for text in getattr(self, name)):
-                raise NumericsError(f"{name} is {list(getattr(self, name))}; fix: list strings")
+        for name, kind in (("step", int), ("rank", int), ("list", str), ("data_mode", str)):
+            given, what = getattr(self, name), "numbers from 0" if kind is int else "strings"
+            right = isinstance(given, list | tuple) and all(type(one) is kind for one in given)
+            if not right or (kind is int and min(given, default=0) < 0):
+                raise NumericsError(f"{name} is {given}; fix: list {what}")
+            object.__setattr__(self, name, tuple(given))
         if not self.data_mode or not set(self.data_mode) <= DATA_MODES:
             raise NumericsError(
                 f"data_mode is {list(self.data_mode)}; fix: use some of {', '.join(sorted(DATA_MODES))}"
             )
-        if not self.dump_path:
-            raise NumericsError("dump_path is empty; fix: name a folder")
+        if not self.dump_path or not isinstance(self.dump_path, str):
+            raise NumericsError(f"dump_path is {self.dump_path!r}; fix: name a folder")
 
     @classmethod
     def from_json(cls, content: Any, **changes: Any) -> RecorderConfig:
@@ -63,18 +63,7 @@ class RecorderConfig:
         values |= {name: value for name, value in changes.items() if value is not None}
         if values.get("scope"):
             raise NumericsError("scope is not supported; fix: remove it, and name modules in list")
-        known: dict[str, Any] = {}
-        for item in fields(cls):
-            if item.name not in values:
-                continue
-            value = values[item.name]
-            if isinstance(item.default, tuple):
-                if not isinstance(value, list | tuple):
-                    raise NumericsError(f"{item.name} is {value!r}; fix: write a list")
-                value = tuple(value)
-            elif not isinstance(value, type(item.default)):
-                raise NumericsError(f"{item.name} is {value!r}; fix: write a value such as {item.default!r}")
-            known[item.name] = value
+        known = {item.name: values[item.name] for item in fields(cls) if item.name in values}
         if not known.get("data_mode", True):
             known.pop("data_mode")
         return cls(**known)
