@@ -41,18 +41,18 @@ def sum_scale(backward: Call, forward: Call | None, side: str, place: str, gradi
     if received is None or not gradient.shape:
         return 0.0
     if len(gradient.shape) == 1:
-        return _rms(received) * received.count / max(gradient.count, 1)
+        return received.rms * received.count / max(gradient.count, 1)
     if forward is None or not PRODUCT.search(forward.type or forward.path):
         return 0.0
     tensors = [value for value in forward.inputs.values() if value.dtype]
     factors = {("output", str(index)): value for index, value in enumerate(tensors)}
     factors |= {("gradient", at): value for at, value in forward.parameters.items()}
     others = [value for at, value in factors.items() if at != (side, place) and len(value.shape) > 1]
-    other = max(others, key=_rms, default=None)
+    other = max(others, key=lambda value: value.rms, default=None)
     if other is None:
         return 0.0
     inner = math.sqrt(received.count * other.count / max(gradient.count, 1))
-    scale = _rms(received) * _rms(other) * math.sqrt(inner)
+    scale = received.rms * other.rms * math.sqrt(inner)
     return scale if math.isfinite(scale) else 0.0
 
 
@@ -63,12 +63,12 @@ def normalisation_scale(backward: Call | None, forward: Call | None) -> float:
         return 0.0
     x = next((value for value in forward.inputs.values() if value.dtype), None)
     received = next((value for value in backward.inputs.values() if value.floating), None)
-    if x is None or x.mean is None or x.norm is None:
+    if received is None or x is None or x.mean is None or x.norm is None:
         return 0.0
     mean = 0.0 if found[1].lower() == "rms" else x.mean
-    spread = _rms(x) ** 2 - mean**2
+    spread = x.rms**2 - mean**2
     weight = _weight(forward)
-    scale = _rms(received) * (_rms(weight) if weight else 1.0)
+    scale = received.rms * (weight.rms if weight else 1.0)
     scale = scale / math.sqrt(spread) if spread > 0 else 0.0
     return scale if math.isfinite(scale) else 0.0
 
@@ -78,10 +78,6 @@ def _weight(forward: Call) -> Value | None:
         return forward.parameters.get("weight")
     running = forward.path.endswith(("batch_norm", "instance_norm"))  # running mean and variance come before
     return forward.inputs.get("weight") or forward.inputs.get("3" if running else "2")
-
-
-def _rms(value: Value | None) -> float:
-    return value.norm / math.sqrt(max(value.count, 1)) if value and value.norm else 0.0
 
 
 EQUAL, ROUNDING, BEYOND, WRONG, UNMATCHED = "equal", "rounding", "beyond rounding", "wrong", "unmatched"
@@ -345,10 +341,10 @@ class Earlier:
 
 def wrong_updates(
     rows: Sequence[CallRow], earlier: Earlier, growth: float
-) -> tuple[CallRow, Cell, str, tuple[str, ...]] | None:
+) -> tuple[CallRow, Cell, str, str] | None:
     """Return the first parameter whose update since the step before its gradient does not explain.
 
-    With it the evidence, "update", or "parameter" of one that is not trained; how many there are, and of which groups.
+    With it the evidence, "update", or "parameter" of one that is not trained; and how many there are.
 
     The error of an update is relative to the update: |d - d'| / |d'|, with d the change of a parameter. Where every
     gradient before was equal, updates may differ by rounding. Where gradients have the relative error e, Adam divides
@@ -368,41 +364,32 @@ def wrong_updates(
         for cell in row.cells
         if cell.side == "gradient"
     }
-    updates, wrong = [], []
+    count, wrong = 0, []
     parameters = [(row, cell) for row in rows for cell in row.cells if cell.side == "parameter"]
     for row, cell in parameters:
         old, key = before.get((row.name, "parameter", cell.place)), (row.call.path, cell.place)
         if old is None or not (cell.target and cell.golden and old.target and old.golden):
             continue
         if key in trained:
-            updates.append((row, cell))
+            count += 1
             error = max(earlier.error, trained[key])
             bound = growth * row.epsilon if earlier.equal else math.sqrt(growth * error)
-            judged = earlier.equal or _group(row, cell) != "biases"
+            judged = earlier.equal or not _is_bias(row, cell)
             sides = (cell.target, cell.golden), (old.target, old.golden)
             if judged and not cell.difference.equal and _update_error(*sides) > bound:
                 wrong.append((row, cell))
         elif cell.golden.requires_grad is False:
             written = before.get((row.name, "buffer", cell.place), old)
             if cell.difference.error > growth * (row.epsilon + written.difference.error):
-                return row, cell, "parameter", ()
-    if not wrong:
-        return None
-    groups = {_group(*update) for update in wrong}
-    every = {_group(*update) for update in updates}
-    named = "all" if groups == every else ", ".join(sorted(groups))
-    context = (f"{len(wrong)} of {len(updates)} parameters after {earlier.place}", f"groups: {named}")
-    return *wrong[0], "update", context
+                return row, cell, "parameter", ""
+    return (
+        (*wrong[0], "update", f"{len(wrong)} of {count} parameters after {earlier.place}") if wrong else None
+    )
 
 
-def _group(row: CallRow, cell: Cell) -> str:
-    assert cell.golden is not None
-    kind = row.call.type.lower()
-    if "norm" in kind:
-        return "norms"
-    if "embedding" in kind:
-        return "embeddings"
-    return "matrices" if len(cell.golden.shape) > 1 else "biases"
+def _is_bias(row: CallRow, cell: Cell) -> bool:
+    is_layer = not any(kind in row.call.type.lower() for kind in ("norm", "embedding"))
+    return is_layer and cell.golden is not None and len(cell.golden.shape) < 2
 
 
 def _update_error(now: Sides, old: Sides) -> float:
@@ -423,8 +410,7 @@ def _update_error(now: Sides, old: Sides) -> float:
 
 def _numbers(value: Value) -> Tensor:
     """Return the statistics at the scale of an element."""
-    highest, lowest, mean, norm = (number or 0.0 for number in value.statistics)
-    numbers = [highest, lowest, mean, norm / math.sqrt(max(value.count, 1))]
+    numbers = [*(number or 0.0 for number in value.statistics[:3]), value.rms]
     return torch.tensor(numbers, dtype=torch.float64)
 
 

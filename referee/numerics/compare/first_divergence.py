@@ -419,7 +419,8 @@ class _Judge:
         if wrong is None:
             return None
         row, cell, evidence, context = wrong
-        return replace(self.tree.divergence(row, cell.side, evidence, cell, order=(-1, 0)), context=context)
+        found = self.tree.divergence(row, cell.side, evidence, cell, order=(-1, 0))
+        return replace(found, context=(context,) if context else ())
 
 
 def _is_random(row: CallRow) -> bool:

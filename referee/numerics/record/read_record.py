@@ -60,6 +60,11 @@ class Value:
         return math.prod(self.shape)
 
     @property
+    def rms(self) -> float:
+        """Return the root mean square; 0 where it is unknown."""
+        return self.norm / math.sqrt(max(self.count, 1)) if self.norm else 0.0
+
+    @property
     def floating(self) -> bool:
         return "float" in self.dtype or "complex" in self.dtype
 

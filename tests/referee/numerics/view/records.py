@@ -23,29 +23,19 @@ def tensor(size: float, **more: Any) -> dict[str, Any]:
     }
 
 
-def write_record(
-    folder: Path,
-    blocks: int = 3,
-    parts: int = 3,
-    steps: int = 1,
-    ranks: int = 1,
-    name: str = "h",
-    kind: str = "Block",
-) -> None:
-    for step in range(steps):
-        for rank in range(ranks):
-            data: dict[str, Any] = {}
-            parents: dict[str, str | None] = {}
-            for block in range(blocks):
-                outer = f"Module.{name}.{block}.{kind}.forward.0"
-                row = {"input_args": [tensor(1.0)], "input_kwargs": {}, "output": [tensor(1.0)]}
-                data[outer], parents[outer] = row, None
-                for part in range(parts):
-                    inner = f"Module.{name}.{block}.part{part}.Linear.forward.0"
-                    state = {"parameters": {"weight": tensor(0.5)}, "settings": {"bias": False}}
-                    data[inner] = {**row, **state, "output": [tensor(1.0)]}
-                    parents[inner] = outer
-            write(folder / f"step{step}/rank{rank}", data, parents)
+def write_record(folder: Path, blocks: int = 3, name: str = "h", kind: str = "Block") -> None:
+    data: dict[str, Any] = {}
+    parents: dict[str, str | None] = {}
+    for block in range(blocks):
+        outer = f"Module.{name}.{block}.{kind}.forward.0"
+        row = {"input_args": [tensor(1.0)], "input_kwargs": {}, "output": [tensor(1.0)]}
+        data[outer], parents[outer] = row, None
+        for part in range(3):
+            inner = f"Module.{name}.{block}.part{part}.Linear.forward.0"
+            state = {"parameters": {"weight": tensor(0.5)}, "settings": {"bias": False}}
+            data[inner] = {**row, **state, "output": [tensor(1.0)]}
+            parents[inner] = outer
+    write(folder / "step0/rank0", data, parents)
 
 
 def write(folder: Path, data: dict[str, Any], parents: dict[str, str | None]) -> None:

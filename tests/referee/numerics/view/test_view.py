@@ -1,4 +1,4 @@
-"""The data and the file of the view: overflow levels, the order of the tree, keys of a map, unusable records."""
+"""The data and the file of the view: overflow levels, the order of the tree, keys of a map."""
 
 from __future__ import annotations
 
@@ -69,13 +69,3 @@ def test_a_name_ends_no_script(tmp_path: Path) -> None:
     assert "</script><img" not in page
     assert page.count("<script") == page.count("</script>") == 2
     assert "http" not in page.replace("http-equiv", "")
-
-
-def test_a_page_that_cannot_be_written_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_record(tmp_path / "a")
-    (tmp_path / "tree.html").mkdir()
-    assert main(["view", "-tp", str(tmp_path / "a"), "-o", str(tmp_path / "tree.html")]) == 1
-    printed = capsys.readouterr().err
-    assert (printed.startswith("error: "), "fix: " in printed, printed.count("\n")) == (True, True, 1)
