@@ -50,7 +50,7 @@ NO_TORCH = (
     "study.report.report_page",
     "study.compare.compared_studies",
     "study.grpo_page",
-    "referee.numerics.setup.checklist_rows",
+    "referee.numerics.setup.compared_checklists",
 )
 
 

@@ -27,7 +27,7 @@ RUN_BY = {
     "bench": "tests/scripts/test_bench_command.py",
     "card": "tests/bench/test_card.py",
     "check": "tests/scripts/dev/test_setup.py",
-    "check-config": "tests/referee/numerics/setup/test_check_config_command.py",
+    "check-config": "tests/referee/numerics/setup/test_check_config.py",
     "clean": "tests/scripts/dev/test_clean.py",
     "compare": "tests/study/compare/test_build.py",
     "compare-records": "tests/referee/numerics/compare/test_command.py",

@@ -56,13 +56,12 @@ def compare_tables(
     group: str,
     sides: Sequence[Sequence[Mapping[str, str]]],
     meaning: Callable[[str], tuple[str, str]],
-    absent: str = NOT_SET,
 ) -> list[ChecklistRow]:
     """Compare each name of tables. sides: the tables of each side. meaning: name -> severity and reason."""
     names = sorted({name for side in sides for table in side for name in table})
     return [
         compare_values(
-            group, name, [{table.get(name, absent) for table in side} for side in sides], *meaning(name)
+            group, name, [{table.get(name, NOT_SET) for table in side} for side in sides], *meaning(name)
         )
         for name in names
     ]
