@@ -8,7 +8,6 @@ without a checksum is damaged. A finished run has SHA256SUMS over its files.
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import io
 import json
@@ -142,7 +141,7 @@ def read_rows(folder: Path, run: tuple[str, str, int]) -> tuple[Row, ...]:
 
 def row_files(folder: Path) -> list[str]:
     """Return the names of rows.jsonl and of the files with the values of single items."""
-    return [ROWS, *sorted(glob.glob(f"{ITEMS}/*.npy", root_dir=folder))]
+    return [ROWS, *(name for name in files.names_in(folder, ITEMS) if name.endswith(".npy"))]
 
 
 def items_path(folder: Path, row: Row) -> Path:

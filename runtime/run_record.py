@@ -6,7 +6,6 @@ msgspec.json.schema(RunRecord) is its JSON schema.
 
 from __future__ import annotations
 
-import glob
 import math
 import os
 import shutil
@@ -326,7 +325,7 @@ def side_files(folder: Path) -> list[str]:
     """Return the files of a run or of an evaluation that SHA256SUMS lists."""
     names = ["config", "plan.json", "metrics.jsonl", ABOUT, *records.row_files(folder)]
     for inner in (RESPONSES, WEIGHTS):
-        names += sorted(glob.glob(f"{inner}/*", root_dir=folder))
+        names += files.names_in(folder, inner)
     return [name for name in names if os.path.exists(f"{folder}/{name}")]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -217,10 +218,15 @@ def over_training(report: Report, places: Sequence[int]) -> Plain | None:
         edges = [perplexity_percent(half) for half in halves + [-half for half in reversed(halves)]]
         around = [*places, *reversed(places)]
         data.append(band("noise", "var(--noise)", 0.16, x=around, y=rounded(edges)))
+
+    @functools.cache
+    def centres(controls: tuple[str, ...]) -> list[float]:
+        return [mean(list(map(mean, control_losses(table, controls=controls)))) for table in tables]
+
     for name in names:
         means = [mean(list(table[name].values())) for table in tables]
-        centres = [mean([mean(arms) for arms in control_losses(table, arm=name)]) for table in tables]
-        percents = [perplexity_percent(loss - centre) for loss, centre in zip(means, centres, strict=True)]
+        centre = centres(tuple(controls_of(name, names)))
+        percents = [perplexity_percent(loss - other) for loss, other in zip(means, centre, strict=True)]
         hover = "%{y:+.3f} % at %{x:.4s} tokens"
         data.append(variant_line(name, names, 7, x=list(places), y=rounded(percents), hovertemplate=hover))
     across, upwards = axis("tokens", tickformat="~s"), axis("% of perplexity", zeroline=True, nticks=7)
