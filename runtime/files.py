@@ -66,15 +66,6 @@ def _state(path: str) -> tuple[int, ...] | None:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def names_in(folder: Path, inner: str) -> list[str]:
-    """Return the sorted names of the files in a folder of the folder, such as items/a.npy; none without that folder."""
-    try:
-        names = os.listdir(f"{folder}/{inner}")
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    return [f"{inner}/{name}" for name in sorted(names) if not name.startswith(".")]
-
-
 def quarantine(path: Path) -> Path:
     """Move a damaged file into the folder damaged/ beside it, under a free name. Returns the new path."""
     folder = path.parent / "damaged"

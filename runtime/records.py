@@ -139,11 +139,6 @@ def read_rows(folder: Path, run: tuple[str, str, int]) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def row_files(folder: Path) -> list[str]:
-    """Return the names of rows.jsonl and of the files with the values of single items."""
-    return [ROWS, *(name for name in files.names_in(folder, ITEMS) if name.endswith(".npy"))]
-
-
 def items_path(folder: Path, row: Row) -> Path:
     """Return the file with the values of the single items of a row, such as items/acc_norm-hellaswag.npy."""
     return folder / ITEMS / f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', f'{row.metric}-{row.dataset}')}.npy"

@@ -323,9 +323,10 @@ def write(run_dir: Path, record: RunRecord) -> None:
 
 def side_files(folder: Path) -> list[str]:
     """Return the files of a run or of an evaluation that SHA256SUMS lists."""
-    names = ["config", "plan.json", "metrics.jsonl", ABOUT, *records.row_files(folder)]
-    for inner in (RESPONSES, WEIGHTS):
-        names += files.names_in(folder, inner)
+    names = ["config", "plan.json", "metrics.jsonl", ABOUT, records.ROWS]
+    for inner in (records.ITEMS, RESPONSES, WEIGHTS):
+        if os.path.isdir(f"{folder}/{inner}"):
+            names += sorted(f"{inner}/{name}" for name in os.listdir(f"{folder}/{inner}") if name[0] != ".")
     return [name for name in names if os.path.exists(f"{folder}/{name}")]
 
 

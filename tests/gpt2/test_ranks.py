@@ -98,7 +98,7 @@ def scores(directory: Path) -> Any:
     return (
         record.hellaswag,
         record.validation and record.validation.loss,
-        [(directory / name).read_bytes() for name in records.row_files(directory)[1:]],
+        [path.read_bytes() for path in sorted(directory.glob(f"{records.ITEMS}/*"))],
     )
 
 
