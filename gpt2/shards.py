@@ -38,7 +38,7 @@ class Shard:
     sha256: str
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[\w-]+\.bin", self.file, re.ASCII):  # no path: `make clean` removes the file
+        if not re.fullmatch(r"[\w-]+\.bin", self.file, re.ASCII):  # no path
             raise ValueError(f"a shard has the name {self.file!r}")
 
 
