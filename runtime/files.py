@@ -48,9 +48,9 @@ class Remembered(Generic[T]):
     def __init__(self) -> None:
         self._known: dict[Path, tuple[object, T]] = {}
 
-    def get(self, folder: Path, names: Sequence[str], read: Callable[[], T], also: object = None) -> T:
-        """Return what `read` returned for the folder while the named files and `also` were as they are now."""
-        state = (also, {name: _state(f"{folder}/{name}") for name in names})
+    def get(self, folder: Path, names: Sequence[str], read: Callable[[], T]) -> T:
+        """Return what `read` returned for the folder while the named files were as they are now."""
+        state = {name: _state(f"{folder}/{name}") for name in names}
         known = self._known.get(folder)
         if known is None or known[0] != state:
             known = self._known[folder] = (state, read())

@@ -128,17 +128,14 @@ class MetricsLog:
             return None
 
 
-def read_steps(path: Path, most: int | None = None) -> LoggedSteps:
-    """Read the training steps in a metrics.jsonl. A missing file and one that cannot be read have none.
-
-    most: lines to parse, evenly spread over the file; by default all.
-    """
+def read_steps(path: Path) -> LoggedSteps:
+    """Read the training steps in a metrics.jsonl. A missing file and one that cannot be read have none."""
     try:
         texts = read_bytes(path, SIZE_LIMIT).splitlines()
     except (FileNotFoundError, DamagedFileError):
         return LoggedSteps()
     steps, damaged = [], 0
-    for text in texts[:: max(1, len(texts) // most) if most else 1]:
+    for text in texts:
         line = parse_line(text, MetricsLine)
         step = parse_line(text, Step) if line and line.event == "train" else None
         damaged += line is None or (line.event == "train" and step is None)

@@ -1,27 +1,16 @@
-"""Curves of a study's counted runs, mean and range over seeds, thin enough to be drawn. Needs no torch.
-
-metrics.jsonl is read once and only as densely as the figures need: LINES lines over all runs together.
-"""
+"""Curves of a study's counted runs, mean and range over seeds, thin enough to be drawn. Needs no torch."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 from referee.verdict.rows import VALIDATION
 from referee.verdict.statistics import mean
-from runtime.files import Remembered
-from runtime.metrics_log import read_steps
 from study.runs import Run
 
-LINES = 40_000  # of metrics.jsonl parsed a report, spread evenly over the runs
-LOG = "metrics.jsonl"
-BINS = 120  # of the training curve, even in the square root of the tokens: denser at the start
-POINTS = 200  # of any other curve
+POINTS = 200  # of a curve
 Value = TypeVar("Value")
 
 
@@ -50,7 +39,18 @@ def validation_curves(used: Sequence[Run]) -> list[Curve]:
     curves = []
     for variant, runs in grouped(used).items():
         points = _shared_points([_validations(run) for run in runs])
-        curves.append(_curve(variant, len(runs), [[(at, *seen) for at, seen in point] for point in points]))
+        losses = [[loss for _, (_, loss) in point] for point in points]
+        curves.append(
+            Curve(
+                variant,
+                len(runs),
+                tokens=[mean([tokens for tokens, _ in point]) for point in points],
+                seconds=[mean([seconds for _, (seconds, _) in point]) for point in points],
+                loss=[*map(mean, losses)],
+                low=[*map(min, losses)],
+                high=[*map(max, losses)],
+            )
+        )
     return curves
 
 
@@ -80,59 +80,6 @@ def _validations(run: Run) -> dict[int, tuple[float, float]]:
     """Tokens -> (training seconds, loss) of each evaluation with a finite loss."""
     seconds = run.series(VALIDATION, "train_seconds")
     return {tokens: (seconds[tokens].value, loss) for tokens, loss in run.values.items()}
-
-
-def _curve(variant: str, seeds: int, points: list[list[tuple[float, float, float]]]) -> Curve:
-    """points: (tokens, seconds, loss) of each seed at each place."""
-    columns = [list(zip(*point, strict=True)) for point in points]
-    return Curve(
-        variant,
-        seeds,
-        [mean(tokens) for tokens, _, _ in columns],
-        [mean(seconds) for _, seconds, _ in columns],
-        [mean(loss) for _, _, loss in columns],
-        [min(loss) for _, _, loss in columns],
-        [max(loss) for _, _, loss in columns],
-    )
-
-
-def training_curves(study_dir: Path, used: Sequence[Run]) -> list[Curve]:
-    """Means over BINS spans of tokens that all variants share; a span counts where every seed has a step in it."""
-    each = max(BINS // 2, LINES // max(1, len(used)))
-    end = max((run.record.progress.tokens for run in used), default=0)
-    curves = []
-    for variant, runs in grouped(used).items():
-        folders = [run.file(study_dir, "") for run in runs]
-        binned = [seen for folder in folders if (seen := _binned(folder, each, end))]
-        shared = sorted(set.intersection(*(set(seen) for seen in binned))) if binned else []
-        if shared:
-            curves.append(
-                _curve(variant, len(binned), [[seen[place] for seen in binned] for place in shared])
-            )
-    return curves
-
-
-Spans = dict[int, tuple[float, float, float]]
-_remembered: Remembered[Spans] = Remembered()
-
-
-def _binned(folder: Path, most: int, end: float) -> Spans:
-    """Span -> mean (tokens, seconds, loss) of the steps in it, of at most `most` lines; empty where there are none."""
-    read = partial(_read_spans, folder / LOG, most, end)
-    return _remembered.get(folder, [LOG], read, (most, end))
-
-
-def _read_spans(path: Path, most: int, end: float) -> Spans:
-    spans: dict[int, list[tuple[float, float, float]]] = {}
-    for step in read_steps(path, most).steps:
-        if 0 < step.tokens <= end:
-            place = min(BINS - 1, int(BINS * math.sqrt(step.tokens / end)))
-            spans.setdefault(place, []).append((step.tokens, step.train_seconds, step.loss))
-    return {
-        place: (mean(tokens), mean(seconds), mean(loss))
-        for place, steps in spans.items()
-        for tokens, seconds, loss in [zip(*steps, strict=True)]
-    }
 
 
 @dataclass

@@ -20,7 +20,7 @@ from study import plan_file
 from study.analysis.verdict import NO_ANSWER, Verdict, judge
 from study.arm_colors import color, color_label, legend
 from study.experiment import Experiment, finished_seeds, read_experiment
-from study.report.method import capped, p_text, seeds_text
+from study.report.method import p_text, seeds_text
 from study.runs import BASELINE, DIVERGED, CountedRuns, Run, final_values, provenance, read_runs
 
 METHOD = (
@@ -161,7 +161,6 @@ def report_document(report: GrpoReport) -> page.Document:
             page.Findings([_finding(one, names) for one in arms if one.arm != BASELINE]),
             page.Only((page.HTML,), [legend(names), chart]),
             page.Section("Accuracy after training", [page.Table.of(arms, final, (3,))]),
-            page.Note(capped(one.adjusted_p for one in report.verdicts)),
             page.Section("Accuracy during training", [page.Table(["step", *names], rows)]),
             page.Section("Rollout and training", [page.Table.of([one for one in arms if one.logp], logp)]),
             page.Section("Notes", [page.BulletList([*report.damaged, *report.notes])]),

@@ -298,7 +298,7 @@ def read_expected(study_dir: Path) -> Expected:
     """Return what the study is configured for; no seed and no variant where it is not recorded."""
     try:
         return records.read(Expected, study_dir / EXPECTED)
-    except (FileNotFoundError, DamagedFileError):  # missing_files names a damaged one
+    except (FileNotFoundError, DamagedFileError):  # damaged_expectations names a damaged one
         return Expected((), 0)
 
 
@@ -310,24 +310,15 @@ def run_folders(study_dir: Path) -> tuple[list[Path], list[str]]:
     return runs, [folder.name for folder in folders if folder not in runs]
 
 
-def missing_files(study_dir: Path, used: list[Run]) -> list[str]:
-    """Return notes on files without which a part of the report is missing."""
-    notes = []
+def damaged_expectations(study_dir: Path) -> list[str]:
+    """Return a note where expected.json is damaged."""
     try:
         records.read(Expected, study_dir / EXPECTED)
     except FileNotFoundError:
         pass
     except DamagedFileError as error:
-        notes.append(
-            f"{error}; runs that have not started are not listed; fix: run `make`, which writes the file"
-        )
-    lacking = [run.name for run in used if not run.file(study_dir, "metrics.jsonl").exists()]
-    if lacking:
-        more = f" and {len(lacking) - 5} more runs" if len(lacking) > 5 else ""
-        notes.append(
-            f"metrics.jsonl is missing in {', '.join(lacking[:5])}{more}: their training curves are not shown"
-        )
-    return notes
+        return [f"{error}; runs that have not started are not listed; fix: run `make`, which writes the file"]
+    return []
 
 
 def _missing(study_dir: Path, present: set[str]) -> list[Run]:

@@ -286,8 +286,7 @@ class Study:
 
     def nothing_to_do(self) -> int:
         print(f"nothing to run: all {len(self.runs.all())} runs of {self.settings.name} are finished")
-        if not write.is_current(self.directory):
-            self.report()
+        self.report()
         print(f"report: {self.directory / 'report.html'} (and .md)")
         return 0
 

@@ -24,7 +24,7 @@ from study.analysis.verdict import (
 )
 from study.arm_colors import color
 from study.compare.loaded_studies import LoadedStudy
-from study.report.method import capped, difference
+from study.report.method import difference
 from study.report.report_figures import in_percent
 from study.runs import BASELINE
 
@@ -215,7 +215,7 @@ def sizes_section(report: SizeComparison) -> Section:
         [
             trend_table(report),
             BulletList(report.problems),
-            Note(f"{RULE} {capped(one.adjusted_p for one in report.trends)}"),
+            Note(RULE),
             Figure(
                 "sizes",
                 effects_figure(report),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ra.arms import controls_of
@@ -16,16 +16,10 @@ from study.arm_colors import color, palette_index
 from study.curves import Curve, Probabilities
 from study.report.report_data import Report
 
-# The curves of a study as figures: loss over training, and the probabilities of a learned variant.
-#
-# Each function gives a figure for plotly (plain data), or None where the records hold nothing to draw.
-
-
 SYMBOLS = (
     "circle", "square", "diamond", "triangle-up", "cross", "star", "x", "pentagon", "hexagon", "bowtie"
 )  # fmt: skip
 MARGIN = (62, 96, 12, 48)
-SCALES = [{"name": f"{kind} axis", "layout": {"xaxis": {"type": kind}}} for kind in ("linear", "log")]
 NARROW = {"margin": {"l": 60, "r": 78}, "font": {"size": 11}, "height": 330}
 
 
@@ -42,68 +36,50 @@ def rounded(values: Sequence[float], digits: int = 6) -> list[float]:
     return [float(f"{value:.{digits}g}") for value in values]
 
 
-def variant_line(variant: str, variants: Sequence[str], size: int | None, **attributes: Any) -> Plain:
-    """The variant's line with its name at the end. size: of its markers, a second sign beside its color."""
-    symbol = SYMBOLS[palette_index(variant, variants) % len(SYMBOLS)]
-    attributes |= {"marker": {"symbol": symbol, "size": size}} if size else {}
-    return line(variant, color(variant, variants), variant, label=variant, **attributes)
+def variant_line(variant: str, variants: Sequence[str], **attributes: Any) -> Plain:
+    """The variant's line with its name at the end. Its markers are a second sign besides its color."""
+    marker = {"symbol": SYMBOLS[palette_index(variant, variants) % len(SYMBOLS)], "size": 6}
+    return line(variant, color(variant, variants), variant, label=variant, marker=marker, **attributes)
 
 
-def loss_curves(curves: list[Curve], tokens_per_update: int | None, what: str, markers: bool) -> Plain | None:
-    """Mean loss of each variant with the range of its seeds, against tokens, training time or updates."""
+def loss_curves(curves: list[Curve]) -> Plain | None:
+    """Mean validation perplexity of each variant with the range of its seeds, against tokens or training time."""
     curves = [curve for curve in curves if curve.tokens]
     if not curves:
         return None
     variants = [curve.variant for curve in curves]
-    # a variant's band, where it has one, lies behind its line
-    drawn = [
-        (curve, is_band) for curve in curves for is_band in ((True, False) if curve.seeds > 1 else (False,))
+    unit, name = time_unit(max(curve.seconds[-1] for curve in curves))
+    data: list[Plain] = []
+    tokens: list[Plain] = []  # the values of the horizontal axis, by option
+    times: list[Plain] = []
+    for curve in curves:
+        seconds = [value / unit for value in curve.seconds]
+        if curve.seeds > 1:  # the band lies behind the line
+            about = f"{curve.variant}, lowest to highest seed"
+            edges = _perplexities(curve.high + curve.low[::-1])
+            data.append(band(about, color(curve.variant, variants), 0.14, curve.variant, y=edges))
+            tokens.append({"x": rounded(curve.tokens + curve.tokens[::-1])})
+            times.append({"x": rounded(seconds + seconds[::-1])})
+        data.append(variant_line(curve.variant, variants, y=_perplexities(curve.loss)))
+        tokens.append({"x": rounded(curve.tokens), "hovertemplate": "%{y:.5g} at %{x:.4s} tokens"})
+        times.append({"x": rounded(seconds), "hovertemplate": f"%{{y:.5g}} at %{{x:.2f}} {name}"})
+    options = [
+        {"name": "tokens", "data": tokens, "layout": {"xaxis": axis("tokens", tickformat="~s")}},
+        {
+            "name": "training time",
+            "data": times,
+            "layout": {"xaxis": axis(f"training time ({name})", tickformat="")},
+        },
     ]
-    data = [
-        band(f"{curve.variant}, lowest to highest seed", color(curve.variant, variants), 0.14, curve.variant)
-        if is_band
-        else variant_line(curve.variant, variants, 6 if markers else None)
-        for curve, is_band in drawn
-    ]
-    choices = [
-        {"label": "Horizontal axis", "options": _across(drawn, tokens_per_update)},
-        {"label": "Vertical axis", "options": _upwards(drawn, what)},
-        {"label": "Horizontal scale", "options": SCALES},
-    ]
-    return figure(data, 420, MARGIN, NARROW, choices, yaxis={"nticks": 7})
+    losses = [loss for curve in curves for loss in curve.low + curve.high]
+    ticks = "D2" if max(losses) - min(losses) > math.log(8) else None  # at 1, 2 and 5 of each decade
+    upwards = axis("validation perplexity", type="log", tickformat="~s", dtick=ticks, nticks=7)
+    choices = [{"label": "Horizontal axis", "options": options}]
+    return figure(data, 420, MARGIN, NARROW, choices, yaxis=upwards)
 
 
-def _across(drawn: list[tuple[Curve, bool]], tokens_per_update: int | None) -> list[Plain]:
-    """The same curves against tokens, training time and, where a batch is known, updates."""
-    unit, name = time_unit(max(curve.seconds[-1] for curve, _ in drawn))
-    each = tokens_per_update or 1
-    rows: list[tuple[str, str, str, str, Callable[[Curve], list[float]]]] = [
-        ("tokens", "tokens", "~s", "%{x:.4s} tokens", lambda curve: curve.tokens),
-        ("training time", f"training time ({name})", "", f"%{{x:.2f}} {name}",
-         lambda curve: [value / unit for value in curve.seconds]),
-        ("updates", "updates", "~s", "update %{x:,.0f}", lambda curve: [value / each for value in curve.tokens]),
-    ]  # fmt: skip
-    options = []
-    for option, title, ticks, hover, values in rows if tokens_per_update else rows[:2]:
-        forward = [rounded(values(curve)) for curve, _ in drawn]
-        data = [{"x": x + x[::-1] if is_band else x, "hovertemplate": f"%{{y:.5g}} at {hover}"}
-                for x, (_, is_band) in zip(forward, drawn, strict=True)]  # fmt: skip
-        options.append({"name": option, "data": data, "layout": {"xaxis": axis(title, tickformat=ticks)}})
-    return options
-
-
-def _upwards(drawn: list[tuple[Curve, bool]], what: str) -> list[Plain]:
-    """Perplexity on a logarithmic axis, on which its curve has the shape of the loss, and the loss itself."""
-    losses = [curve.high + curve.low[::-1] if is_band else curve.loss for curve, is_band in drawn]
-    perplexities = [[math.exp(min(value, 300.0)) for value in loss] for loss in losses]
-    wide = max(map(max, losses)) - min(map(min, losses)) > math.log(8)
-    # D2: ticks at 1, 2 and 5 of each decade
-    logarithmic = axis(f"{what} perplexity", type="log", tickformat="~s", dtick="D2" if wide else None)
-    linear = axis(f"{what} loss (nats)", type="linear", tickformat="", dtick=None)
-    return [
-        {"name": name, "data": [{"y": rounded(value)} for value in values], "layout": {"yaxis": vertical}}
-        for name, values, vertical in (("perplexity", perplexities, logarithmic), ("loss", losses, linear))
-    ]
+def _perplexities(losses: Sequence[float]) -> list[float]:
+    return rounded([math.exp(min(loss, 300.0)) for loss in losses])
 
 
 def alternation(found: Probabilities) -> Plain:
@@ -132,11 +108,6 @@ def alternation(found: Probabilities) -> Plain:
 def shade(share: float) -> str:
     """A color between blue (0, the first layer) and orange (1, the last) of the page's palette."""
     return f"mix(--v1, --v5, {share:.3g})"
-
-
-# The differences of the final losses with their intervals.
-#
-# Each function gives a figure for plotly (plain data), or None where the records hold nothing to draw.
 
 
 ROW = 38  # pixels of one line of an interval plot
@@ -228,10 +199,9 @@ def over_training(report: Report, places: Sequence[int]) -> Plain | None:
         centre = centres(tuple(controls_of(name, names)))
         percents = [perplexity_percent(loss - other) for loss, other in zip(means, centre, strict=True)]
         hover = "%{y:+.3f} % at %{x:.4s} tokens"
-        data.append(variant_line(name, names, 7, x=list(places), y=rounded(percents), hovertemplate=hover))
+        data.append(variant_line(name, names, x=list(places), y=rounded(percents), hovertemplate=hover))
     across, upwards = axis("tokens", tickformat="~s"), axis("% of perplexity", zeroline=True, nticks=7)
-    choices = [{"label": "Horizontal scale", "options": SCALES}]
-    return figure(data, 380, MARGIN, NARROW, choices, xaxis=across, yaxis=upwards)
+    return figure(data, 380, MARGIN, NARROW, xaxis=across, yaxis=upwards)
 
 
 def _noise(tables: Sequence[Losses]) -> list[float]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import glob
-import hashlib
-import os
 import re
 from collections.abc import Callable
 from functools import partial
@@ -36,14 +33,14 @@ from referee.pages.latex import render_latex
 from referee.pages.markup import Inline, Link, Strong, Text, pieces
 from referee.verdict.statistics import percent, perplexity
 from runtime.errors import UserError
-from runtime.files import DamagedFileError, read_json, write_bytes, write_text
+from runtime.files import write_bytes, write_text
 from runtime.metrics_log import last_lines
 from study.arm_colors import legend
 from study.evaluation.lm_eval_page import downstream_json, downstream_section
 from study.hellaswag_scores import TASKS
 from study.report import report_figures
 from study.report import report_sections as sections
-from study.report.method import facts_section, method, run_names, score, seeds_text, shown, uncounted
+from study.report.method import METHOD, facts_section, score, seeds_text, shown, uncounted
 from study.report.report_data import ArmRow, Report, as_json, bits, build_report
 from study.report.report_sections import (
     ABOUT_LOOKS,
@@ -55,7 +52,6 @@ from study.report.report_sections import (
 from study.report.report_summary import (
     common_findings,
     context,
-    control_findings,
     findings,
     next_step,
     no_verdict,
@@ -74,7 +70,6 @@ def report_document(report: Report, study_dir: Path) -> Document:
     blocks = [
         Paragraph(report.experiment.text),
         *_verdict(report),
-        Only((HTML,), [Findings(control_findings(report))]),
         BulletList(context(report), small=True),
     ]
     if report.rows:
@@ -84,7 +79,7 @@ def report_document(report: Report, study_dir: Path) -> Document:
             legend(report.variants),
             Section("Final differences", [differences]),
             _learning_rates(report),
-            Only((HTML,), [sections.training_section(report, study_dir)]),
+            Only((HTML,), [sections.training_section(report)]),
             Section("Detectable differences", [BulletList(sensitivity_sentences(report))]),
             *(sections.endings_section(report, task) for task in TASKS),
             held_out_section(report.eval_sets, report.variants),
@@ -96,7 +91,7 @@ def report_document(report: Report, study_dir: Path) -> Document:
         _unfinished(report, study_dir),
         _runs(report),
         _notes(report),
-        Section("Method", [BulletList(method(report))]),
+        Section("Method", [BulletList(METHOD)]),
         Only((HTML,), [facts_section(report)]),
     ]
     return Document(report.study, blocks, subtitle=_subtitle(report))
@@ -163,7 +158,7 @@ def _runs(report: Report) -> Section:
         "training s": lambda run: f"{run.record.progress.train_seconds:,.1f}" if run.record.progress else "-",
     }
     table = Table.of(report.runs, columns, (2,), sortable=True)
-    return Section("Runs", [Note(run_names(report)), _folded(table, len(report.runs), LONG, "runs")])
+    return Section("Runs", [_folded(table, len(report.runs), LONG, "runs")])
 
 
 def _perplexity(run: Run) -> str:
@@ -201,18 +196,10 @@ def _terminal_table(report: Report) -> Table:
 
 LATEX_FILE = "table.tex"
 REFRESH_SECONDS = 60  # of an open page, while runs of the study are unfinished
-RUN_INPUTS = ("run.json", "metrics.jsonl", "rows.jsonl", "evaluations/*/rows.jsonl")
-INPUTS = (
-    "plan*.json",
-    "expected.json",
-    "rates/choice.json",
-    *(f"runs/*/{name}" for name in RUN_INPUTS),
-)
 
 
 def write_report(study_dir: Path) -> Any:
     """Rebuild report.html, report.md and report.json, each replaced at once; return the Report, or GrpoReport."""
-    inputs = _inputs(study_dir)
     if task_of(study_dir) == "grpo":
         page = module("study.grpo_page")
         report = page.build_report(study_dir)
@@ -223,8 +210,8 @@ def write_report(study_dir: Path) -> Any:
         content = as_json(report) | downstream_json(study_dir, report.used)
     write_text(study_dir / "report.html", render_html(document, REFRESH_SECONDS if report.pending else 0))
     write_text(study_dir / "report.md", render_markdown(document))
-    encoded = msgspec.json.encode(content | {"inputs": inputs})  # json's indent takes ten times as long
-    write_bytes(study_dir / "report.json", msgspec.json.format(encoded, indent=1))  # last: it marks the end
+    encoded = msgspec.json.encode(content)  # json's indent takes ten times as long
+    write_bytes(study_dir / "report.json", msgspec.json.format(encoded, indent=1))
     return report
 
 
@@ -258,22 +245,3 @@ def latex_caption(report: Report) -> Text:
     for sentence in sentences:
         parts += [" ", *pieces(sentence)] if pieces(sentence) else []
     return tuple(parts)
-
-
-def is_current(study_dir: Path) -> bool:
-    """Whether the report is complete and was built from the present files."""
-    if not all((study_dir / name).exists() for name in ("report.html", "report.md")):
-        return False
-    try:
-        content = read_json(study_dir / "report.json")
-    except (FileNotFoundError, DamagedFileError):
-        return False
-    return isinstance(content, dict) and content.get("inputs") == _inputs(study_dir)
-
-
-def _inputs(study_dir: Path) -> str:
-    """Return a digest of the names, sizes and times of the files that a report reads."""
-    names = sorted(name for pattern in INPUTS for name in glob.glob(pattern, root_dir=study_dir))
-    states = [(name, os.lstat(f"{study_dir}/{name}")) for name in names]
-    found = [(name, state.st_size, state.st_mtime_ns) for name, state in states]
-    return hashlib.sha256(repr(found).encode()).hexdigest()

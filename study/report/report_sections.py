@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
 from referee.pages.document import (
     MARKDOWN,
@@ -22,11 +21,10 @@ from referee.pages.markup import Link, Strong, Text, counted, number_with_detail
 from referee.verdict.statistics import percent, perplexity, with_interval
 from study.analysis.eval_set_results import EvalSetRow, EvalSetTable
 from study.arm_colors import color_label
-from study.curves import probabilities, scalars, thinned, training_curves, validation_curves
+from study.curves import probabilities, scalars, thinned, validation_curves
 from study.hellaswag_scores import TASKS, EndingsScore, EndingsTask
 from study.report import report_figures
 from study.report.method import (
-    capped,
     difference,
     hours_text,
     item_result,
@@ -54,9 +52,10 @@ ABOUT_DIFFERENCES = (
     "Differences to the mean of the control arms of the same seed, with 95 % intervals (t over seeds). Grey: the "
     "margin of equivalence. A variant is equivalent if its 90 % interval lies within it."
 )
-BAND = "Lines: mean over seeds. Shaded: from the lowest seed to the highest. "
-TOGETHER = "Seeds move all variants together; the differences below do not contain that. "
-ABOUT_STEPS = "Means over spans of training steps, from metrics.jsonl."
+BAND = (
+    "Lines: mean over seeds. Shaded: from the lowest seed to the highest. Seeds move all variants together; the "
+    "differences below do not contain that."
+)
 ABOUT_OVER_TRAINING = (
     "Difference to the mean of the control arms, where every run was evaluated. Grey: a variant without effect that "
     "varies like the control arms lies there in 95 % of studies, at each point."
@@ -103,21 +102,15 @@ def results_section(report: Report) -> Section:
     return Section("Results", [results_table(report), *notes])
 
 
-def training_section(report: Report, study_dir: Path) -> Section:
+def training_section(report: Report) -> Section:
     """Curves over training."""
-    batch, block = report.experiment.batch, report.experiment.length
-    tokens_per_update = batch * block if batch and block else None
     several = len({run.seed for run in report.used}) > 1
-    band, together = (BAND, TOGETHER) if several else ("", "")
-    validation, training = validation_curves(ended_runs(report)), training_curves(study_dir, report.used)
     places = thinned(sorted(set.intersection(*(set(run.values) for run in report.used))), 100)
     differences = report_figures.over_training(report, places)
-    curves = report_figures.loss_curves(validation, tokens_per_update, "validation", True)
-    steps = report_figures.loss_curves(training, tokens_per_update, "training", False)
+    curves = report_figures.loss_curves(validation_curves(ended_runs(report)))
     parts: dict[str, list[Block]] = {
-        "Validation": [Figure("validation", curves, f"{band}{together}")],
+        "Validation": [Figure("validation", curves, BAND if several else "")],
         "Differences": [Figure("over-training", differences, ABOUT_OVER_TRAINING)] if differences else [],
-        "Training loss": [Figure("training", steps, f"{band}{ABOUT_STEPS}")],
     }
     return Section("Over training", [Section(heading, blocks, level=3) for heading, blocks in parts.items()])
 
@@ -165,7 +158,7 @@ def _items(report: Report, task: EndingsTask) -> Section:
     table = Table(["variant", *(f"{measure}: items won / lost" for measure in task.measures)], rows)
     return Section(
         f"Item by item against {BASELINE}",
-        [table, Note(ABOUT_ITEMS), Note(capped(test.adjusted_p for test in tests))] if rows else [],
+        [table, Note(ABOUT_ITEMS)] if rows else [],
         level=3,
     )
 

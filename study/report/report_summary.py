@@ -29,14 +29,12 @@ from study.arm_colors import color_label
 from study.plan_file import ALTERED
 from study.report.method import (
     ONE_SEED,
-    capped,
     difference,
     dof_text,
     hours_text,
     listed,
     p_text,
     seeds_text,
-    shown,
     size,
     some,
     uncounted,
@@ -158,18 +156,6 @@ def common_findings(report: Report) -> list[Finding]:
         sentence: Text = (Strong(verdict.variant), f"{verb} {finding(verdict)} ({numbers(verdict)}).")
         label = color_label(verdict.variant, report.variants)
         found.append(Finding(label, kind, finding(verdict), numbers(verdict), sentence))
-    return found
-
-
-def control_findings(report: Report) -> list[Finding]:
-    """The control arms with their numbers, which are noise."""
-    found = []
-    for row in (row for row in report.rows if row.control):
-        said = f"a control: {BASELINE} with W_Q and W_K renamed"
-        measured = f"against {report.reference}: {difference(row.against_controls, len(row.seeds))}"
-        if parse_arm(row.variant).attention == BASELINE:
-            said, measured = "the baseline", f"perplexity {shown(row.final_loss, len(row.seeds))}"
-        found.append(Finding(color_label(row.variant, report.variants), "same", said, measured))
     return found
 
 
@@ -358,7 +344,6 @@ def context(report: Report) -> list[str]:
     lines = [
         *_continued(report),
         f"Perplexity is per {report.unit}; lower is better.",
-        *filter(None, [capped(verdict.adjusted_p for verdict in report.verdicts)]),
         *rate_sentences(report),
         *design_sentences(report),
         *map(speed_sentence, report.speeds),

@@ -38,7 +38,6 @@ def test_a_report_shows_bits_per_byte_and_the_unit_of_perplexity(tmp_path: Path)
         assert expected in page
         assert "Perplexity is per byte;" in page
     assert max(map(len, terminal.splitlines())) <= 100
-    assert "4,096 targets, 4,000 bytes" in render_markdown(report_document(report, study))
 
 
 def test_two_tokenizers_are_compared_in_bits_per_byte(tmp_path: Path) -> None:

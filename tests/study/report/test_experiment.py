@@ -2,11 +2,8 @@
 
 from pathlib import Path
 
-import pytest
-
 from referee.pages.document import Paragraph
 from referee.pages.markup import to_plain
-from study.report.method import CAPPED, capped
 from study.report.report_data import as_json, build_report
 from study.report.report_page import latex_caption, report_document
 from tests.runtime.test_config import VALUES
@@ -39,10 +36,3 @@ def test_a_study_without_its_configuration_names_what_its_records_have(tmp_path:
     plain = " ".join(rendered.terminal(report).split())
     assert plain.startswith(text)
     assert text in to_plain(latex_caption(report))
-
-
-@pytest.mark.parametrize(
-    ("shown", "values"), [(True, [0.2, None, 1.0]), (False, [0.2, None, 0.99]), (False, [])]
-)
-def test_an_adjusted_p_of_one_is_explained(shown: bool, values: list[float | None]) -> None:
-    assert capped(values) == (CAPPED if shown else "")

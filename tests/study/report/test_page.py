@@ -165,15 +165,3 @@ def test_a_curve_of_seeds_with_other_ends_ends_at_their_mean() -> None:
     assert found.loss[-1] == pytest.approx(sum(row.loss for row in ends) / 2)
     shared = set.intersection(*({row.tokens for row in run.record.validation.history} for run in used))
     assert found.tokens[:-1] == [tokens for tokens in sorted(shared) if tokens < found.tokens[-1]]
-
-
-def test_training_curves_are_thinned_means_of_the_steps(tmp_path: Path) -> None:
-    study = a_study(tmp_path, seeds=1)
-    used = [run for run in build.build_report(study).runs if run.used]
-    found = next(curve for curve in curves.training_curves(study, used) if curve.variant == "B")
-    assert len(found.tokens) <= curves.BINS
-    assert found.tokens == sorted(found.tokens)
-    lines = [json.loads(line) for line in (study / "runs" / "B0" / "metrics.jsonl").read_text().splitlines()]
-    losses = [line["loss"] for line in lines if line["event"] == "train"]
-    assert min(losses) <= min(found.loss)
-    assert max(found.loss) <= max(losses)

@@ -15,7 +15,7 @@ import pytest
 from study.report import report_page as write
 from tests.checked_files import write_checked
 from tests.study.browser import BROWSER, empty, faultless, look, percent
-from tests.study.sample_records import UPDATE, VARIANTS, a_study, edit
+from tests.study.sample_records import VARIANTS, a_study, edit
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")]
 Traces = list[dict[str, Any]]
@@ -92,12 +92,9 @@ def test_every_trace_is_drawn_and_every_control_works(browsed: DrawnPage) -> Non
     assert {
         name for name, traces in page["drawn"].items() if not all(trace["marks"] for trace in traces)
     } == set()
-    for name in ("validation", "training", "over-training"):
+    for name in ("validation", "over-training"):
         assert page["labels"][name] == len(VARIANTS)
     assert page["titles"]["validation-0-1"][0] == "training time (minutes)"
-    assert page["titles"]["validation-0-2"][0] == "updates"
-    assert page["titles"]["validation-1-1"][1] == "validation loss (nats)"
-    assert page["titles"]["validation-2-1"][2] == "log"
     assert (page["left"], page["pressed"]) == ([], "false")
 
 
@@ -125,19 +122,11 @@ def test_differences_are_drawn_at_the_intervals_of_report_json_with_the_margin(
 
 
 def test_validation_curves_end_at_the_final_losses_on_every_axis(browsed: DrawnPage) -> None:
-    first, updates, loss, log = (
-        by_variant(browsed.drawn(name))
-        for name in ("validation", "validation-0-2", "validation-1-1", "validation-2-1")
-    )
-    time = by_variant(browsed.drawn("validation-0-1"))
+    first, time = (by_variant(browsed.drawn(name)) for name in ("validation", "validation-0-1"))
     for row in browsed.report["rows"]:
         name, final = row["variant"], row["final_loss"]["mean"]
         ends(first[name], row["tokens"], math.exp(final), log=True)
         ends(time[name], row["train_seconds"] / 60, math.exp(final), log=True)
-        ends(updates[name], row["iterations"], math.exp(final), log=True)
-        ends(loss[name], row["iterations"], final)
-        assert updates[name]["x"] == pytest.approx([tokens / UPDATE for tokens in first[name]["x"]], rel=1e-5)
-        assert 10 ** log[name]["points"][-1][0] == pytest.approx(row["iterations"], rel=0.02)
 
 
 def test_alternation_is_that_of_report_json(browsed: DrawnPage) -> None:

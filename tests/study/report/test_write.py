@@ -1,33 +1,11 @@
-"""A report is rebuilt when a file that it reads has changed."""
+"""What a report names, and how long its page refreshes itself."""
 
-import os
 from pathlib import Path
 
 from study.report import report_page as write
 from tests.checked_files import write_checked, write_right
 from tests.study.report import rendered
 from tests.study.sample_records import a_study, edit
-
-
-def test_a_report_is_current_until_a_file_that_it_reads_changes(tmp_path: Path) -> None:
-    a_study(tmp_path, seeds=1, variants=("B", "RAALL"))
-    assert not write.is_current(tmp_path)
-    write.write_report(tmp_path)
-    assert write.is_current(tmp_path)
-    record, metrics = (tmp_path / "runs" / "B0" / name for name in ("run.json", "metrics.jsonl"))
-    for path, change in (
-        (record, lambda: os.utime(record, ns=(0, 0))),  # a record from a backup is older than the report
-        (record, lambda: record.rename(record.with_name("elsewhere"))),
-        (metrics, metrics.unlink),
-        (tmp_path / "expected.json", lambda: (tmp_path / "expected.json").write_text("{}")),
-        (tmp_path / "plan.json", lambda: (tmp_path / "plan.json").write_text("{}")),
-        (tmp_path / "report.md", (tmp_path / "report.md").unlink),
-        (tmp_path / "report.json", lambda: (tmp_path / "report.json").write_text("[")),
-    ):
-        change()
-        assert not write.is_current(tmp_path), path
-        write.write_report(tmp_path)
-        assert write.is_current(tmp_path), path
 
 
 def test_the_page_refreshes_itself_only_while_runs_are_unfinished(tmp_path: Path) -> None:
