@@ -227,7 +227,6 @@ class TransferReport:
     platforms: list[str]
     matrix: list[Row]
     devices: dict[str, str]  # platform -> what computed it, with the version of torch
-    item_gaps: dict[str, dict[str, dict[int, ItemGap]]]  # arm -> platform -> seed -> the gap in acc_norm
     verdicts: TransferVerdicts
     missing: list[str]
     margin: float
@@ -300,7 +299,6 @@ def build_transfer(studies: Sequence[Path], platforms: Sequence[str]) -> Transfe
     names = [home, *(name for name in dict.fromkeys(platforms) if name != home)]
     matrix: list[Row] = []
     missing, first = [], dict[str, tuple[str, str]]()
-    gaps: dict[str, dict[str, dict[int, ItemGap]]] = {}
     losses: dict[str, dict[str, dict[int, float]]] = {name: {} for name in names}
     for study, run in runs:
         folder = study / "runs" / run.name
@@ -319,8 +317,6 @@ def build_transfer(studies: Sequence[Path], platforms: Sequence[str]) -> Transfe
             )
             matrix += [row, *filter(None, [found.row(ACCURACY)])]
             losses[name].setdefault(row.arm, {})[row.seed] = row.value
-            if name != home and (paired := item_gap(at_home, found)):
-                gaps.setdefault(row.arm, {}).setdefault(name, {})[row.seed] = paired
     plan = plan_file.read(studies[0])
     margin = plan.margin if plan else MARGIN
     return TransferReport(
@@ -330,7 +326,6 @@ def build_transfer(studies: Sequence[Path], platforms: Sequence[str]) -> Transfe
         platforms=names,
         matrix=matrix,
         devices={name: device for name, (device, _) in first.items()},
-        item_gaps=gaps,
         verdicts=judge_transfer(losses, home, margin, diverged, higher=metric != LOSS),
         metric=metric,
         missing=missing,

@@ -21,13 +21,12 @@ from referee.pages.document import (
 )
 from referee.pages.markup import Strong, Text
 from referee.verdict.rows import LOSS
-from referee.verdict.statistics import Interval, mean, mean_interval
+from referee.verdict.statistics import Interval, mean
 from runtime.run_record import LaterEvaluation
 from study.evaluation.transfer_matrix import (
     ACCURACY,
     ENDS,
     GAP,
-    ItemGap,
     TransferReport,
     TransferVerdict,
     computed_by,
@@ -45,12 +44,6 @@ METHOD = (
     "Without control arms the gap is that of all arms without noise. An arm with noise is compared with the control "
     "arms, or with its own arm without noise.",
 )
-ABOUT_ITEMS = (
-    "acc_norm of HellaSwag on a platform minus that at home, in points: mean over the seeds with its 95 % interval; "
-    "the mean number of flips: items right on one of the two and wrong on the other. transfer.json has the gap of each "
-    "run, paired by item, with its interval. Verdicts are on the loss, which is far more precise than an "
-    "accuracy on these items."
-)
 
 
 def transfer_document(report: TransferReport) -> Document:
@@ -63,7 +56,6 @@ def transfer_document(report: TransferReport) -> Document:
         BulletList(_diverged(report)),
         BulletList(missing if report.missing else []),
         Section("Gap by arm and platform", [gap_table(report), Note(f"Mean over the seeds, {report.unit}.")]),
-        Section("HellaSwag", [*_hellaswag(report)]),
         Only((HTML, MARKDOWN), [Section("Platforms", [BulletList(_legend(report))])]),
         Only((HTML, MARKDOWN), [Section("Method", [BulletList([gap_text(report.metric), *METHOD])])]),
     ]
@@ -122,26 +114,6 @@ def gap_table(report: TransferReport) -> Table:
             cells.append("-" if gap is None else f"{gap:+.5f}")
         rows.append(cells)
     return Table(["arm", f"{report.metric} on {report.home}", *others], rows, sortable=True)
-
-
-def _hellaswag(report: TransferReport) -> list[Block]:
-    """The change of acc_norm on each platform, and how many items changed their answer."""
-    others = [name for name in report.platforms if name != report.home]
-    if not report.item_gaps:
-        return []
-    rows: list[list[Text]] = []
-    for arm in report.arms:
-        home, gaps = list(report.values(arm, report.home, ACCURACY).values()), report.item_gaps.get(arm, {})
-        cells = [_item_cell([*gaps.get(name, {}).values()]) for name in others]
-        rows.append([arm, f"{mean(home):.4f}" if home else "-", *cells])
-    return [Table(["arm", f"acc_norm on {report.home}", *others], rows), Note(ABOUT_ITEMS)]
-
-
-def _item_cell(gaps: Sequence[ItemGap]) -> str:
-    if not gaps:
-        return "-"
-    found = mean_interval([100 * one.difference.mean for one in gaps])
-    return f"{_interval(found, 1, 2)}, {mean([one.flips for one in gaps]):.1f} flips"
 
 
 def _legend(report: TransferReport) -> list[str]:

@@ -25,7 +25,7 @@ def report(*missing: tuple[str, int]) -> TransferReport:
         if (name, seed) not in missing
     ]
     verdicts = judge_transfer({}, "fp32", 0.01)
-    return TransferReport(["s"], "fp32", "cpu", PLATFORMS, rows, {}, {}, verdicts, [], 0.01)
+    return TransferReport(["s"], "fp32", "cpu", PLATFORMS, rows, {}, verdicts, [], 0.01)
 
 
 def test_a_gap_is_of_the_runs_that_have_both_records() -> None:
