@@ -344,7 +344,7 @@ def sight_blocks(settings: StudySettings, sight: StudySight) -> list[Block]:
         about += (
             f" Under {VERDICT_SEEDS} seeds there is no verdict; fix: CONFIG_SEEDS={VERDICT_SEEDS} or more."
         )
-    elif not sight.known:
+    elif not sight.rows:
         about += (
             f" The noise is unknown: no finished study of this model and data is in {settings.results_dir}. The study "
             f"detects {sight.units:.2f} times the noise of one run. SPREAD=0.5 gives the noise in percent."
@@ -382,7 +382,7 @@ def _design(design: StudyDesign | None, sight: StudySight) -> str:
 
 def _remarks(sight: StudySight) -> list[str]:
     """How to read the table; empty where there is none."""
-    if not sight.primary or not sight.controls:
+    if not sight.primary or not sight.controls or not sight.rows:
         return []
     found = [
         f"Runs: the fewest, as (control + judged arms) x seeds, with 1 to {MOST_CONTROLS} control arms and "

@@ -11,7 +11,6 @@ from statistics import harmonic_mean, median
 from ra.arms import control_arms, controls_of, parse_arm
 from referee.verdict.looks import nominal_levels
 from referee.verdict.statistics import mean, noise_floor, standard_deviation
-from runtime.files import read_json
 from study.analysis.designs import Noise, StudyDesign, cheapest_design, detectable_difference
 from study.analysis.verdict import Losses, control_losses
 from study.experiment import Configuration, configuration
@@ -127,8 +126,6 @@ def newest_noise(past: Sequence[PastStudy], arm: str = "") -> tuple[PastStudy, N
 
 
 CONTROLS = ("B", "RAEARLY", "RALATE", "RAALL", "RAALT")
-DOCS = Path(__file__).parents[2] / "docs" / "results"
-PUBLISHED = "*-cpu-bytes-*seeds/report.json"  # the newest publication of the default CPU study
 
 
 @dataclass(frozen=True)
@@ -152,8 +149,7 @@ class Sight:
 class StudySight:
     """primary: the judged arm. controls, judged: numbers of arms. units: detectable difference over the noise of a run.
 
-    seeds: at the last of the looks. level: of its t test. rows: one for each source of noise.
-    known: whether one is of this model and data, or was given.
+    seeds: at the last of the looks. level: of its t test. rows: one for each known noise.
     """
 
     primary: str
@@ -164,7 +160,6 @@ class StudySight:
     level: float | None
     units: float | None
     rows: list[Sight]
-    known: bool
 
 
 def study_sight(
@@ -178,13 +173,12 @@ def study_sight(
     level = nominal_levels(looks)[-1] if looks else None
     controls = len(controls_of(settings.primary, settings.variants))
     judged = len(settings.variants) - len(control_arms(settings.variants))
-    sources = _sources(settings, past, given)
     rows = [
         _sight(name, source, noise, settings, controls, seeds, level)
-        for name, source, noise in sources or published_noise(settings.primary)
+        for name, source, noise in _sources(settings, past, given)
     ]
     units = _sees(Noise.of_both(1.0), controls, seeds, level)
-    return StudySight(settings.primary, controls, judged, seeds, looks, level, units, rows, bool(sources))
+    return StudySight(settings.primary, controls, judged, seeds, looks, level, units, rows)
 
 
 def _sources(
@@ -198,22 +192,6 @@ def _sources(
         found.append(("control arms", _named(floor[0]), floor[1]))
     if settings.primary and (own := newest_noise(past, settings.primary)):
         found.append((f"{settings.primary}", f"its differences in {_named(own[0])}", own[1]))
-    return found
-
-
-def published_noise(arm: str) -> list[tuple[str, str, Noise]]:
-    """Return the noise of the control arms, and of the arm where it was judged, in the published CPU study."""
-    path = max(DOCS.glob(PUBLISHED))
-    report = read_json(path)
-    source = f"docs/results/{path.parent.name}, whose model or data may be others"
-    sigma = report["floor"]["sigma"]
-    found = [("published controls", source, Noise.of_both(sigma, report["floor"]["dof"]))]
-    for verdict in report["verdicts"]:
-        if verdict["variant"] == arm:
-            controls, spread = harmonic_mean(verdict["controls"]), verdict["test"]["spread"]
-            dof = verdict["test"]["difference"]["count"] - 1
-            noise = Noise.from_differences(spread, controls, sigma, dof)
-            found.append((f"published {arm}", "its differences in the same study", noise))
     return found
 
 

@@ -13,7 +13,6 @@ from referee.verdict.statistics import perplexity_percent
 from runtime.gpu_specs import TARGETS
 from runtime.settings import ModelConfig
 from study.analysis.designs import Noise, cheapest_design, detectable_difference, only_look
-from study.planning.planned_power import published_noise
 
 DOCS = Path(__file__).parents[2] / "docs"
 GIVEN = Noise.of_both(math.log1p(0.005))
@@ -29,7 +28,10 @@ def rows(page: str, heading: str) -> list[list[str]]:
 
 def test_the_designs_of_the_planning_page() -> None:
     tokens = json.loads((DOCS / "results/2026-11-22-cpu-embedded/report.json").read_text())["floor"]["sigma"]
-    (_, _, controls), (_, _, own) = published_noise("RALEARN")
+    published = json.loads((DOCS / "results/2026-11-26-cpu-bytes-5-seeds/report.json").read_text())
+    sigma, (verdict,) = published["floor"]["sigma"], published["verdicts"]
+    controls, spread = Noise.of_both(sigma), verdict["test"]["spread"]
+    own = Noise.from_differences(spread, verdict["controls"][0], sigma, len(verdict["controls"]) - 1)
     found = rows("planning.md", "noise of one run")
     for noise, cells in zip((GIVEN, controls, Noise.of_both(tokens), own), found, strict=True):
         for (arms, seeds), cell in zip(((1, 7), (4, 3), (4, 5)), cells[1:4], strict=True):
