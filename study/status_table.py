@@ -9,16 +9,14 @@ from pathlib import Path
 from referee.verdict.statistics import mean
 from runtime import attempt, run_record
 from runtime.attempt import Attempt, read_attempt
-from runtime.dotconfig import read_symbols
 from runtime.metrics_log import last_lines
 from runtime.output import duration
-from runtime.settings import Config
 from study import plan_file
 from study.executors.slurm_executor import Job, queue
 from study.plan_file import Plan
 from study.preconditions import LOCK, is_locked
 from study.runs import BASELINE, read_expected, run_folders, to_baseline
-from study.terminal import START_SECONDS, expected_seconds, last_result
+from study.terminal import START_SECONDS, expected_seconds, last_result, remaining
 
 COLUMNS = ("run", "state", "progress", "validation", f"to {BASELINE}", "tok/s", "host", "place")
 
@@ -100,10 +98,8 @@ def seconds_left(runs: list[RunStatus], expected: float | None) -> float | None:
     each = START_SECONDS + mean(finished) if finished else expected
     if each is None:
         return None
-    running = [run for run in runs if run.state == "running"]
-    rest = [each * (1 - run.done) for run in running]
-    waiting = each * sum(1 - run.done for run in runs if run.state not in ("running", "finished"))
-    return max([*rest, (sum(rest) + waiting) / max(len(running), 1)])
+    waiting = sum(1 - run.done for run in runs if run.state not in ("running", "finished"))
+    return remaining(each, [run.done for run in runs if run.state == "running"], waiting)
 
 
 def read_status(study_dir: Path) -> tuple[list[RunStatus], Plan | None]:
@@ -139,10 +135,7 @@ def status_text(study_dir: Path) -> str:
     lines += [f"{name}: not a run of this study: skipped" for name in run_folders(study_dir)[1]]
     if counts["finished"] == len(runs):
         return "\n".join([*lines, f"all runs are finished; report: {study_dir / 'report.html'}"])
-    expected, config = None, study_dir / "config"
-    if plan and config.exists():
-        expected = expected_seconds(plan, Config.from_symbols(read_symbols(config)).evaluation)
-    left = seconds_left(runs, expected)
+    left = seconds_left(runs, expected_seconds(plan) if plan else None)
     if left is not None and counts["running"]:
         lines.append(f"about {duration(left)} left with {counts['running']} at once")
     elif not counts["running"] and counts["queued"]:

@@ -15,12 +15,10 @@ from runtime.metrics_log import MetricsLine
 from runtime.output import INDENT as GAP
 from runtime.output import LiveLine, duration
 from runtime.run_record import RunRecord
-from runtime.settings import EvaluationConfig
 from study.hellaswag_scores import TASKS, entry
 from study.plan_file import Plan
 
 PLAIN_SECONDS = 15.0
-MANY = 16  # runs at once, beyond which the estimate is computed once a second
 LEAST_PROGRESS = 0.02  # of a run, before its own speed says how long it takes
 
 
@@ -34,36 +32,25 @@ def short(count: float, unit: str = "") -> str:
 
 @dataclass
 class _Present:
-    """A run that executes.
-
-    resumed_at: fraction that earlier processes made; None before the first step. stepped: time of the first step.
-    """
+    """A run that executes: when it began, made its first step, and the fractions of its steps then and now."""
 
     began: float
-    resumed_at: float | None = None
-    stepped: float = 0.0
+    stepped: float | None = None  # None before the first step
+    resumed_at: float = 0.0  # made by earlier processes
     done: float = 0.0
 
 
 class Estimate:
-    """Seconds left in the study, from the runs finished in this session and the progress of the present ones.
+    """Seconds left in the study, from the runs finished in this session, else the speed of the present ones.
 
-    expected_seconds: of a run, until one shows its own speed; None where it is unknown. slots: runs at once; 0: as many
-    as execute. final: seconds of a run after its last step, relative to those of its steps.
+    expected_seconds: of a run, until one shows its speed; None where it is unknown. slots: runs at once; 0: as many as
+    execute.
     """
 
-    def __init__(
-        self,
-        runs: int,
-        expected_seconds: float | None,
-        slots: int = 1,
-        final: float = 0.0,
-    ) -> None:
-        self.left, self.slots = runs, slots
-        self._expected, self._final = expected_seconds, final
+    def __init__(self, runs: int, expected_seconds: float | None, slots: int = 1) -> None:
+        self.left, self.slots, self._expected = runs, slots, expected_seconds
         self._present: dict[str, _Present] = {}
         self._finished: list[float] = []
-        self._computed_at, self._computed = 0.0, None  # type: tuple[float, float | None]
 
     def begin(self, name: str = "") -> None:
         self._present[name] = _Present(time.monotonic())
@@ -84,41 +71,34 @@ class Estimate:
         """Seconds left, or None before there is an estimate. done: finished fraction of the named run."""
         run = self._present[name]
         run.done = done
-        now = time.monotonic()
-        if run.resumed_at is None and done > 0:
-            run.resumed_at, run.stepped = done, now
-        if len(self._present) > MANY and now - self._computed_at < 1.0:
-            return self._computed
-        self._computed_at, self._computed = now, self.compute()
-        return self._computed
-
-    def compute(self) -> float | None:
-        """Return the seconds left at the last known progress of the present runs."""
-        wholes = [whole for run in self._present.values() if (whole := self._whole(run)) is not None]
-        known = self._finished or wholes
-        each = sum(known) / len(known) if known else self._expected
+        if run.stepped is None and done > 0:
+            run.resumed_at, run.stepped = done, time.monotonic()
+        known = self._finished or [
+            seconds for one in self._present.values() if (seconds := _whole(one)) is not None
+        ]
+        each = mean(known) if known else self._expected
         if each is None:
             return None
-        here = [self._rest(present, each) for present in self._present.values()]
-        rest = (sum(here) + each * max(self.left - len(here), 0)) / (self.slots or len(here) or 1)
-        return max([*here, rest])
+        here = [one.done for one in self._present.values()]
+        return remaining(each, here, max(self.left - len(here), 0), self.slots)
 
-    def _steps(self, run: _Present) -> float | None:
-        """Seconds of all steps of a run at the speed of this one, without its start; None before LEAST_PROGRESS."""
-        made = run.done - (run.resumed_at or 0.0)
-        return (time.monotonic() - run.stepped) / made if made >= LEAST_PROGRESS else None
 
-    def _whole(self, run: _Present) -> float | None:
-        """Seconds of a whole run, with a start as long as that of this one; None before LEAST_PROGRESS."""
-        steps = self._steps(run)
-        return None if steps is None else run.stepped - run.began + steps * (1 + self._final)
+def _whole(run: _Present) -> float | None:
+    """Seconds of all steps of a run at its speed so far; None before LEAST_PROGRESS."""
+    made = run.done - run.resumed_at
+    if run.stepped is None or made < LEAST_PROGRESS:
+        return None
+    return (time.monotonic() - run.stepped) / made
 
-    def _rest(self, run: _Present, each: float) -> float:
-        """Seconds left of a run. each: seconds of an average run."""
-        spent, steps = time.monotonic() - run.began, self._steps(run) or 0.0
-        return max(
-            each * (1.0 - (run.resumed_at or 0.0)) - spent, steps * (1.0 - run.done + self._final), 0.0
-        )
+
+def remaining(each: float, running: Sequence[float], waiting: float, slots: int = 0) -> float:
+    """Seconds until all runs are finished.
+
+    each: seconds of a whole run. running: finished fraction of each run that executes. waiting: the other runs, of
+    which one in part counts as that part. slots: runs at once; 0: as many as execute.
+    """
+    rest = [each * (1 - done) for done in running]
+    return max([*rest, (sum(rest) + each * waiting) / (slots or len(rest) or 1)])
 
 
 @dataclass
@@ -210,30 +190,14 @@ def last_result(record: RunRecord | None, validation: MetricsLine | None) -> str
     return f"ppl {digits(last.perplexity)}" if last and last.perplexity else ""
 
 
-FORWARD_SHARE = (
-    1 / 3
-)  # of the seconds of a training token that a scored token takes; backward takes two thirds
 START_SECONDS = 3.0  # of the process of a run, until its first step
-# with their four endings: tokens of an item of HellaSwag, about, and of all items of the continuation choice
-HELLASWAG_TOKENS, HELLASWAG_ITEMS, CHOICE_TOKENS = 400, 10_042, 30_720
 
 
-def expected_seconds(plan: Plan, evaluation: EvaluationConfig) -> float | None:
-    """Return the seconds of an average run: its start, training and evaluations; None if no steps were timed."""
-    found = []
-    for name, row in plan.variants.items():
-        if (seconds := plan.planned_seconds(name)) is not None:
-            during = evaluation.interval_tokens and (row.tokens - 1) // evaluation.interval_tokens
-            share = FORWARD_SHARE * during * evaluation.tokens / row.tokens
-            found.append(START_SECONDS + seconds * (1 + share + final_share(plan, evaluation)))
-    return mean(found) if found else None
-
-
-def final_share(plan: Plan, evaluation: EvaluationConfig) -> float:
-    """Return the seconds of the evaluation after the last step, relative to those of training."""
-    items = HELLASWAG_TOKENS * (evaluation.hellaswag_limit or HELLASWAG_ITEMS)
-    scored = evaluation.tokens + (items if evaluation.hellaswag else CHOICE_TOKENS)
-    return FORWARD_SHARE * scored / mean([row.tokens for row in plan.variants.values()])
+def expected_seconds(plan: Plan) -> float | None:
+    """Return the seconds of an average run, its start and its training; None if no steps were timed."""
+    planned = [plan.planned_seconds(name) for name in plan.variants]
+    timed = [seconds for seconds in planned if seconds is not None]
+    return START_SECONDS + mean(timed) if timed else None
 
 
 def summary(
