@@ -32,7 +32,7 @@ def main() -> int:
     if not arguments.runs:
         raise UserError("RUN names no run; fix: make attention RUN=results/STUDY/runs/NAME")
     export_environment()  # before torch is imported
-    from study.evaluation.loaded_runs import write_attention
+    from study.evaluation.attention_page import write_attention
 
     print(*write_attention(arguments.runs, arguments.text, layers, heads), sep="\n")
     return 0

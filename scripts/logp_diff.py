@@ -33,16 +33,17 @@ def main() -> int:
 
     from gpt2.sampling import Cache, CacheError, response_log_probs, sample
     from referee.numerics.runs.logp_diff import logp_diff, show
-    from study.evaluation.loaded_runs import choose_text, load_run
+    from study.evaluation.attention_page import choose_text
+    from study.evaluation.loaded_runs import load_run
 
     run = load_run(given.runs[0])
     model = run.model.eval()
-    ids, text = choose_text([run], None)
-    length = min(len(ids) // PROMPTS, model.block_size // 2)
+    text = choose_text([run], None)
+    length = min(text.tokens // PROMPTS, model.block_size // 2)
     if not length:
-        raise UserError(f"{text.source} has {len(ids)} tokens, {PROMPTS} are needed; fix: another text")
+        raise UserError(f"{text.source} has {text.tokens} tokens, {PROMPTS} are needed; fix: another text")
     new = min(TOKENS, model.block_size - length)
-    prompts = torch.tensor(ids[: length * PROMPTS]).view(PROMPTS, length)
+    prompts = torch.tensor(text.ids[: length * PROMPTS]).view(PROMPTS, length)
     cache = Cache()
     rollout, training = [], []
     try:

@@ -1,7 +1,4 @@
-"""Measure attention of trained runs on one text: statistics of every layer, maps of chosen heads.
-
-Checkpoints are loaded on the CPU in float32. Nothing is trained.
-"""
+"""Load trained runs as models, on the CPU in float32, or open them for a replay of a step."""
 
 from __future__ import annotations
 
@@ -9,58 +6,29 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from gpt2 import dataset, tokenizer
 from gpt2.resume import check_fits
 from gpt2.training_step import build_model
 from gpt2.transformer import GPT2, learned_scalars, restore_step
-from ra import arms, attention_maps
+from ra import arms
 from ra.arms import LEARNED, VariantError, custom_variants, parse_arm, reciprocal_layers
 from ra.hooks import custom_folder
 from ra.variants import variant
-from referee.numerics.text_files import text_parts
-from referee.pages.html_page import render_html
-from runtime import checkpoint, files, run_record
+from runtime import checkpoint, run_record
 from runtime.errors import UserError
 from runtime.records import Task
 from runtime.resolved_target import export_environment
 from runtime.settings import Config, load_config
-from study.evaluation.attention_page import (
-    STATISTICS,
-    AttentionMap,
-    InputText,
-    LayerAttention,
-    Masses,
-    RunAttention,
-    attention_document,
-    early_late_means,
-    statistic_key,
-    statistics_by_path,
-    write,
-)
 from study.executors.child_process import process_settings
 from study.runs import REMEDY, FinishedRecord
 
 if TYPE_CHECKING:
     from gpt2.replay import RunReplay
     from gpt2.transformer import ModelParts
-
-
-# The text if the data of the run are not on this machine.
-SENTENCE = (
-    "When the last train had left the station, the old clock above the platform struck ten, and the woman who had sold "
-    "tickets there for thirty years locked the door of her office, put the key into the pocket of her coat, and walked "
-    "home along the river, as she had done every night since the day when the station was opened."
-)
-READABLE = 48  # maximum tokens for a map with a label for each token
 
 
 @dataclass
@@ -172,139 +140,6 @@ def _shares(name: str, model: GPT2, layers: int) -> list[float | None]:
         return [float(layer in fixed) for layer in range(layers)]
     learned = learned_scalars(model).get("alternation_probability", []) if attention == LEARNED else []
     return list(learned) if len(learned) == layers else [None] * layers
-
-
-def choose_text(runs: Sequence[TrainedRun], file: Path | None) -> tuple[list[int], InputText]:
-    """Return the tokens of `file`, else of the first validation window, else of a built-in sentence.
-
-    The length is at most the smallest block size of the runs. UserError for an unreadable or short
-    file, or runs with several tokenizers.
-    """
-    longest = min(run.config.model.block_size for run in runs)
-    tokenizers = {run.config.data.tokenizer for run in runs}
-    if len(tokenizers) > 1:
-        raise UserError(
-            f"the runs use several tokenizers ({', '.join(sorted(tokenizers))}), so they cannot read one text; fix: "
-            "inspect the runs of one tokenizer"
-        )
-    encoding = tokenizer.load(tokenizers.pop())
-    if file is not None:
-        source = f"the start of {file.name}"
-        ids = encoding.encode(next(text_parts(file, fix="TEXT=a text file"), ""))
-        if len(ids) < 2:
-            raise UserError(
-                f"TEXT={file} has {len(ids)} tokens, and attention needs 2; fix: TEXT=a longer file"
-            )
-    elif window := _validation_window(runs[0].config):
-        ids, source = window, "the first validation window"
-    else:
-        source = "a built-in sentence, because the data of the run are not on this machine"
-        ids = encoding.encode(SENTENCE)
-    ids = ids[:longest]
-    pieces = [tokenizer.decode(encoding, [token]) for token in ids if len(ids) <= READABLE]
-    return ids, InputText(source, len(ids), tuple(pieces))
-
-
-def _validation_window(config: Config) -> list[int]:
-    """Return the first validation window; empty if the data are not prepared. Nothing is downloaded."""
-    length = config.model.block_size
-    try:
-        directory, _ = dataset.corpus_directory(config.data)
-        if not directory.is_dir():
-            return []
-        window = dataset.validation_windows(dataset.open_corpus(directory).validation, length, length)
-    except UserError:
-        return []
-    return list(np.asarray(window[0][:-1], dtype=np.int64).tolist())
-
-
-def select_indices(asked: Sequence[int], count: int, kind: str, default: Sequence[int]) -> list[int]:
-    """Return the chosen layers or heads, sorted and unique, or the default. UserError above count - 1."""
-    for number in asked:
-        if not 0 <= number < count:
-            raise UserError(f"{kind} {number} does not exist; fix: {kind.upper()}S=0 .. {count - 1}")
-    return sorted(set(asked)) or list(default)
-
-
-def inspect_run(
-    run: TrainedRun, ids: Sequence[int], layers: Sequence[int], heads: Sequence[int]
-) -> RunAttention:
-    """Measure every layer, and compute maps of the chosen layers and heads."""
-    found: list[LayerAttention] = []
-    drawn: list[AttentionMap] = []
-    for layer, (query_HTD, key_HTD) in attention_maps.queries_and_keys(run.model, torch.tensor(ids)).items():
-        maps = attention_maps.layer_maps(query_HTD, key_HTD, heads if layer in layers else ())
-        found.append(layer_attention(layer, maps, run.shares[layer]))
-        drawn += head_maps(layer, maps)
-    depth, block = len(run.model.blocks), attention_maps.pixel_tokens(len(ids), attention_maps.PIXELS)
-    about = (run.name, run.variant, run.seed, run.iteration, depth, block)
-    return RunAttention(*about, tuple(found), tuple(drawn), tuple(run.notes))
-
-
-def layer_attention(layer: int, maps: attention_maps.LayerMaps, share: float | None) -> LayerAttention:
-    """Convert the statistics of a layer to plain data."""
-    values = {
-        statistic_key(name, path): tuple(
-            getattr(getattr(maps, path) if STATISTICS[name][1] else maps, name).tolist()
-        )
-        for name, path in statistics_by_path()
-    }
-    return LayerAttention(layer, share, **values)
-
-
-def head_maps(layer: int, maps: attention_maps.LayerMaps) -> list[AttentionMap]:
-    """Convert the maps of a layer to plain data, with masses of four digits."""
-
-    def lower(masses: Tensor) -> Masses:
-        rows: list[list[float]] = masses.tolist()
-        return tuple(tuple(float(f"{value:.4g}") for value in row[: at + 1]) for at, row in enumerate(rows))
-
-    return [AttentionMap(layer, head, *map(lower, pair)) for head, pair in maps.pictures.items()]
-
-
-PAGE = "attention.html"
-
-
-def write_attention(
-    run_dirs: Sequence[Path], text_file: Path | None, layers: Sequence[int], heads: Sequence[int]
-) -> list[str]:
-    """Write attention.json of each run, and one page of all runs in the folder of the first.
-
-    layers, heads: of the maps; by default the first and the last layer, and head 0. Returns one message a line.
-    """
-    models = [load_run(path) for path in run_dirs]
-    depth = min(run.config.model.layers for run in models)
-    width = min(run.config.model.heads for run in models)
-    layers = select_indices(layers, depth, "layer", sorted({0, depth - 1}))
-    heads = select_indices(heads, width, "head", [0])
-    ids, text = choose_text(models, text_file)
-    inspected = [inspect_run(run, ids, layers, heads) for run in models]
-    for path, run in zip(run_dirs, inspected, strict=True):
-        write(path, [run], text)
-    files.write_text(run_dirs[0] / PAGE, render_html(attention_document(inspected, text)))
-    return [
-        *summary(inspected, text),
-        f"wrote {run_dirs[0] / PAGE}, and attention.json in the folder of each run",
-    ]
-
-
-def summary(runs: Sequence[RunAttention], text: InputText) -> list[str]:
-    """Return lines for the terminal: the text, then each run and the distance between its two paths."""
-    lines = [
-        f"text: {text.source}, {text.tokens:,} tokens",
-        "total variation between standard and reciprocal attention (0: equal, 1: disjoint):",
-    ]
-    for run in runs:
-        early, late = (
-            "-" if value is None else f"{value:.3f}"
-            for value in early_late_means(run, "total_variation", "standard")
-        )
-        lines.append(
-            f"{run.name} (variant {run.variant}, seed {run.seed}, iteration {run.iteration:,}): "
-            f"{early} in the early layers, {late} in the late layers"
-        )
-        lines += [f"{run.name}: {note}" for note in run.notes]
-    return lines
 
 
 # Open a run for a replay: its environment, its arm, and the folders of results.

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from runtime import checkpoint, run_record
 from runtime.dotconfig import read_symbols
 from runtime.errors import UserError
 from runtime.settings import Config
-from study.evaluation import loaded_runs as inspect
+from study.evaluation import attention_page as inspect
 from study.evaluation.attention_page import (
     FILE,
     InputText,
@@ -29,6 +28,7 @@ from study.evaluation.attention_page import (
     map_figure,
     ratios,
 )
+from study.evaluation.loaded_runs import load_run
 from tests.checked_files import write_checked
 from tests.checkout import link_project
 
@@ -89,58 +89,58 @@ def text_of(words: str, folder: Path) -> Path:
 
 
 def inspected(run_dir: Path, words: Path | None = None) -> tuple[RunAttention, InputText]:
-    run = inspect.load_run(run_dir)
-    ids, text = inspect.choose_text([run], words)
-    return inspect.inspect_run(run, ids, [0], [1]), text
+    run = load_run(run_dir)
+    text = inspect.choose_text([run], words)
+    return inspect.inspect_run(run, text, [0], [1]), text
 
 
-def near(one: Any, other: Any) -> None:
-    torch.testing.assert_close(torch.tensor(one), torch.tensor(other), atol=1e-4, rtol=1e-4)
+def near(one: torch.Tensor, other: torch.Tensor) -> None:
+    torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 
 
 def test_a_swapped_reciprocal_run_has_the_maps_of_the_baseline_with_paths_exchanged(
     tmp_path: Path, config_file: Path
 ) -> None:
     base, _ = inspected(a_run(tmp_path, config_file, "B"))
-    swapped, _ = inspected(a_run(tmp_path, config_file, "RAALL", swap=tuple(range(base.depth))))
-    assert {layer.reciprocal_share for layer in base.layers} == {0.0}
-    assert {layer.reciprocal_share for layer in swapped.layers} == {1.0}
-    for values, other in zip(base.layers, swapped.layers, strict=True):
-        near(values.entropy_standard, other.entropy_reciprocal)
+    swapped, _ = inspected(a_run(tmp_path, config_file, "RAALL", swap=tuple(base.layers)))
+    assert {*base.run.shares} == {0.0}
+    assert {*swapped.run.shares} == {1.0}
+    for layer, values in base.layers.items():
+        other = swapped.layers[layer]
+        near(values.standard.entropy, other.reciprocal.entropy)
         near(values.total_variation, other.total_variation)
-        assert min(values.total_variation) > 0.05
-    (one,), (exchanged,) = base.pictures, swapped.pictures
-    assert (one.layer, one.head) == (exchanged.layer, exchanged.head) == (0, 1)
-    for row, other_row in zip(one.standard, exchanged.reciprocal, strict=True):
-        near(row, other_row)
+        assert values.total_variation.min() > 0.05
+        assert [*values.pictures] == ([1] if layer == 0 else [])
+    near(base.layers[0].pictures[1][0], swapped.layers[0].pictures[1][1])
 
 
 def test_early_and_late_values_are_means_over_their_layers(tmp_path: Path, config_file: Path) -> None:
     run_attention, text = inspected(a_run(tmp_path, config_file, "RALEARN"))
-    middle = run_attention.depth // 2
-    assert len(run_attention.layers) == run_attention.depth
+    depth = len(run_attention.run.model.blocks)
+    middle = depth // 2
+    assert len(run_attention.layers) == depth
     early, late = early_late_means(run_attention, "entropy", "reciprocal")
-    means = [np.mean(layer.entropy_reciprocal) for layer in run_attention.layers]
+    means = [float(maps.reciprocal.entropy.mean()) for maps in run_attention.layers.values()]
     assert (early, late) == (pytest.approx(np.mean(means[:middle])), pytest.approx(np.mean(means[middle:])))
-    assert [layer.reciprocal_share for layer in run_attention.layers] == [0.5] * run_attention.depth
-    assert (run_attention.iteration, text.tokens) == (7, 32)
+    assert run_attention.run.shares == [0.5] * depth
+    assert (run_attention.run.iteration, text.tokens) == (7, 32)
 
 
 def test_the_text_is_the_start_of_the_file_or_a_sentence_without_data(
     tmp_path: Path, config_file: Path
 ) -> None:
-    run = inspect.load_run(a_run(tmp_path, config_file, "B"))
-    ids, words = inspect.choose_text([run], text_of("one two three", tmp_path))
-    assert (len(ids), words.tokens, words.pieces) == (13, 13, tuple("one two three"))
-    assert len(inspect.choose_text([run], text_of("word " * 500, tmp_path))[0]) == 32
-    assert inspect.choose_text([run], None)[1].source.startswith("a built-in sentence")
+    run = load_run(a_run(tmp_path, config_file, "B"))
+    words = inspect.choose_text([run], text_of("one two three", tmp_path))
+    assert (words.tokens, words.pieces) == (13, tuple("one two three"))
+    assert inspect.choose_text([run], text_of("word " * 500, tmp_path)).tokens == 32
+    assert inspect.choose_text([run], None).source.startswith("a built-in sentence")
 
 
 def test_runs_with_several_tokenizers_are_refused(tmp_path: Path, config_file: Path) -> None:
-    run = inspect.load_run(a_run(tmp_path, config_file, "B"))
+    run = load_run(a_run(tmp_path, config_file, "B"))
     data = dataclasses.replace(run.config.data, tokenizer="gpt2")
     other = dataclasses.replace(run, config=dataclasses.replace(run.config, data=data))
-    assert inspect.choose_text([other], text_of("one two three", tmp_path))[1].pieces == (
+    assert inspect.choose_text([other], text_of("one two three", tmp_path)).pieces == (
         "one",
         " two",
         " three",
@@ -151,7 +151,7 @@ def test_runs_with_several_tokenizers_are_refused(tmp_path: Path, config_file: P
 
 def test_an_error_is_one_line_with_the_problem(tmp_path: Path, config_file: Path) -> None:
     run_dir = a_run(tmp_path, config_file, "B")
-    run = inspect.load_run(run_dir)
+    run = load_run(run_dir)
     empty = tmp_path / "RAALL0"
     empty.mkdir()
     write_checked(empty / "run.json", run_record.blank("RAALL0", "RAALL", 0).to_json())
@@ -161,9 +161,9 @@ def test_an_error_is_one_line_with_the_problem(tmp_path: Path, config_file: Path
     other = a_run(tmp_path / "other", config_file, "RALEARN")
     write_checked(other / "run.json", run_record.blank("B0", "B", 0).to_json())
     for wrong, message in (
-        (lambda: inspect.load_run(tmp_path / "nowhere"), "is not a folder"),
-        (lambda: inspect.load_run(empty), "has no checkpoint"),
-        (lambda: inspect.load_run(other), "does not fit the model"),
+        (lambda: load_run(tmp_path / "nowhere"), "is not a folder"),
+        (lambda: load_run(empty), "has no checkpoint"),
+        (lambda: load_run(other), "does not fit the model"),
         (lambda: inspect.choose_text([run], tmp_path / "nowhere"), "does not exist"),
         (lambda: inspect.choose_text([run], fifo), "is not a file; fix: TEXT="),
         (lambda: inspect.choose_text([run], text_of("", tmp_path)), "has 0 tokens"),
@@ -184,15 +184,13 @@ def test_uniform_attention_has_the_neutral_colour(tokens: int, pixels: int) -> N
     nothing_HTD = torch.zeros(1, tokens, 1)
     drawn, _ = attention_maps.layer_maps(nothing_HTD, nothing_HTD, [0], pixels).pictures[0]
     torch.testing.assert_close(torch.tensor(even), drawn)
-    lower = [row[: place + 1] for place, row in enumerate(drawn.tolist())]
-    assert abs(ratios(lower, even)).max() < 1e-12
-    doubled = [[2 * mass for mass in row] for row in lower]
-    assert abs(np.tril(ratios(doubled, even) - 1)).max() < 1e-12
+    assert abs(ratios(drawn.numpy(), even)).max() < 1e-12
+    assert abs(np.tril(ratios(2 * drawn.numpy(), even) - 1)).max() < 1e-12
 
 
 def test_a_map_has_no_cells_of_the_future(tmp_path: Path, config_file: Path) -> None:
     run, text = inspected(a_run(tmp_path, config_file, "B"))
-    spec, _ = map_figure([(run, run.pictures[0])], text)
+    spec, _ = map_figure([run], 0, 1, text)
     for option in spec["choices"][0]["options"]:
         for trace in option["data"]:
             assert [len(row) for row in trace["z"]] == list(range(1, len(trace["z"]) + 1))
@@ -205,7 +203,7 @@ def test_the_command_writes_the_numbers_of_each_run_and_one_page(tmp_path: Path,
     assert done.returncode == 0, done.stderr
     assert (runs[0] / "attention.html").is_file()
     assert "B0 (variant B, seed 0, iteration 7): " in done.stdout
-    assert [json.loads((run / FILE).read_text())["runs"][0]["variant"] for run in runs] == ["B", "RAALL"]
+    assert [json.loads((run / FILE).read_text())["variant"] for run in runs] == ["B", "RAALL"]
     wrong = subprocess.run([*command[:4], "--layers", "one"], cwd=ROOT, capture_output=True, text=True)
     assert wrong.returncode == 1
     assert wrong.stderr == 'error: LAYERS="one" is not a list of whole numbers; fix: LAYERS="0 3"\n'

@@ -13,8 +13,8 @@ from referee.pages.html_page import render_html
 from study.compare import compare_page as write
 from study.compare import compared_studies as compare
 from study.evaluation import attention_page
-from study.evaluation.attention_page import InputText, RunAttention, statistic_key, statistics_by_path
-from study.evaluation.loaded_runs import READABLE, head_maps, layer_attention
+from study.evaluation.attention_page import InputText, RunAttention
+from study.evaluation.loaded_runs import TrainedRun
 from study.planning.memory_page import memory_document
 from tests.study import sample_records as records
 from tests.study.browser import BROWSER, faultless, percent, printed
@@ -96,50 +96,40 @@ def test_the_memory_of_a_step_is_drawn_and_fits_a_phone(tmp_path: Path) -> None:
     assert drawn["beyond"] == []
 
 
-def a_run_attention(name: str, variant: str, share: float, tokens: int) -> RunAttention:
-    """Two layers of four heads, pictures of head 0."""
-    layers, drawn = [], []
+def a_run_attention(name: str, share: float, place: int) -> RunAttention:
+    """Two layers of four heads on 60 tokens, pictures of head 0. place: no two runs are alike."""
+    layers = {}
     for layer in range(2):
-        query, key = torch.randn(2, 4, tokens, 8, generator=torch.Generator().manual_seed(layer))
-        maps = attention_maps.layer_maps(query, key, [0])
-        layers.append(layer_attention(layer, maps, share))
-        drawn += head_maps(layer, maps)
-    block = attention_maps.pixel_tokens(tokens, attention_maps.PIXELS)
-    return RunAttention(name, variant, 0, 1, 2, block, tuple(layers), tuple(drawn))
+        query, key = torch.randn(2, 4, 60, 8, generator=torch.Generator().manual_seed(2 * place + layer))
+        layers[layer] = attention_maps.layer_maps(query, key, [0])
+    unused: Any = None
+    return RunAttention(TrainedRun(f"{name}0", name, 0, 1, unused, unused, [share] * 2, []), layers)
 
 
-def a_text(tokens: int) -> InputText:
-    return InputText("numbers", tokens, tuple(str(number) for number in range(tokens) if tokens <= READABLE))
-
-
-STATISTIC_KEYS = [statistic_key(name, path) for name, path in statistics_by_path()]
 THREE = (("B", 0.0), ("RAALL", 1.0), ("RALEARN", 0.4))
 
 
-def with_attention(folder: Path) -> tuple[Path, list[RunAttention]]:
-    """Return the folder of a run with the page of its attention and that of two other runs, on 60 tokens."""
+def with_attention(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """Return the folder of a run with the page of three runs, and run -> its attention.json."""
     study = records.a_study(folder, seeds=1, variants=("B",)) / "runs/B0"
-    attentions = [a_run_attention(f"{name}0", name, share, 60) for name, share in THREE]
-    for place, one in enumerate(attentions):  # no two runs alike
-        scaled = [
-            {key: tuple(v * (1 + place / 10) for v in getattr(layer, key)) for key in STATISTIC_KEYS}
-            for layer in one.layers
-        ]
-        layers = tuple(layer.replace(**values) for layer, values in zip(one.layers, scaled, strict=True))
-        attentions[place] = one.replace(layers=layers)
-    attention_page.write(study, attentions, a_text(60))
-    (study / "report.html").write_text(render_html(attention_page.attention_document(attentions, a_text(60))))
-    return study, attentions
+    attentions = [a_run_attention(*arm, place) for place, arm in enumerate(THREE)]
+    text = InputText("numbers", tuple(range(60)))
+    found = {}
+    for one in attentions:
+        attention_page.write(study, one, text)
+        found[one.run.name] = json.loads((study / "attention.json").read_text())
+    (study / "report.html").write_text(render_html(attention_page.attention_document(attentions, text)))
+    return study, found
 
 
-Attended = tuple[Path, list[RunAttention], dict[str, Any]]
+Attended = tuple[Path, dict[str, Any], dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
 def attended(tmp_path_factory: pytest.TempPathFactory) -> Attended:
     """Runs with attention maps, and their page as the browser showed it."""
-    study, attentions = with_attention(tmp_path_factory.mktemp("attended") / "study")
-    return study, attentions, faultless(study)
+    study, found = with_attention(tmp_path_factory.mktemp("attended") / "study")
+    return study, found, faultless(study)
 
 
 def test_a_page_shows_the_attention_maps_on_a_phone(attended: Attended) -> None:
@@ -150,9 +140,7 @@ def test_a_page_shows_the_attention_maps_on_a_phone(attended: Attended) -> None:
 
 
 def test_attention_by_layer_is_drawn_at_the_numbers_of_attention_json(attended: Attended) -> None:
-    study, _, drawn = attended
-    content = json.loads((study / "attention.json").read_text())
-    runs = {one["run"]: one for one in content["runs"]}
+    _, runs, drawn = attended
     statistics = ("total_variation", "jensen_shannon", "entropy", "distance", "previous", "first")
     for place, name in enumerate(statistics):
         traces = {trace["name"]: trace for trace in drawn["switched"][f"attention-layers-0-{place}"]}
