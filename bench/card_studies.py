@@ -36,7 +36,7 @@ from runtime.settings import Config
 from study import kconfig_commands, kconfig_rules, plan_file
 from study.executors.child_process import Session
 from study.plan_file import Plan
-from study.planning.memory_page import format_bytes, measure_variant
+from study.planning.memory_tables import format_bytes, measure_variant
 from study.planning.micro_batch import Predictions
 from study.study import Study
 

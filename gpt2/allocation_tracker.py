@@ -62,17 +62,13 @@ class Timeline:
     def curve(self) -> list[int]:
         """Return the bytes alive after each event."""
         if not self._curve:
-            self._curve = self._bytes_alive(self.blocks)
+            changes = [0] * (self.events + 1)
+            for block in self.blocks:
+                changes[block.allocated_at] += block.nbytes
+                if block.freed_at is not None:
+                    changes[block.freed_at] -= block.nbytes
+            self._curve = list(itertools.accumulate(changes))
         return self._curve
-
-    def _bytes_alive(self, blocks: Iterable[Allocation]) -> list[int]:
-        """Return the bytes of these blocks that are alive after each event."""
-        changes = [0] * (self.events + 1)
-        for block in blocks:
-            changes[block.allocated_at] += block.nbytes
-            if block.freed_at is not None:
-                changes[block.freed_at] -= block.nbytes
-        return list(itertools.accumulate(changes))
 
     def alive(self, event: int) -> list[Allocation]:
         """Return the allocations alive after an event."""
@@ -100,12 +96,6 @@ class Timeline:
         for block in self.alive(event):
             sums[block.label()] += block.nbytes
         return sums
-
-    def by_kind_over_time(self) -> dict[str, list[int]]:
-        """Return the bytes alive after each event, by kind."""
-        return {
-            kind: self._bytes_alive(block for block in self.blocks if block.label() == kind) for kind in KINDS
-        }
 
     def phase_at(self, event: int) -> str:
         """Return the phase of an event, "" outside every phase."""

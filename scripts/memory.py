@@ -15,7 +15,7 @@ from runtime.dotconfig import Symbols, read_symbols
 from runtime.errors import UserError, run_command
 from study.kconfig_commands import STUDY, symbols_for_target
 from study.make_arguments import command_arguments, refuse_assignments
-from study.planning.memory_page import measure_variant, report_memory
+from study.planning.memory_tables import measure_variant, report_memory
 from study.study_settings import StudySettings
 
 CONFIG = Path(".config")

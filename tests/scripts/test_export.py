@@ -12,7 +12,7 @@ from runtime.dotconfig import read_symbols
 from runtime.gpu_specs import AOTRITON, TargetError
 from scripts.dev import control
 from study import kconfig_commands as commands
-from study.planning import memory_page as peaks
+from study.planning import memory_tables as peaks
 from tests.checkout import link_project
 
 (SWITCH,) = AOTRITON

@@ -13,7 +13,7 @@ from ra.variants import variant
 from runtime import resolved_target
 from runtime.settings import Config
 from study.kconfig_commands import symbols_for_target
-from study.planning.memory_page import PHASES
+from study.planning.memory_tables import PHASES
 from study.planning.micro_batch import Predictions
 
 TORCH = "2.13."

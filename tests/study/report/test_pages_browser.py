@@ -15,11 +15,9 @@ from study.compare import compared_studies as compare
 from study.evaluation import attention_page
 from study.evaluation.attention_page import InputText, RunAttention
 from study.evaluation.loaded_runs import TrainedRun
-from study.planning.memory_page import memory_document
 from tests.study import sample_records as records
 from tests.study.browser import BROWSER, faultless, percent, printed
 from tests.study.compared import a_study, recorded
-from tests.study.planning.test_memory_page import a_row, peak_at_the_end
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")]
 
@@ -77,21 +75,6 @@ def test_a_comparison_is_drawn_and_fits_a_phone(tmp_path: Path) -> None:
     for line in content["alignments"]:
         assert curves[line["run"]]["x"] == [int(step) for step in line["curve"]]
         assert curves[line["run"]]["y"] == pytest.approx([100 * e for e in line["curve"].values()], rel=1e-3)
-    assert drawn["width"][0] <= drawn["width"][1]
-    assert drawn["beyond"] == []
-
-
-def test_the_memory_of_a_step_is_drawn_and_fits_a_phone(tmp_path: Path) -> None:
-    rows = [a_row(peak_at_the_end(), name) for name in ("B", "RALEARN")]
-    (tmp_path / "report.html").write_text(
-        render_html(memory_document(rows, "a card " + "x" * 200, ["a note"]))
-    )
-    drawn = faultless(tmp_path, phone=True)
-    assert set(drawn["drawn"]) == {"timeline0", "timeline1"}
-    for traces in drawn[
-        "drawn"
-    ].values():  # plotly draws the area of a stacked trace in the group of its neighbour
-        assert sum(trace["marks"] for trace in traces) == len(traces)
     assert drawn["width"][0] <= drawn["width"][1]
     assert drawn["beyond"] == []
 
