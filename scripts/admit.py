@@ -1,4 +1,4 @@
-"""`make admit VARIANT=MINE`: examine one attention at the shape of .config, and write a page.
+"""`make admit VARIANT=MINE`: examine one attention at the shape of .config.
 
 The exit status is 1 where a check fails. Nothing is trained but two steps of a small model.
 """
@@ -12,14 +12,12 @@ from pathlib import Path
 from ra.admission.process import examine_variants
 from ra.arms import known_arm, overview, refuse_misnamed_files
 from referee.pages.document import render_terminal
-from referee.pages.html_page import render_html
-from runtime import files, resolved_target
+from runtime import resolved_target
 from runtime.dotconfig import read_symbols
 from runtime.errors import UserError, run_command
 from runtime.settings import Config
 from study.admit import admission_document
 from study.make_arguments import command_arguments
-from study.study_settings import StudySettings
 
 CONFIG = Path(".config")
 
@@ -50,12 +48,7 @@ def main() -> int:
         f"{model.size} model of .config: {model.layers} layers, {model.heads} heads of {model.width // model.heads}, "
         f"sequences of {model.block_size}; examined in {time.monotonic() - began:.0f} s"
     )
-    document = admission_document(found, shape)
-    print(render_terminal(document))
-    path = StudySettings.from_symbols(symbols).results_dir / "admit" / f"{name.replace(':', '-')}.html"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    files.write_text(path, render_html(document))
-    print(f"\npage: {path}")
+    print(render_terminal(admission_document(found, shape)))
     return 0 if found.admitted else 1
 
 

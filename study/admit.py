@@ -17,13 +17,9 @@ from ra.admission.process import examine_variants
 from ra.admission.results import CHECKS, FAILED, Cost, Costs, Examination, Outcome, Violation
 from ra.arms import parse_arm
 from referee.pages.document import (
-    HTML,
-    MARKDOWN,
-    TERMINAL,
     Block,
     BulletList,
     Document,
-    Only,
     Paragraph,
     Section,
     Table,
@@ -93,7 +89,7 @@ def require_admitted(examinations: Mapping[str, Examination]) -> None:
 
 
 def admission_document(found: Examination, study: str) -> Document:
-    """The page of one variant. study: the shape of the examination in words."""
+    """The results of one variant, for the terminal. study: the shape of the examination in words."""
     failed = list(dict.fromkeys(violation.check for violation in found.violations))
     verdict: Text = (Strong("Admitted"), f": {found.variant} passes all {len(CHECKS)} checks.")
     if failed:
@@ -105,15 +101,10 @@ def admission_document(found: Examination, study: str) -> Document:
         "result": lambda outcome: Strong(outcome.result) if outcome.result == FAILED else outcome.result,
         "seconds": lambda outcome: f"{outcome.seconds:.2f}",
     }
-    meaning: dict[str, Callable[[Outcome], Text]] = {"meaning": lambda outcome: CHECKS.get(outcome.check, "")}
-    tables = [
-        Only((TERMINAL,), [Table.of(found.outcomes, columns, (1,))]),  # the meaning has no space there
-        Only((HTML, MARKDOWN), [Table.of(found.outcomes, columns | meaning, (1, 3))]),
-    ]
     blocks: list[Block] = [
         Paragraph(verdict),
         Section("Violations", [BulletList([_sentence(violation) for violation in found.violations])]),
-        Section("Checks", tables),
+        Section("Checks", [Table.of(found.outcomes, columns, (1,))]),
         Section("Cost", [_costs(found.variant, found.costs)] if found.costs else []),
     ]
     return Document(f"Examination of {found.variant}", blocks, subtitle=study)

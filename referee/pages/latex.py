@@ -59,27 +59,20 @@ def _latex(part: Inline) -> str:
     return escape_latex(part.text)
 
 
-def render_latex(table: Table, caption: Text = "", label: str = "") -> str:
-    """The table as a tabular, or with a caption as a float. label: letters, digits, colons and hyphens.
+def render_latex(table: Table, caption: Text, label: str) -> str:
+    """The table as a float. label: letters, digits, colons and hyphens.
 
     Details of the cells of a row, such as intervals, are on a second, smaller line.
     """
     left = {0, *table.text_columns}
     columns = "".join("l" if place in left else "r" for place in range(len(table.headings)))
-    lines = [f"\\begin{{tabular}}{{@{{}}{columns}@{{}}}}", "\\toprule"]
+    lines = [NEEDS, "\\begin{table}", "\\centering", "\\small", "\\setlength{\\tabcolsep}{4pt}"]
+    lines += [f"\\caption{{{to_latex(caption)}}}", f"\\label{{{label}}}", "\\medskip"]
+    lines += [f"\\begin{{tabular}}{{@{{}}{columns}@{{}}}}", "\\toprule"]
     lines += [f"{' & '.join(map(to_latex, table.headings))} \\\\", "\\midrule"]
     for row in table.rows:
         lines += _row(row)
-    lines += ["\\bottomrule", "\\end{tabular}"]
-    if not pieces(caption):
-        return "\n".join([NEEDS, *lines])
-    head = ["\\begin{table}", "\\centering", "\\small", "\\setlength{\\tabcolsep}{4pt}"]
-    return "\n".join([NEEDS, *head, *_caption_lines(caption, label), "\\medskip", *lines, "\\end{table}"])
-
-
-def _caption_lines(caption: Text, label: str) -> list[str]:
-    """The caption of a float and its label."""
-    return [f"\\caption{{{to_latex(caption)}}}", *([f"\\label{{{label}}}"] if label else [])]
+    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", "\\end{table}"])
 
 
 def _row(row: Sequence[Text]) -> list[str]:

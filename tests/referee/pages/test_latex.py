@@ -50,8 +50,10 @@ TABLE = Table(["variant", "perplexity", "against B"], [[number_with_detail(c) fo
 
 
 def test_a_tabular_has_the_cells_of_the_table_and_intervals_on_a_second_line() -> None:
-    lines = render_latex(TABLE).splitlines()
-    assert lines[:3] == [NEEDS, r"\begin{tabular}{@{}lrr@{}}", r"\toprule"]
+    needs, *head = render_latex(TABLE, "a & b", "tab:x").splitlines()
+    assert (needs, head[4:6]) == (NEEDS, [r"\caption{a \& b}", r"\label{tab:x}"])
+    lines = ["", *head[7:-1]]
+    assert lines[:3] == ["", r"\begin{tabular}{@{}lrr@{}}", r"\toprule"]
     assert lines[3:5] == [r"variant & perplexity & against B \\", r"\midrule"]
     assert lines[5] == r"B & 54.84 & - \\[-2pt]"
     assert lines[6] == r" & {\scriptsize {[}53.60, 56.11{]}} &  \\[2pt]"
