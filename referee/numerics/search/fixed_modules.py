@@ -22,7 +22,6 @@ from unittest import mock
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
-from torch.nn._reduction import legacy_get_string
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -113,35 +112,24 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """Compute the cross-entropy in nats. input (N, C, ...) or (C,); target: classes, or probabilities as input.
-
-    size_average, reduce: names of torch before `reduction`, which they overrule.
-    """
-    if size_average is not None or reduce is not None:
-        reduction = legacy_get_string(size_average, reduce, emit_warning=False)
+    """Compute the cross-entropy of classes in nats. input (N, C, ...) or (C,). NumericsError for its other forms."""
+    others = (weight, size_average, reduce, label_smoothing or None)
+    if any(one is not None for one in others) or target.is_floating_point():
+        raise NumericsError(
+            "cross_entropy by small operations has no weights, probabilities or label smoothing; fix: upcast it instead"
+        )
     x = _wide(input)
     classes = 0 if x.dim() == 1 else 1
     x = x.movedim(classes, -1)
     shifted = x - x.amax(-1, keepdim=True).detach()
     log_probs = shifted - shifted.exp().sum(-1, keepdim=True).log()
-    weights = torch.ones_like(log_probs[..., :1]).expand_as(log_probs) if weight is None else _wide(weight)
-    if target.is_floating_point():
-        wanted = _wide(target).movedim(classes, -1)
-        wanted = wanted * (1 - label_smoothing) + label_smoothing / x.shape[-1]
-        losses = -(wanted * log_probs * weights).sum(-1)
-        total = torch.as_tensor(float(losses.numel()), device=x.device, dtype=x.dtype)
-    else:
-        scored = target != ignore_index
-        index = target.masked_fill(~scored, 0)[..., None]
-        of_target = weights.expand_as(log_probs).gather(-1, index)[..., 0]
-        smooth = -(log_probs * weights).sum(-1) * (label_smoothing / x.shape[-1])
-        losses = -log_probs.gather(-1, index)[..., 0] * of_target * (1 - label_smoothing) + smooth
-        losses = losses.masked_fill(~scored, 0.0)
-        total = (of_target * scored).sum()
+    scored = target != ignore_index
+    losses = -log_probs.gather(-1, target.masked_fill(~scored, 0)[..., None])[..., 0].masked_fill(
+        ~scored, 0.0
+    )
     if reduction == "none":
         return losses.to(input.dtype)
-    summed = losses.sum()
-    return (summed / total if reduction == "mean" else summed).to(input.dtype)
+    return (losses.sum() / scored.sum() if reduction == "mean" else losses.sum()).to(input.dtype)
 
 
 # name of a function of torch -> its replacement
