@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from referee.numerics.record.recorder import Recorder as Recorder
     from referee.numerics.repeat.repeat_evidence import repeat_step as repeat_step
     from referee.numerics.rounding.operation_checks import check_operation as check_operation
-    from referee.numerics.rounding.optimizer_checks import check_optimizer as check_optimizer
     from referee.numerics.runs.logp_diff import logp_diff as logp_diff
     from referee.numerics.search.fix_words import fix as fix
     from referee.numerics.seed import seed_all as seed_all
@@ -33,7 +32,6 @@ MODULES = {
     "Recorder": "referee.numerics.record.recorder",
     "RecorderConfig": "referee.numerics.record.record_settings",
     "check_operation": "referee.numerics.rounding.operation_checks",
-    "check_optimizer": "referee.numerics.rounding.optimizer_checks",
     "fix": "referee.numerics.search.fix_words",
     "TrainerMon": "referee.numerics.monitor.trainer_mon",
     "logp_diff": "referee.numerics.runs.logp_diff",

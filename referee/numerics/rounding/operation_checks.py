@@ -118,7 +118,6 @@ class Oracle:
 
     device: torch.device
     around: Around = contextlib.nullcontext  # of each run on the device
-    extremes: bool = True
     checks: list[Check] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     names: dict[str, None] = field(default_factory=dict)  # in order
@@ -146,7 +145,7 @@ class Oracle:
             if {tensor.dtype for tensor in tensors} & {torch.bfloat16, torch.float16} or operation.autocast:
                 self._judge(_in_float32(operation), FLOAT32)
             kind = _kind(operation)
-            if self.extremes and kind not in self._tried:
+            if kind not in self._tried:
                 self._tried.add(kind)
                 if sum(tensor.numel() for tensor in tensors) > LARGEST:
                     self._skip(operation, f"extremes: over {LARGEST:,} elements")

@@ -18,44 +18,10 @@ from torch.optim import Optimizer
 
 from referee.errors import NumericsError
 from referee.numerics.record import captured_steps
-from referee.numerics.rounding.operation_checks import (
-    Check,
-    Operation,
-    Oracle,
-    Skipped,
-    random_gradients,
-    usable_device,
-)
+from referee.numerics.rounding.operation_checks import Operation, Skipped, random_gradients
 from referee.numerics.rounding.within_rounding import FunctionCall
 
 PLAINLY = {"foreach": False, "fused": False, "capturable": False, "differentiable": False}
-
-
-def check_optimizer(
-    optimizer: Optimizer, device: str | torch.device | None = None, model: nn.Module | None = None
-) -> list[Check]:
-    """Check the next step of an optimizer, whose parameters have gradients, against float64. It is not carried out.
-
-    model: for the names of the parameters. Returns the checks of each parameter and of its state. NumericsError where
-    nothing can be checked.
-    """
-    if not isinstance(optimizer, Optimizer):
-        raise NumericsError(f"{optimizer!r} is not a torch.optim.Optimizer; fix: pass the optimizer")
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise NumericsError("LBFGS cannot be checked: a step with a closure; fix: check another optimizer")
-    names = {} if model is None else {id(value): name for name, value in model.named_parameters()}
-    oracle = Oracle(usable_device(device, 'pass device="cpu"'), extremes=False)
-    with torch.no_grad():
-        steps = captured_steps.before_step(optimizer, names)
-    for step in steps:
-        oracle.check(operation_of(step, kind=type(optimizer)))
-    if not oracle.checks:
-        reasons = "; ".join(dict.fromkeys(skip.reason for skip in oracle.skipped))
-        fix = "check another optimizer" if reasons else "call it after backward, before step"
-        raise NumericsError(
-            f"{type(optimizer).__name__} cannot be checked: {reasons or 'no parameter has a gradient'}; fix: {fix}"
-        )
-    return oracle.checks
 
 
 def step_operations(folder: Path, prefix: str = "") -> Iterator[Operation | Skipped]:
@@ -64,14 +30,12 @@ def step_operations(folder: Path, prefix: str = "") -> Iterator[Operation | Skip
         yield operation_of(captured_steps.OptimizerStep(**row), prefix)
 
 
-def operation_of(
-    step: captured_steps.OptimizerStep, prefix: str = "", kind: type[Optimizer] | None = None
-) -> Operation | Skipped:
+def operation_of(step: captured_steps.OptimizerStep, prefix: str = "") -> Operation | Skipped:
     """Return the operation of a step: its arguments are parameters, gradients and state; or why there is none."""
     name = prefix + step.title
     if step.why:
         return Skipped(name, step.label, step.why)
-    kind = kind or _imported(*step.kind.rpartition(".")[::2], Optimizer)
+    kind = _imported(*step.kind.rpartition(".")[::2], Optimizer)
     if kind is None:
         return Skipped(name, step.label, f"{step.kind} cannot be imported")
     results = [tensor for after in step.after for tensor in _with_state(after["parameter"], after["state"])]

@@ -11,9 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from referee.numerics import Recorder, RecorderConfig, check_optimizer
+from referee.numerics import Recorder, RecorderConfig
 from referee.numerics.oracle.recorded_operations import operations
+from referee.numerics.record.captured_steps import before_step
 from referee.numerics.rounding.operation_checks import Check, Oracle
+from referee.numerics.rounding.optimizer_checks import operation_of
 from tests.referee.numerics.rounding.wrong_kernels import draw
 
 
@@ -83,10 +85,18 @@ def recorded(
         stepper.step()
         recorder.step()
         stepper.zero_grad()
-    oracle = Oracle(torch.device("cpu"), extremes=False)
+    oracle = Oracle(torch.device("cpu"))
     for operation in operations(folder):
         oracle.check(operation)
     return oracle
+
+
+def next_step(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[Check]:
+    """Check the next step of an optimizer, without carrying it out."""
+    oracle = Oracle(torch.device("cpu"))
+    for step in before_step(optimizer, {id(value): name for name, value in model.named_parameters()}):
+        oracle.check(operation_of(step))
+    return oracle.checks
 
 
 def wrong_names(checks: list[Check]) -> set[str]:
@@ -100,7 +110,7 @@ def test_the_steps_of_a_record_are_checked(options: dict[str, Any], tmp_path: Pa
     steps = [check for check in report.checks if check.label == "AdamW step"]
     names = {check.name.partition(", ")[2] for check in steps}
     assert names == {"fc.weight", "fc.bias", "norm.weight", "norm.bias"}
-    assert {check.how for check in steps} == {"device", "recorded"}
+    assert {check.how for check in steps} >= {"device", "recorded"}
 
 
 @pytest.mark.parametrize("level", ["mix", "L1", "L0"])
@@ -143,7 +153,7 @@ def test_torchs_optimizers_are_within_rounding(kind: str, dtype: torch.dtype) ->
     for _ in range(2):
         model(torch.randn(4, 9).to(dtype)).float().square().sum().backward()
         before = [value.detach().clone() for value in model.parameters()]
-        assert wrong_names(check_optimizer(optimizer, "cpu", model)) == set()
+        assert wrong_names(next_step(optimizer, model)) == set()
         assert all(torch.equal(old, value) for old, value in zip(before, model.parameters(), strict=True))
         optimizer.step()
 
@@ -166,7 +176,7 @@ def test_the_fused_sgd_of_torch_on_a_cpu_is_wrong_in_bfloat16() -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=fused)
         for _ in range(2):
             model(torch.randn(8, 33).bfloat16()).float().square().mean().backward()
-            checks = check_optimizer(optimizer, "cpu", model)
+            checks = next_step(optimizer, model)
             optimizer.step()
         wrong[fused] = wrong_names(checks)
     assert "weight" in wrong[True]
