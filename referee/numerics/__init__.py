@@ -6,22 +6,7 @@ that only compares needs no torch.
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from referee.errors import NumericsError as NumericsError
-    from referee.numerics.monitor.monitor import Monitor as Monitor
-    from referee.numerics.monitor.targets import MonitorConfig as MonitorConfig
-    from referee.numerics.monitor.trainer_mon import TrainerMon as TrainerMon
-    from referee.numerics.record.record_settings import RecorderConfig as RecorderConfig
-    from referee.numerics.record.recorder import PrecisionDebugger as PrecisionDebugger
-    from referee.numerics.record.recorder import Recorder as Recorder
-    from referee.numerics.repeat.repeat_evidence import repeat_step as repeat_step
-    from referee.numerics.rounding.operation_checks import check_operation as check_operation
-    from referee.numerics.runs.logp_diff import logp_diff as logp_diff
-    from referee.numerics.search.fix_words import fix as fix
-    from referee.numerics.seed import seed_all as seed_all
-    from referee.numerics.setup.config_checker import ConfigChecker as ConfigChecker
+from typing import Any
 
 MODULES = {
     "ConfigChecker": "referee.numerics.setup.config_checker",
