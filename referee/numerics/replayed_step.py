@@ -1,4 +1,4 @@
-"""Training steps that can be run again from one state: what record, repeat, bisect, fix and oracle take.
+"""Training steps that can be run again from one state: what record, repeat, bisect and fix take.
 
 A factory FILE.py:FUNCTION returns (step, state): a function that runs one training step, and the objects with
 state_dict that it changes; or a ReplayedStep, which says more.

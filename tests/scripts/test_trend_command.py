@@ -42,6 +42,7 @@ def test_a_run_and_two_runs(
     assert f"next: make record RUN={runs[1]} STEP=100\n" in capsys.readouterr().out
     found = json.loads(Path("results/trend-b-runs-B0/trend.json").read_text())
     assert (found["rows"][0]["call"], found["rows"][0]["place"]) == (f"grad_reduced {names()[3]}", "step 100")
+    assert found["steps"] == 120
     assert Path("results/trend-b-runs-B0/trend.html").exists()
     assert trend(monkeypatch, *runs[:2]) == 0
     assert capsys.readouterr().out.count("next: make record RUN=results/") == 2

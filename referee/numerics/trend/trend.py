@@ -352,12 +352,11 @@ def write_trend(
     first = sorted(maps, key=lambda one: one[2].kind != kind)  # the map of the first row is shown first
     table = Table(HEADINGS, [row.cells for row in rows])
     blocks: list[Block] = [Paragraph(tested), table, Figure("tensors", heat_map(first))]
+    steps = {step for _, _, table in maps if table.kind in KINDS for step in table.steps.tolist()}
+    content = {"title": title, "tested": tested, "steps": len(steps), "rows": [row.as_json for row in rows]}
     with writing(folder, "give another folder for the results"):
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(
-            folder / "trend.json",
-            {"title": title, "tested": tested, "rows": [row.as_json for row in rows]},
-        )
+        write_json(folder / "trend.json", content)
         page.write_text(render_html(Document(title, blocks)), encoding="utf-8")
     return page
 
