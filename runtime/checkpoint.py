@@ -2,7 +2,7 @@
 
     <run>/checkpoint/00001200/state.pt       tensors (model, optimizer), read back with weights_only=True
                               meta.json      plain data: iteration, clocks, history
-                              manifest.json  size and SHA-256 of the others, written last
+                              SHA256SUMS     of the others, written last
 
 A checkpoint is written under a temporary name, flushed to the disk and renamed; the previous one stays. Loading takes
 the newest complete checkpoint and reports why it skipped any other.
@@ -10,7 +10,6 @@ the newest complete checkpoint and reports why it skipped any other.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -19,14 +18,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runtime import ranks
+from runtime import ranks, records
 from runtime.errors import UserError, disk_full, explain_full_disk
-from runtime.files import open_regular, read_json, remove_files
+from runtime.files import read_json, remove_files
 
 KEEP = 2
 NAME = re.compile(r"[0-9]+(\.[0-9]+)?")
 TEMPORARY = re.compile(r"\.[0-9]+(\.[0-9]+)?\.[0-9]+\.tmp")
-FILES = STATE, META, MANIFEST = "state.pt", "meta.json", "manifest.json"
+FILES = STATE, META, SUMS = "state.pt", "meta.json", records.SUMS
+OWNER = "a checkpoint"  # in SHA256SUMS
 
 
 class CheckpointError(UserError, RuntimeError):
@@ -69,8 +69,7 @@ def save(
         with (temporary / STATE).open("wb") as file:  # Python's file reports the cause of an error
             torch.save(state, file)
         (temporary / META).write_text(json.dumps(meta | {"iteration": iteration}))
-        sums = {name: _describe(temporary / name) for name in (STATE, META)}
-        (temporary / MANIFEST).write_text(json.dumps({"schema": 1, "files": sums}, indent=1))
+        records.write_sums(temporary, OWNER, (STATE, META))
         for name in FILES:
             _flush(temporary / name)
         _flush(temporary)
@@ -131,23 +130,13 @@ def load(path: Path) -> LoadedCheckpoint:
 
 
 def verify(path: Path) -> dict[str, Any]:
-    """Check the size and the SHA-256 of a checkpoint's files, and its iteration. Returns its plain data.
+    """Check the SHA-256 of a checkpoint's files, and its iteration. Returns its plain data.
 
     Raises CheckpointError. Needs no torch.
     """
+    if damage := records.check_sums(path, OWNER, (STATE, META)):
+        raise CheckpointError(f"checkpoint {path} is damaged: {damage[0]}")
     try:
-        manifest = read_json(path / MANIFEST)
-        found = {name: _describe(path / name) for name in (STATE, META)}
-        for name, actual in found.items():
-            recorded = manifest["files"][name]
-            if actual != recorded:
-                raise CheckpointError(
-                    f"checkpoint {path / name} is altered: {actual['bytes']} bytes, SHA-256 "
-                    f"{actual['sha256'][:12]}..., manifest says {recorded['bytes']} bytes, "
-                    f"{recorded['sha256'][:12]}..."
-                )
-        if manifest != {"schema": 1, "files": found}:
-            raise CheckpointError(f"checkpoint {path / MANIFEST} is altered")
         meta: dict[str, Any] = read_json(path / META)
         if type(meta["iteration"]) is not int or meta["iteration"] != _sequence(path)[0]:
             raise CheckpointError(f"checkpoint {path} has iteration {meta['iteration']!r} in its {META}")
@@ -184,12 +173,6 @@ def load_latest(
             f"{root} has no complete checkpoint: {skipped[0]}; fix: delete the run's folder and run `make`"
         )
     return None
-
-
-def _describe(path: Path) -> dict[str, Any]:
-    """Return size and SHA-256 of a file."""
-    with open_regular(path) as file:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def _flush(path: Path) -> None:

@@ -51,20 +51,20 @@ def truncated(bench: Bench) -> str:
     )
 
 
-@fault("the newest checkpoint without its manifest", PREVIOUS)
-def without_manifest(bench: Bench) -> str:
-    return damaged(bench, lambda path: (path / "manifest.json").unlink())
+@fault("the newest checkpoint without its checksums", PREVIOUS)
+def without_sums(bench: Bench) -> str:
+    return damaged(bench, lambda path: (path / "SHA256SUMS").unlink())
 
 
 def replaced(path: Path, content: bytes) -> None:
-    """Another content of a checkpoint's file, with a valid manifest."""
+    """Another content of a checkpoint's file, with a valid checksum."""
     path.write_bytes(content)
-    manifest = json.loads(path.with_name("manifest.json").read_text())
-    manifest["files"][path.name] = {"bytes": len(content), "sha256": sha256(content).hexdigest()}
-    path.with_name("manifest.json").write_text(json.dumps(manifest))
+    sums = path.with_name("SHA256SUMS")
+    lines = [line for line in sums.read_text().splitlines() if not line.endswith(f"  {path.name}")]
+    sums.write_text("\n".join([*lines, f"{sha256(content).hexdigest()}  {path.name}"]) + "\n")
 
 
-@fault("a checkpoint with another iteration in its meta.json, with a valid manifest", PREVIOUS)
+@fault("a checkpoint with another iteration in its meta.json, with a valid checksum", PREVIOUS)
 def another_iteration(bench: Bench) -> str:
     def harm(path: Path) -> None:
         meta = json.loads((path / "meta.json").read_text())
@@ -73,7 +73,7 @@ def another_iteration(bench: Bench) -> str:
     return damaged(bench, harm)
 
 
-@fault("a checkpoint with a tensor of another shape, with a valid manifest", PREVIOUS)
+@fault("a checkpoint with a tensor of another shape, with a valid checksum", PREVIOUS)
 def another_shape(bench: Bench) -> str:
     def harm(path: Path) -> None:
         state = torch.load(path / "state.pt", weights_only=True)
@@ -96,7 +96,7 @@ class Malicious:
 
 
 @fault(
-    "a checkpoint that carries code, with a valid manifest",
+    "a checkpoint that carries code, with a valid checksum",
     "refused without running it; " + PREVIOUS,
 )
 def malicious(bench: Bench) -> str:

@@ -1,4 +1,4 @@
-"""A checkpoint with a valid manifest that does not fit the run is named in one line and never trained on."""
+"""A checkpoint with a valid checksum that does not fit the run is named in one line and never trained on."""
 
 import copy
 from collections.abc import Callable

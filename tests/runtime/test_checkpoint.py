@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 
 import pytest
@@ -46,7 +45,7 @@ def test_overwriting_an_iteration_leaves_a_complete_checkpoint_at_every_moment(
     assert all(observed)
 
 
-@pytest.mark.parametrize("name", ["state.pt", "meta.json", "manifest.json"])
+@pytest.mark.parametrize("name", ["state.pt", "meta.json", "SHA256SUMS"])
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
 def test_a_damaged_checkpoint_is_named_and_the_previous_one_is_loaded(
     tmp_path: Path, name: str, damage: str
@@ -61,22 +60,10 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_one_is_loaded(
         file.write_bytes(content[:-3])
     else:
         file.unlink()
-    if name == "manifest.json" and damage == "flip" and json_is_unchanged(file):
-        pytest.fail("the flip did not change the manifest")
     loaded = checkpoint.load_latest(tmp_path)
     assert loaded is not None
     assert loaded.iteration == 1
     assert "00000002" in loaded.skipped[0]
-
-
-def json_is_unchanged(file: Path) -> bool:
-    try:
-        files = json.loads(file.read_bytes())["files"]
-    except (ValueError, KeyError):
-        return False
-    return all(
-        checkpoint._describe(file.parent / name) == files.get(name) for name in ("state.pt", "meta.json")
-    )
 
 
 def test_without_a_complete_checkpoint_loading_is_an_error(tmp_path: Path) -> None:
