@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -184,13 +184,11 @@ def sample(
     generators: Sequence[torch.Generator],
     cache: Cache | None = None,
     drawing: Drawing | None = None,
-    enough: Callable[[Tensor], bool] = lambda tokens_BN: False,
 ) -> Sample:
     """Sample `new` tokens after each prompt. The tokens of a sequence do not depend on the others of the batch.
 
     generators: one for each prompt, on the CPU, so that every device draws the same numbers. cache: prefill stores the
-    prompt in it, then each step decodes one token. Without it every step reads all tokens. enough: of the new tokens
-    (B, N) after each step; where it is true, sampling ends.
+    prompt in it, then each step decodes one token. Without it every step reads all tokens.
     """
     drawing = drawing or Drawing()
     ids_BT, tokens, log_probs = prompt_BT, [], []
@@ -203,8 +201,6 @@ def sample(
         tokens.append(chosen_B1)
         log_probs.append(last_BV.log_softmax(-1).gather(1, chosen_B1))
         ids_BT, unread_BT = torch.cat([ids_BT, chosen_B1], dim=1), chosen_B1
-        if enough(torch.cat(tokens, dim=1)):
-            break
     return Sample(torch.cat(tokens, dim=1), torch.cat(log_probs, dim=1))
 
 

@@ -1,6 +1,6 @@
 """A trained run as a model of lm-evaluation-harness (Gao et al., github.com/EleutherAI/lm-evaluation-harness).
 
-The harness's class HFLM scores and continues texts; here it gets the logits of a GPT2 in place of a model of
+The harness's class HFLM scores texts; here it gets the logits of a GPT2 in place of a model of
 transformers. HFLM fails where a continuation alone exceeds the block size, and where it joins the context in one token
 ("Ans" and "wer"). Here the first is truncated from the left, and the second is encoded alone, as gpt2.hellaswag does.
 
@@ -16,7 +16,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import torch
 from lm_eval.models.huggingface import HFLM
 from tokenizers import Tokenizer as FastTokenizer
 from torch import Tensor, nn
@@ -24,7 +23,7 @@ from transformers import GPT2Config, PreTrainedTokenizerFast
 
 from gpt2 import tokenizer
 from gpt2.platforms import Autocast, on_platform, parse_platform
-from gpt2.sampling import Cache, CacheError, Drawing, logits, sample
+from gpt2.sampling import logits
 from gpt2.tokenizer import END_OF_TEXT, Tokenizer
 from gpt2.transformer import GPT2
 from gpt2.transformers_config import tokenizer_files
@@ -34,7 +33,6 @@ from study.evaluation.loaded_runs import load_run
 
 MOST_LOGITS = 2**28  # of a batch: 1 GB
 MOST_ROWS = 64
-SAMPLING = {"do_sample", "temperature", "top_k", "top_p"}
 Request = tuple[Any, list[int], list[int]]  # texts, ids of the context, ids of the continuation
 
 
@@ -105,41 +103,12 @@ class ScoredModel(HFLM):  # type: ignore[misc]
         scores: list[tuple[float, bool]] = super()._loglikelihood_tokens(rows, **options)
         return scores
 
-    def _model_generate(
-        self, context: Tensor, max_length: int, stop: list[str], *, attention_mask: Tensor, **settings: Any
-    ) -> Tensor:
-        """Return each row with its new tokens. HFLM pads on the left, which a GPT2 does not mask: one row at a time."""
-        unknown = sorted(settings.keys() - SAMPLING)
-        if unknown:
-            raise UserError(
-                f"the task sets {unknown[0]}={settings[unknown[0]]} for its texts, which is not known here; fix: leave "
-                "the task out of TASKS"
-            )
-        sampled = settings.get("do_sample", False)
-        drawing = Drawing(
-            float(settings.get("temperature", 1.0)) if sampled else 0.0,
-            int(settings.get("top_k", 0)) if sampled else 0,
-            float(settings.get("top_p", 1.0)) if sampled else 1.0,
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+        """Refuse a task that asks for texts: a GPT2 of these sizes answers none."""
+        raise UserError(
+            f"{requests[0].task_name} scores texts that a model writes; only log-likelihoods are scored here; fix: "
+            "leave the task out of TASKS"
         )
-
-        def stopped(tokens_BT: Tensor) -> bool:
-            text = self.tokenizer.decode(tokens_BT[0].tolist())
-            return any(one in text for one in stop)
-
-        def drawn(prompt_BT: Tensor, cache: Cache | None) -> Tensor:
-            new, generators = max_length - context.shape[1], [torch.Generator().manual_seed(0)]
-            with self.model.autocast():
-                return sample(self.model.gpt2, prompt_BT, new, generators, cache, drawing, stopped).tokens[0]
-
-        rows = []
-        for ids, mask in zip(context, attention_mask, strict=True):
-            prompt_BT = ids[mask.bool()][None] if mask.any() else ids.new_full((1, 1), self.eot_token_id)
-            try:
-                new_tokens = drawn(prompt_BT, Cache())
-            except CacheError:
-                new_tokens = drawn(prompt_BT, None)
-            rows.append(torch.cat([ids, new_tokens]))
-        return nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=self.eot_token_id)
 
 
 class RunModel(ScoredModel):
