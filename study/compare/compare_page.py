@@ -23,7 +23,7 @@ from referee.pages.document import (
     Table,
     render_markdown,
 )
-from referee.pages.figures import Plain, axis, figure, line, points
+from referee.pages.figures import Plain, axis, figure, line
 from referee.pages.html_page import render_html
 from referee.pages.markup import Strong, Text, escape_html, number_with_detail
 from referee.verdict.statistics import percent, with_interval
@@ -42,7 +42,7 @@ from study.compare.compared_studies import (
 )
 from study.report.method import change, shown, shown_bits
 from study.report.report_data import bits
-from study.report.report_figures import in_percent
+from study.report.report_figures import Mark, forest
 from study.report.report_sections import compared_section
 from study.runs import variant_order
 
@@ -55,39 +55,16 @@ NARROW = {"margin": {"l": 90, "r": 12}, "font": {"size": 11}}
 
 
 def changes(comparison: StudyComparison) -> Plain | None:
-    """Change of perplexity: one row for each variant, one point with its interval for each study."""
-    rows = comparison.changes()
-    if not rows:
-        return None
+    """Change of perplexity: a row for each variant, with an estimate for each study."""
     first, *others = labels = [study.label for study in comparison.studies]
     series = [f"{label} against {first}" for label in others] if comparison.absolute else labels
-    data = []
-    for place, name in enumerate(series):
-        known = [(variant, interval) for variant, changed in rows if (interval := changed[place])]
-        estimates = [in_percent(interval) for _, interval in known]
-        data.append(
-            points(
-                name,
-                STUDY_COLORS[place % len(STUDY_COLORS)],
-                estimates,
-                [escape_html(variant) for variant, _ in known],
-                ["circle-open" if low is None else "circle" for _, low, _ in estimates],
-                orientation="h",
-                hovertemplate=f"%{{y}}: %{{x:+.3g}} %<extra>{escape_html(name)}</extra>",
-            )
-        )
-    names = [escape_html(variant) for variant, _ in reversed(rows)]
-    return figure(
-        data,
-        140 + 44 * len(rows),
-        (130, 24, 34, 48),
-        NARROW,
-        showlegend=True,
-        legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
-        scattermode="group",
-        xaxis=axis("change, % of perplexity (left is better)", zeroline=True, zerolinewidth=2),
-        yaxis={"type": "category", "categoryorder": "array", "categoryarray": names, "automargin": "left"},
-    )
+    marks = [
+        Mark(variant, name, STUDY_COLORS[place % len(STUDY_COLORS)], interval)
+        for variant, changed in comparison.changes()
+        for place, (name, interval) in enumerate(zip(series, changed, strict=True))
+        if interval
+    ]
+    return forest(marks)
 
 
 def curves(lines: list[Alignment], variants: list[str]) -> Plain:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from ra.arms import parse_arm
 from referee.pages.document import BulletList, Figure, Note, Section, Table
-from referee.pages.figures import Plain, axis, figure, line
-from referee.pages.markup import Text, escape_html
+from referee.pages.figures import Plain
+from referee.pages.markup import Text
 from referee.verdict.looks import adjusted_for_looks
 from referee.verdict.statistics import Interval, holm, mean, t_quantile, t_tail
 from study.analysis.verdict import (
@@ -25,7 +25,7 @@ from study.analysis.verdict import (
 from study.arm_colors import color
 from study.compare.loaded_studies import LoadedStudy
 from study.report.method import difference
-from study.report.report_figures import in_percent
+from study.report.report_figures import Mark, forest
 from study.runs import BASELINE
 
 # The trend of a judged arm's difference over model sizes: a linear contrast over log parameters. Needs no torch.
@@ -205,9 +205,6 @@ def _row(study: LoadedStudy) -> SizedStudy:
     )
 
 
-SPREAD = 1.04  # factor between the marks of two arms at one size
-
-
 def sizes_section(report: SizeComparison) -> Section:
     """The figure and the tables of studies of several sizes."""
     return Section(
@@ -254,44 +251,12 @@ def effects_table(report: SizeComparison) -> Table:
 
 
 def effects_figure(report: SizeComparison) -> Plain | None:
-    """Differences in percent of perplexity over parameters on a logarithmic axis, with their intervals."""
+    """The difference of each arm, a row for each size, the smallest first."""
     arms = [one.arm for one in report.trends]
-    data = []
-    for place, trend in enumerate(report.trends):
-        shift = SPREAD ** (place - (len(arms) - 1) / 2)
-        known = [(row, effect) for row, effect in zip(report.rows, trend.effects, strict=True) if effect]
-        estimates = [in_percent(effect.test.difference) for _, effect in known]
-        ink = color(trend.arm, arms)
-        bars: Plain = {"type": "data", "symmetric": False, "thickness": 2, "width": 5, "color": ink}
-        bars["array"] = [None if high is None else high - middle for middle, _, high in estimates]
-        bars["arrayminus"] = [None if low is None else middle - low for middle, low, _ in estimates]
-        data.append(
-            line(
-                trend.arm,
-                ink,
-                group=trend.arm,
-                width=1.5,
-                dash="dot",
-                x=[row.parameters * shift for row, _ in known],
-                y=[middle for middle, _, _ in estimates],
-                marker={"color": ink, "size": 9},
-                error_y=bars,
-                text=[f"{escape_html(row.study)}: {effect.word}" for row, effect in known],
-                hovertemplate="%{text}<br>%{y:+.3f} %<extra>" + escape_html(trend.arm) + "</extra>",
-            )
-        )
-    if not data:
-        return None
-    ticks = {
-        "tickvals": [row.parameters for row in report.rows],
-        "ticktext": [f"{escape_html(row.study)}<br>{row.parameters / 1e6:.3g} M" for row in report.rows],
-    }
-    return figure(
-        data,
-        340,
-        (70, 24, 16, 64),
-        {"margin": {"l": 56, "r": 12}, "font": {"size": 11}},
-        xaxis=axis("parameters (log)", type="log", **ticks),
-        yaxis=axis("% of perplexity (lower is better)", zeroline=True, rangemode="tozero"),
-        showlegend=len(arms) > 1,
-    )
+    marks = [
+        Mark(f"{row.study}, {row.parameters / 1e6:.3g} M", arm, color(arm, arms), effect.test.difference, arm)
+        for place, row in enumerate(report.rows)
+        for arm, trend in zip(arms, report.trends, strict=True)
+        if (effect := trend.effects[place])
+    ]
+    return forest(marks)

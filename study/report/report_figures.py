@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ra.arms import controls_of
@@ -110,25 +111,18 @@ def shade(share: float) -> str:
     return f"mix(--v1, --v5, {share:.3g})"
 
 
-ROW = 38  # pixels of one line of an interval plot
-NARROW_COLUMN = {"margin": {"l": 78, "r": 12}, "font": {"size": 11}}
+ROW = 38  # pixels of one row of a forest plot, at least
 
 
-def _rows(labels: Sequence[str]) -> Plain:
-    """A vertical axis with labels at 0, -1, -2, ... from the top."""
-    ticks = {"tickvals": [-place for place in range(len(labels))], "ticktext": list(labels)}
-    return ticks | {
-        "showgrid": False,
-        "zeroline": False,
-        "range": [0.6 - len(labels), 0.6],
-        "fixedrange": True,
-        "automargin": "left",
-    }
+@dataclass(frozen=True)
+class Mark:
+    """An estimate of a forest plot: a difference of losses in a row. group: its name in the page's legend."""
 
-
-def _upright(kind: str, left: float, right: float, **style: object) -> Plain:
-    """A shape over the whole height."""
-    return {"type": kind, "x0": left, "x1": right, "yref": "paper", "y0": 0, "y1": 1} | style
+    row: str
+    series: str
+    ink: str
+    difference: Interval
+    group: str = ""
 
 
 def in_percent(interval: Interval) -> Estimate:
@@ -137,38 +131,80 @@ def in_percent(interval: Interval) -> Estimate:
     return perplexity_percent(interval.mean), low, high
 
 
-def differences(report: Report) -> Plain | None:
-    """Final differences to the control arms in percent of perplexity, and the margin of equivalence in grey."""
-    rows = sorted(report.rows, key=lambda row: row.control)  # real changes first
-    lines = [(row.variant, row.against_controls) for row in rows if row.against_controls]
-    if not lines:
-        return None
+def forest(marks: Sequence[Mark], margin: float | None = None) -> Plain | None:
+    """Differences in percent of perplexity with their intervals, a row each; an open circle is one seed.
+
+    margin: of equivalence (nats), in grey. Several series of a row lie below each other, each in its color.
+    """
+    rows = list(dict.fromkeys(mark.row for mark in marks))
+    series = list(dict.fromkeys(mark.series for mark in marks))
+    shared = len(rows) < len(marks)  # a row has several series
+    named = any(mark.series != mark.row for mark in marks)
     data, ends = [], [0.0]
-    for place, (name, interval) in enumerate(lines):
-        estimate = middle, low, high = in_percent(interval)
-        ends += filter(None, estimate)
-        bounds = "one seed: no interval" if low is None else f"[{low:+.3f} %, {high:+.3f} %]"
-        ink, hover = color(name, report.variants), f"{middle:+.3f} % {bounds}"
-        data.append(points(name, ink, [estimate], [-place], "circle", group=name, hovertemplate=hover))
+    for number, name in enumerate(series):
+        own = [mark for mark in marks if mark.series == name]
+        estimates = [in_percent(mark.difference) for mark in own]
+        below = (number - (len(series) - 1) / 2) * 0.7 / len(series) if shared else 0.0
+        data.append(
+            points(
+                name,
+                own[0].ink,
+                estimates,
+                [-rows.index(mark.row) - below for mark in own],
+                ["circle-open" if low is None else "circle" for _, low, _ in estimates],
+                group=own[0].group,
+                text=[_hover(name, estimate) for estimate in estimates],
+                hovertemplate="%{text}<extra></extra>",
+            )
+        )
+        ends += [end for estimate in estimates for end in estimate if end is not None]
+    if not data:
+        return None
     shapes = [_upright("line", 0, 0, line={"color": "var(--soft)", "width": 1})]
-    if report.verdicts:
-        limit = report.verdicts[0].margin
-        equivalent = perplexity_percent(-limit), perplexity_percent(limit)
+    if margin is not None:
+        equivalent = perplexity_percent(-margin), perplexity_percent(margin)
         grey = faded("var(--noise)", 0.16)
         shapes.insert(0, _upright("rect", *equivalent, fillcolor=grey, line={"width": 0}, layer="below"))
         if equivalent[1] < 2 * max(map(abs, ends)):  # else the estimates would be too small to see
             ends += equivalent
-    margin = 0.06 * (max(ends) - min(ends)) or 1.0
-    reach = [min(ends) - margin, max(ends) + margin]
+    space = 0.06 * (max(ends) - min(ends)) or 1.0
+    ticks = {"tickvals": [-place for place in range(len(rows))], "ticktext": [*map(escape_html, rows)]}
+    fixed = {"showgrid": False, "zeroline": False, "fixedrange": True, "automargin": "left"}
     return figure(
         data,
-        90 + ROW * len(lines),
-        (150, 24, 12, 52),
-        NARROW_COLUMN | {"margin": {"l": 122, "r": 12}},
-        xaxis=axis("% of perplexity (lower is better)", zeroline=False, range=reach),
-        yaxis=_rows([escape_html(name) for name, _ in lines]),
+        90 + 22 * named + max(ROW, 20 * len(series) * shared) * len(rows),
+        (150, 24, 12 + 22 * named, 52),
+        {"font": {"size": 11}, "margin": {"l": 122, "r": 12}},
+        xaxis=axis(
+            "% of perplexity (lower is better)", zeroline=False, range=[min(ends) - space, max(ends) + space]
+        ),
+        yaxis=ticks | fixed | {"range": [0.6 - len(rows), 0.6]},
         shapes=shapes,
+        showlegend=named,
+        legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
     )
+
+
+def _upright(kind: str, left: float, right: float, **style: object) -> Plain:
+    """A shape over the whole height."""
+    return {"type": kind, "x0": left, "x1": right, "yref": "paper", "y0": 0, "y1": 1} | style
+
+
+def _hover(name: str, estimate: Estimate) -> str:
+    middle, low, high = estimate
+    bounds = "one seed: no interval" if low is None else f"[{low:+.3f} %, {high:+.3f} %]"
+    return f"{escape_html(name)}: {middle:+.3f} % {bounds}"
+
+
+def differences(report: Report) -> Plain | None:
+    """Final differences to the control arms, and the margin of equivalence."""
+    rows = sorted(report.rows, key=lambda row: row.control)  # real changes first
+    marks = [
+        Mark(row.variant, row.variant, color(row.variant, report.variants), row.against_controls, row.variant)
+        for row in rows
+        if row.against_controls
+    ]
+    return forest(marks, report.verdicts[0].margin if report.verdicts else None)
 
 
 def over_training(report: Report, places: Sequence[int]) -> Plain | None:

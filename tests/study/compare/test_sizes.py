@@ -46,11 +46,11 @@ def test_the_effects_are_the_verdicts_of_the_reports_and_hold_from_the_smallest_
     figure = effects_figure(found)
     assert figure
     (drawn,) = figure["data"]
-    assert drawn["x"] == list(PARAMETERS.values())
-    assert drawn["y"] == [
+    assert drawn["y"] == [0, -1, -2]
+    assert figure["layout"]["yaxis"]["ticktext"] == ["tiny, 0.15 M", "mini, 0.9 M", "small, 10.9 M"]
+    assert drawn["x"] == [
         pytest.approx(100 * math.expm1(one.test.difference.mean)) for one in trend.effects if one
     ]
-    assert figure["layout"]["xaxis"]["type"] == "log"
 
 
 def test_few_seeds_give_no_trend_and_an_unfinished_study_is_named(tmp_path: Path) -> None:

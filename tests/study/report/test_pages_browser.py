@@ -37,7 +37,7 @@ def changes_are_drawn(found: dict[str, Any], built: dict[str, Any]) -> None:
     assert len(traces) == len(columns[0])
     for trace, intervals in zip(traces, zip(*columns, strict=True), strict=True):
         pixel = trace["pixel"][0]
-        assert trace["y"] == names
+        assert [round(-y) for y in trace["y"]] == [*range(len(names))]
         middle = [percent(one["mean"]) for one in intervals]
         assert trace["x"] == pytest.approx(middle, rel=1e-5)
         assert [x for x, _ in trace["points"]] == pytest.approx(middle, abs=pixel)
