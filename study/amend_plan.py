@@ -20,7 +20,7 @@ from runtime.errors import UserError
 from runtime.settings import OptimizerConfig
 from study import plan_file
 from study.plan_file import Continued, Plan, PlanFileError, PlanRow
-from study.planner import SAME_SPEED_RATIO, CountedArm
+from study.planner import CountedArm
 from study.preconditions import differing_symbols, earlier_looks, symbol_values
 from study.report.report_data import build_report
 from study.report.report_summary import findings
@@ -63,9 +63,7 @@ def with_variants(
         if existing and not plan.budget.equal_time:
             row = _share_count(row, existing)
         rows[name] = _own_warmup(row, arm.optimizer)
-    plan = plan.replace(variants=rows)
-    notes = (*plan.notes, *filter(None, (_longer_than_the_limit(plan, name) for name in unknown)))
-    return plan_file.write(study_dir, plan.replace(notes=notes))
+    return plan_file.write(study_dir, plan.replace(variants=rows))
 
 
 def with_design(study_dir: Path, plan: Plan, settings: StudySettings) -> Plan:
@@ -136,17 +134,6 @@ def _own_warmup(row: PlanRow, optimizer: OptimizerConfig) -> PlanRow:
         return row
     warmup = warmup_iterations(row.iterations, optimizer.warmup_fraction)
     return row.replace(warmup_iterations=warmup)
-
-
-def _longer_than_the_limit(plan: Plan, name: str) -> str:
-    """Return a note if the existing count takes an added variant longer than the time limit; else empty."""
-    limit, seconds = plan.budget.max_time_seconds, plan.planned_seconds(name)
-    if not limit or seconds is None or seconds <= SAME_SPEED_RATIO * limit:
-        return ""
-    return (
-        f"added: {name}, with the same {plan.variants[name].iterations} iterations as the existing variants; "
-        f"it trains for about {seconds:.0f} s, longer than the limit of {limit:g} s"
-    )
 
 
 # CONFIG_CONTINUES: runs that start where the decay of a shorter study's runs began.
