@@ -217,7 +217,7 @@ def losses(card: CheckedDevice, label: str, name: str) -> list[float]:
     """Return the training losses of a finished run in nats, one for each step."""
     finished(card, label, name)
     folder = study_folder(card, label) / "runs" / run_record.run_name(name, 0)
-    return [step.loss for step in read_steps(folder / "metrics.jsonl").steps]
+    return [step.loss for step in read_steps(folder / "metrics.jsonl")]
 
 
 def compare_losses(card: CheckedDevice, title: str, label: str, name: str, limit: float) -> CardCheck:

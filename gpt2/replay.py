@@ -68,7 +68,7 @@ class RunReplay:
         self.run = TrainingRun(run_dir, plan, own, self.resolved, parts, Stop())
         self.run.stepper.simulated_ranks = record.batch.world_size
         self._refuse_other_data()
-        lines = read_steps(run_dir / "metrics.jsonl").steps
+        lines = read_steps(run_dir / "metrics.jsonl")
         self.logged: Mapping[int, Step] = {line.iteration: line for line in lines}
         self.skipped: list[str] = []
         self.start = 0 if from_start else self._load_nearest()

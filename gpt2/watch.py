@@ -155,9 +155,7 @@ class RunMonitor(StepObserver):
             self._note_unmatched(self.monitor.targets)
         with self._harmless():
             self.monitor.writer.truncate(iteration)
-        steps = [
-            line for line in read_steps(self.directory / "metrics.jsonl").steps if line.iteration <= iteration
-        ]
+        steps = [line for line in read_steps(self.directory / "metrics.jsonl") if line.iteration <= iteration]
         for line in steps[-(WINDOW + RECENT) :]:
             norm = math.nan if line.grad_norm is None else line.grad_norm
             self.triggers.observe(line.iteration, line.loss, norm)

@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
@@ -53,14 +52,6 @@ class Step(msgspec.Struct, frozen=True):
     grad_norm: float | None = None
     logp_diff: float | None = None
     logp_diff_absolute: float | None = None
-
-
-@dataclass(frozen=True)
-class LoggedSteps:
-    """The steps in a metrics.jsonl, and the number of its damaged lines."""
-
-    steps: tuple[Step, ...] = ()
-    damaged: int = 0
 
 
 class MetricsLog:
@@ -117,7 +108,7 @@ class MetricsLog:
 
     def speeds(self) -> list[float]:
         """Return the tokens per second of every logged step, over all processes of the run."""
-        steps = read_steps(self.directory / "metrics.jsonl").steps
+        steps = read_steps(self.directory / "metrics.jsonl")
         return [step.tokens_per_second for step in steps if step.tokens_per_second]
 
     def last_record(self) -> run_record.RunRecord | None:
@@ -128,19 +119,15 @@ class MetricsLog:
             return None
 
 
-def read_steps(path: Path) -> LoggedSteps:
+def read_steps(path: Path) -> tuple[Step, ...]:
     """Read the training steps in a metrics.jsonl. A missing file and one that cannot be read have none."""
     try:
         texts = read_bytes(path, SIZE_LIMIT).splitlines()
     except (FileNotFoundError, DamagedFileError):
-        return LoggedSteps()
-    steps, damaged = [], 0
-    for text in texts:
-        line = parse_line(text, MetricsLine)
-        step = parse_line(text, Step) if line and line.event == "train" else None
-        damaged += line is None or (line.event == "train" and step is None)
-        steps += [step] if step else []
-    return LoggedSteps(tuple(steps), damaged)
+        return ()
+    lines = [(text, parse_line(text, MetricsLine)) for text in texts]
+    steps = [parse_line(text, Step) for text, line in lines if line and line.event == "train"]
+    return tuple(step for step in steps if step)
 
 
 def parse_line(text: bytes, kind: type[T]) -> T | None:

@@ -118,7 +118,7 @@ def _result(study_dir: Path, name: str, runs: Sequence[Run], verdicts: dict[str,
         for tokens, value in run.values.items():
             accuracies.setdefault(tokens // tokens_per_step, {})[run.record.seed] = value
     diverged = {run.name: run.record.error or "" for run in own if run.cause == DIVERGED}
-    steps = [step for run in own for step in read_steps(run.file(study_dir, "metrics.jsonl")).steps]
+    steps = [step for run in own for step in read_steps(run.file(study_dir, "metrics.jsonl"))]
     logp = [(one.logp_diff, one.logp_diff_absolute or 0.0) for one in steps if one.logp_diff is not None]
     return ArmResult(name, len(own), accuracies, diverged, logp, verdicts.get(name))
 

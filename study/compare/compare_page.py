@@ -286,7 +286,6 @@ def alignment_table(lines: list[Alignment]) -> Table:
         "first step / tenth / last tenth, %": lambda line: _percents(line.errors),
         "A/A": lambda line: _percents(line.control_errors) if line.control_errors else "-",
         "within A/A": lambda line: {True: "yes", False: "no", None: "-"}[line.within_control_errors],
-        "unreadable lines": lambda line: str(line.unreadable or "-"),
     }
     return Table.of(lines, columns)
 

@@ -14,7 +14,7 @@ import numpy as np
 from ra.arms import control_arms, control_groups, controls_of, parse_arm
 from referee.numerics.setup.checklist_rows import EQUAL, ChecklistRow
 from referee.verdict.statistics import Interval, mean, mean_interval
-from runtime.metrics_log import LoggedSteps, read_steps
+from runtime.metrics_log import Step, read_steps
 from runtime.records import Task
 from study.analysis.verdict import BETTER, NO_ANSWER, WORSE
 from study.compare.compare_sizes import SizeComparison, compare_sizes
@@ -69,7 +69,6 @@ class Alignment:
     control_errors: Errors | None  # the largest between two control arms of the seed; None without two arms
     differs_from: int | None  # first iteration with another loss
     parts_from: int | None  # first iteration beyond the tolerance, see `parts_at`
-    unreadable: int  # lines of both metrics.jsonl
     curve: Curve  # running means at up to POINTS iterations, for a figure
 
     @property
@@ -86,9 +85,9 @@ class Alignment:
         return None if self.control_errors is None else self.errors.within(self.control_errors)
 
 
-def losses(steps: LoggedSteps) -> Curve:
+def losses(steps: Sequence[Step]) -> Curve:
     """Return the training loss in nats at each iteration; the last one of an iteration counts."""
-    return {step.iteration: step.loss for step in steps.steps}
+    return {step.iteration: step.loss for step in steps}
 
 
 def relative_difference(one: Curve, other: Curve) -> Curve:
@@ -143,14 +142,13 @@ def align(one: LoadedStudy, other: LoadedStudy) -> list[Alignment]:
                 control_errors=limits[seed],
                 differs_from=next((k for k, value in difference.items() if value), None),
                 parts_from=parts_at(difference, TOLERANCE),
-                unreadable=a.damaged + b.damaged,
                 curve={k: means[k] for k in thinned(list(means), POINTS)},
             )
         )
     return found
 
 
-def _control_errors(curves: Sequence[Mapping[tuple[str, int], LoggedSteps]], seed: int) -> Errors | None:
+def _control_errors(curves: Sequence[Mapping[tuple[str, int], Sequence[Step]]], seed: int) -> Errors | None:
     """Return the largest errors between two control arms of one study at this seed."""
     found = []
     for table in curves:

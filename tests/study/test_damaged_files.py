@@ -1,6 +1,5 @@
 """Random damage to every kind of file: reading returns what the file says, or a named error in one line."""
 
-import dataclasses
 import json
 import random
 from collections.abc import Callable
@@ -90,7 +89,7 @@ def read_configuration(path: Path) -> Any:
 # file of the study -> its reader
 READERS: dict[str, Callable[[Path], Any]] = {
     "runs/RALEARN0/run.json": lambda path: run_record.load(path.parent).to_json(),
-    "runs/RALEARN0/metrics.jsonl": lambda path: dataclasses.asdict(read_steps(path)),
+    "runs/RALEARN0/metrics.jsonl": lambda path: to_plain(read_steps(path)),
     "runs/RALEARN0/rows.jsonl": lambda path: to_plain(read_rows(path.parent, ("s", "RALEARN", 0))),
     "runs/RALEARN0/plan.json": lambda path: to_plain(run_plan.load(path)),
     "plan.json": lambda path: to_plain(plan_file.read(path.parent)),

@@ -64,7 +64,7 @@ def test_a_run_is_judged_by_one_percent_and_by_the_spread_of_equivalent_arms(
     assert not line.within_tolerance
     assert line.within_control_errors is False
     assert [one.within_control_errors for one in comparison.alignments if one.run != "B0"] == [True] * 9
-    assert (line.differs_from, line.parts_from, line.unreadable) == (51, 51, 1)
+    assert (line.differs_from, line.parts_from) == (51, 51)
     assert len(line.curve) <= compared_studies.POINTS
     assert sum(one.within_tolerance for one in comparison.alignments) == 9
 
@@ -99,5 +99,4 @@ def test_lines_without_training_losses_are_skipped(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, "{"]))
     found = read_steps(tmp_path / "metrics.jsonl")
     assert compared_studies.losses(found) == {1: 5.0}
-    assert found.damaged == 7
     assert compared_studies.losses(read_steps(tmp_path / "absent")) == {}
