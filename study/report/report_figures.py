@@ -89,7 +89,7 @@ def alternation(found: Probabilities) -> Plain:
     data = [
         line(
             f"layer {layer}",
-            shade(layer / last),
+            f"mix(--v1, --v5, {layer / last:.3g})",  # from blue, the first layer, to orange, the last
             found.variant,
             label=f"layer {layer}",
             marker={"size": 5},
@@ -99,16 +99,9 @@ def alternation(found: Probabilities) -> Plain:
         )
         for layer, values in enumerate(zip(*found.layers, strict=True))
     ]
-    half = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 0.5, "y1": 0.5}
-    half["line"] = {"color": "var(--noise)", "width": 1, "dash": "dot"}
     across = axis("tokens", tickformat="~s")
     upwards = axis("probability of the reciprocal path", nticks=7)
-    return figure(data, 380, MARGIN, NARROW, xaxis=across, yaxis=upwards, shapes=[half])
-
-
-def shade(share: float) -> str:
-    """A color between blue (0, the first layer) and orange (1, the last) of the page's palette."""
-    return f"mix(--v1, --v5, {share:.3g})"
+    return figure(data, 380, MARGIN, NARROW, xaxis=across, yaxis=upwards)
 
 
 ROW = 38  # pixels of one row of a forest plot, at least

@@ -62,7 +62,7 @@ ABOUT_OVER_TRAINING = (
 )
 ABOUT_COST = (
     "Means over the runs that ended their schedule, or over the runs that were cut short where a variant has no other. "
-    "Memory is the highest peak that one of them allocated."
+    "Memory is the highest peak that one of them allocated. Cut short: the learning rate did not finish its decay."
 )
 ABOUT_ITEMS = (
     "McNemar's exact test, adjusted by Holm; with several seeds, the exact sign test of each item's net score. It "
@@ -186,11 +186,9 @@ def cost_section(report: Report) -> Section:
         "peak GiB": gibibytes,
         "cut short": lambda row: f"{row.cut} of {len(row.seeds)}" if row.cut else "-",
     }
-    cut = ", ".join(f"{row.variant} ({row.cut} of {len(row.seeds)})" for row in report.rows if row.cut)
     times = Note(ABOUT_TIMES if report.speeds else "")
-    short = Note(cut and f"Cut short (the learning rate did not finish its decay): {cut}.")
     table = Table.of(report.rows, columns, sortable=True)
-    return Section("Speed and memory", [table, Note(ABOUT_COST), times, short])
+    return Section("Speed and memory", [table, Note(ABOUT_COST), times])
 
 
 def alternation_section(report: Report) -> Section:

@@ -147,9 +147,8 @@ def test_a_truncated_schedule_is_flagged(tmp_path: Path) -> None:
     def cut(value: dict[str, Any]) -> None:
         value["schedule"]["cut"] = True
 
-    assert "RAALL (1 of 3)" in rendered.markdown(
-        build.build_report(a_study(tmp_path, change={"RAALL1": cut}))
-    )
+    page = rendered.markdown(build.build_report(a_study(tmp_path, change={"RAALL1": cut})))
+    assert any(line.startswith("| RAALL") and line.endswith("| 1 of 3 |") for line in page.splitlines())
 
 
 def test_markup_in_strings_of_records_is_escaped(tmp_path: Path) -> None:
