@@ -171,7 +171,10 @@ def change_source(study: Path) -> None:
             "only WSD can be continued",
         ),
         (lambda study: shutil.rmtree(study / "runs/B0/stable"), "runs/B0/stable has no checkpoint"),
-        (lambda study: next(study.glob("runs/B0/stable/*/state.pt")).write_bytes(b""), "state.pt: SHA-256 is"),
+        (
+            lambda study: next(study.glob("runs/B0/stable/*/state.pt")).write_bytes(b""),
+            "state.pt: SHA-256 is",
+        ),
         (change_source, "mine.py differs from "),
         (lambda study: (study / "runs/B0/metrics.jsonl").write_text(""), "runs/B0 is damaged: metrics.jsonl"),
     ],
