@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +74,8 @@ class Comparison:
     @property
     def first(self) -> Divergence | None:
         """Return the first divergence: of the earliest step, and there of the rank where it comes first."""
-        found = [(step.place, step.divergence) for step in self.steps if step.divergence]
-        number = min((_place(place)[0] for place, _ in found), default=0)
-        ranks = [(place, one) for place, one in found if _place(place)[0] == number]
-        place, first = min(ranks, key=lambda rank: rank[1].order, default=("", None))
-        return replace(first, step=place) if first else None
+        found = [step.divergence for step in self.steps if step.divergence]
+        return min(found, key=lambda one: (_place(one.step)[0], one.order), default=None)
 
     @property
     def first_unequal(self) -> str | None:
@@ -181,14 +178,12 @@ def _check_map(names: NameMap, targets: set[str], goldens: set[str]) -> None:
 def _earlier(place: str, steps: Sequence[StepComparison]) -> Earlier | None:
     """Return the steps before a step, if the last of them is the step just before and none diverges."""
     number, rank = _place(place)
-    known = {_place(step.place)[0]: step for step in steps if _place(step.place)[1] == rank}
-    mine = [step for other, step in known.items() if other < number]
-    if number - 1 not in known or any(step.divergence for step in mine):
+    mine = [step for step in steps if _place(step.place)[1] == rank]
+    last = next((step for step in mine if _place(step.place)[0] == number - 1), None)
+    if last is None or any(step.divergence for step in mine):
         return None
     error = max((row.error("gradient") for step in mine for row in step.rows), default=0.0)
-    equal = all(step.verdict == "equal" for step in mine)
-    last = known[number - 1]
-    return Earlier(last.rows, last.place, error, equal)
+    return Earlier(last.rows, last.place, error, all(step.verdict == "equal" for step in mine))
 
 
 def _place(place: str) -> tuple[int, str]:

@@ -175,6 +175,7 @@ def judge(place: str, tree: RowTree, earlier: Earlier | None = None) -> StepComp
         row.grade = EQUAL if not row.unequal else ROUNDING if explained and not row.gaps else BEYOND
         if found is not None and row is found.row:
             row.grade = WRONG
+    found = replace(found, step=place) if found else None
     verdict = "diverges" if found else "rounding" if unequal or scan.unequal_inputs else "equal"
     first = scan.first_unequal or next(iter(unequal), None)
     findings = _findings(tree.rows, found)

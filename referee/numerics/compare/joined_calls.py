@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from referee.numerics.record.read_record import Call, StepRecord, Value
 
 JOINED_SIDES = ("input", "parameter", "output", "gradient")
@@ -131,7 +133,7 @@ def concatenated(values: Sequence[Value], axis: int) -> Value:
 
     def over(name: str, combine: Callable[[list[Any]], Any]) -> Any:
         numbers = [getattr(value, name) for value in values]
-        return None if any(number is None for number in numbers) else combine(numbers)
+        return None if None in numbers else combine(numbers)
 
     def mean(numbers: list[float]) -> float:
         return sum(x * value.count for x, value in zip(numbers, values, strict=True)) / max(count, 1)
@@ -139,8 +141,8 @@ def concatenated(values: Sequence[Value], axis: int) -> Value:
     return replace(
         first,
         shape=shape,
-        highest=over("highest", lambda numbers: _extreme(max, numbers)),
-        lowest=over("lowest", lambda numbers: _extreme(min, numbers)),
+        highest=over("highest", lambda numbers: float(np.max(numbers))),  # NaN where one of them is
+        lowest=over("lowest", lambda numbers: float(np.min(numbers))),
         mean=over("mean", mean),
         norm=over("norm", lambda numbers: math.hypot(*numbers)),
         nan_count=over("nan_count", sum),
@@ -151,10 +153,6 @@ def concatenated(values: Sequence[Value], axis: int) -> Value:
         parts=tuple(values),
         axis=axis,
     )
-
-
-def _extreme(of: Callable[[list[float]], float], numbers: list[float]) -> float:
-    return math.nan if any(map(math.isnan, numbers)) else of(numbers)
 
 
 def without(record: StepRecord, dropped: set[Place]) -> StepRecord:
