@@ -1,4 +1,4 @@
-"""Records of one step of small models, and a comparison of two."""
+"""Records of one step of small models."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import nn
 
-from referee.numerics.compare.compare_records import Comparison, compare_records
 from tests.referee.numerics.corpus import models
 from tests.referee.numerics.corpus.cases import CHECKSUMS, MODES, VALUES
 
@@ -18,7 +17,3 @@ ours, step = models.ours, models.STEP
 def record(folder: Path, model: nn.Module, run: Any = step, around: Any = None, **settings: Any) -> Path:
     """Record a step of the model. Returns the folder of the step."""
     return models.record(folder, model, run, around, **settings) / "step0"
-
-
-def compared(target: Path, golden: Path, **options: Any) -> Comparison:
-    return compare_records(target, golden, **options)

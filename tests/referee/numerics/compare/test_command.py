@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from referee.__main__ import main
-from tests.referee.numerics.compare.small_models import STATISTICS, TENSORS, compared, ours, record
+from referee.numerics.compare.compare_records import compare_records
+from tests.referee.numerics.compare.small_models import STATISTICS, TENSORS, ours, record
 
 ROOT = Path(__file__).parents[4]
 
@@ -57,7 +58,7 @@ def test_values_recorded_give_metrics_and_a_damaged_file_is_named(tmp_path: Path
     with torch.no_grad():
         model.blocks[0].mlp.fc.weight *= 1.001
     right, wrong = record(tmp_path, ours(), **TENSORS), record(tmp_path, model, **TENSORS)
-    found = compared(wrong, right)
+    found = compare_records(wrong, right)
     assert found.first
     cells = [cell for cell in found.first.row.cells if cell.side == "parameter" and cell.place == "weight"]
     assert cells[0].difference.metrics["max_relative"] == pytest.approx(1e-3, rel=1e-3)

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.referee.numerics.compare.small_models import STATISTICS, TENSORS, compared, record
+from referee.numerics.compare.compare_records import compare_records
+from tests.referee.numerics.compare.small_models import STATISTICS, TENSORS, record
 
 MODES: list[dict[str, Any]] = [{"level": "L0"}, TENSORS]
 
@@ -65,7 +66,7 @@ def test_a_truncated_record_is_not_equal(
             del content["rows"]  # as in a record of msProbe
 
     part = damaged(whole, damage)
-    found = compared(whole, part) if swapped else compared(part, whole)
+    found = compare_records(whole, part) if swapped else compare_records(part, whole)
     if counted or change is not no_forward_of_one:
         assert found.first
         assert found.first.evidence == "one side"
@@ -82,7 +83,7 @@ def test_what_the_settings_leave_out_is_a_note(tmp_path: Path) -> None:
         part = record(tmp_path, layers(), run, **settings)
         torch.manual_seed(0)
         whole = record(tmp_path, layers(), run, level="mix")
-        for found in (compared(part, whole), compared(whole, part)):
+        for found in (compare_records(part, whole), compare_records(whole, part)):
             assert found.verdict == "equal", found.first
             assert any("other settings" in note for note in found.notes)
 
@@ -99,4 +100,4 @@ def test_memory_that_a_function_overwrites_is_no_difference(tmp_path: Path) -> N
         content["data"]["Tensor.scatter_.0.forward"]["input_args"][0] |= {"Max": 7.0, "md5": "7"}
 
     whole = record(tmp_path, layers(), scatter, **STATISTICS)
-    assert compared(damaged(whole, held), whole).verdict == "equal"
+    assert compare_records(damaged(whole, held), whole).verdict == "equal"

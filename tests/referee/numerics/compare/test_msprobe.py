@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from referee.numerics.compare.compare_records import compare_records
 from referee.numerics.record.record_settings import RecorderConfig
 from referee.numerics.record.recorder import Recorder
-from tests.referee.numerics.compare.small_models import compared
 
 DUMPS = Path(__file__).parents[3] / "fixtures/msprobe-26.2"
 KINDS = ("none", "tanh")
@@ -54,8 +54,8 @@ def test_the_same_step_agrees_and_the_other_gelu_is_named(
     records: dict[str, Path], target: str, golden: str
 ) -> None:
     for kind in KINDS:
-        assert compared(records[f"{target} {kind}"], records[f"{golden} {kind}"]).verdict != "diverges"
-    found = compared(records[f"{target} tanh"], records[f"{golden} none"]).first
+        assert compare_records(records[f"{target} {kind}"], records[f"{golden} {kind}"]).verdict != "diverges"
+    found = compare_records(records[f"{target} tanh"], records[f"{golden} none"]).first
     assert found
     assert found.call == "Module.act.GELU.forward.0 > Functional.gelu.0.forward"
 
