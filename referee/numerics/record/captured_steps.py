@@ -62,10 +62,9 @@ class OptimizerStep:
 
 
 def before_step(
-    optimizer: Optimizer, names: Mapping[int, str] | None = None, number: int = 0, has_closure: bool = False
+    optimizer: Optimizer, names: Mapping[int, str], number: int = 0, has_closure: bool = False
 ) -> list[OptimizerStep]:
     """Copy what a step of the optimizer will read. names: of parameters by id. number: of the step."""
-    names = names or {}
     kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
     options = [_plain_options(group) for group in optimizer.param_groups]
     members = [
@@ -89,14 +88,6 @@ def before_step(
     return found
 
 
-def after_step(optimizer: Optimizer, steps: Iterable[OptimizerStep]) -> None:
-    """Add the results of a step to what `before_step` returned."""
-    for step in steps:
-        if not step.why:
-            step.after = [_copies(optimizer, value) for value in step.values]
-        step.values = []
-
-
 class StepCapture:
     """Copy every step of every optimizer of this process between start() and stop()."""
 
@@ -107,7 +98,7 @@ class StepCapture:
         self._handles: list[RemovableHandle] = []
         self._number = 0
 
-    def start(self, modules: Iterable[nn.Module] = ()) -> None:
+    def start(self, modules: Iterable[nn.Module]) -> None:
         """modules: whose parameters have names."""
         self.steps, self._number = [], 0
         self.names = {id(value): name for module in modules for name, value in module.named_parameters()}
@@ -127,7 +118,10 @@ class StepCapture:
         self._number += 1
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        after_step(optimizer, self._open)
+        for step in self._open:
+            if not step.why:
+                step.after = [_copies(optimizer, value) for value in step.values]
+            step.values = []
         self.steps += self._open
 
     def write(self, folder: Path) -> None:
