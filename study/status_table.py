@@ -9,8 +9,10 @@ from pathlib import Path
 from referee.verdict.statistics import mean
 from runtime import attempt, run_record
 from runtime.attempt import Attempt, read_attempt
+from runtime.dotconfig import read_symbols
 from runtime.metrics_log import last_lines
 from runtime.output import duration
+from runtime.settings import Config
 from study import plan_file
 from study.executors.slurm_executor import Job, queue
 from study.plan_file import Plan
@@ -135,7 +137,10 @@ def status_text(study_dir: Path) -> str:
     lines += [f"{name}: not a run of this study: skipped" for name in run_folders(study_dir)[1]]
     if counts["finished"] == len(runs):
         return "\n".join([*lines, f"all runs are finished; report: {study_dir / 'report.html'}"])
-    left = seconds_left(runs, expected_seconds(plan) if plan else None)
+    expected, config = None, study_dir / "config"
+    if plan and config.exists():
+        expected = expected_seconds(plan, Config.from_symbols(read_symbols(config)).evaluation)
+    left = seconds_left(runs, expected)
     if left is not None and counts["running"]:
         lines.append(f"about {duration(left)} left with {counts['running']} at once")
     elif not counts["running"] and counts["queued"]:

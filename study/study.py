@@ -64,6 +64,7 @@ from study.terminal import (
     Terminal,
     beside_note,
     expected_seconds,
+    final_share,
     summary,
 )
 from study.trackers import sync_note
@@ -211,8 +212,10 @@ class Study:
         if local:
             plan = self.with_places(plan, executor.slots())
         slots = min(executor.slots() if local else self.settings.slots, len(left))
-        each, count = expected_seconds(plan), len(self.runs.all())
-        terminal = Terminal(Estimate(len(left), each, slots), count)
+        evaluation, count = self.config.evaluation, len(self.runs.all())
+        each = expected_seconds(plan, evaluation)
+        estimate = Estimate(len(left), each, slots, final_share(plan, evaluation))
+        terminal = Terminal(estimate, count)
         terminal.say(summary(plan, self.settings.variants, len(left), count, each, slots))
         driver = Dispatcher(
             self.runs, self.config, self.config_text, executor, self.session, self.plan_run, self.report

@@ -15,6 +15,7 @@ from runtime.metrics_log import MetricsLine
 from runtime.output import INDENT as GAP
 from runtime.output import LiveLine, duration
 from runtime.run_record import RunRecord
+from runtime.settings import EvaluationConfig
 from study.hellaswag_scores import TASKS, entry
 from study.plan_file import Plan
 
@@ -32,7 +33,7 @@ def short(count: float, unit: str = "") -> str:
 
 @dataclass
 class _Present:
-    """A run that executes: when it began, made its first step, and the fractions of its steps then and now."""
+    """A run that executes: when it began, made its first step, and the finished fractions of it then and now."""
 
     began: float
     stepped: float | None = None  # None before the first step
@@ -44,11 +45,11 @@ class Estimate:
     """Seconds left in the study, from the runs finished in this session, else the speed of the present ones.
 
     expected_seconds: of a run, until one shows its speed; None where it is unknown. slots: runs at once; 0: as many as
-    execute.
+    execute. final: seconds of a run after its last step, relative to those of its steps.
     """
 
-    def __init__(self, runs: int, expected_seconds: float | None, slots: int = 1) -> None:
-        self.left, self.slots, self._expected = runs, slots, expected_seconds
+    def __init__(self, runs: int, expected_seconds: float | None, slots: int = 1, final: float = 0.0) -> None:
+        self.left, self.slots, self._expected, self._final = runs, slots, expected_seconds, final
         self._present: dict[str, _Present] = {}
         self._finished: list[float] = []
 
@@ -68,11 +69,11 @@ class Estimate:
         self._present.pop(name)
 
     def seconds_left(self, done: float = 0.0, name: str = "") -> float | None:
-        """Seconds left, or None before there is an estimate. done: finished fraction of the named run."""
+        """Seconds left, or None before there is an estimate. done: finished fraction of the named run's steps."""
         run = self._present[name]
-        run.done = done
+        run.done = done / (1 + self._final)
         if run.stepped is None and done > 0:
-            run.resumed_at, run.stepped = done, time.monotonic()
+            run.resumed_at, run.stepped = run.done, time.monotonic()
         known = self._finished or [
             seconds for one in self._present.values() if (seconds := _whole(one)) is not None
         ]
@@ -84,11 +85,11 @@ class Estimate:
 
 
 def _whole(run: _Present) -> float | None:
-    """Seconds of all steps of a run at its speed so far; None before LEAST_PROGRESS."""
+    """Seconds of a whole run with its start, at its speed so far; None before LEAST_PROGRESS."""
     made = run.done - run.resumed_at
     if run.stepped is None or made < LEAST_PROGRESS:
         return None
-    return (time.monotonic() - run.stepped) / made
+    return run.stepped - run.began + (time.monotonic() - run.stepped) / made
 
 
 def remaining(each: float, running: Sequence[float], waiting: float, slots: int = 0) -> float:
@@ -193,11 +194,27 @@ def last_result(record: RunRecord | None, validation: MetricsLine | None) -> str
 START_SECONDS = 3.0  # of the process of a run, until its first step
 
 
-def expected_seconds(plan: Plan) -> float | None:
-    """Return the seconds of an average run, its start and its training; None if no steps were timed."""
-    planned = [plan.planned_seconds(name) for name in plan.variants]
-    timed = [seconds for seconds in planned if seconds is not None]
-    return START_SECONDS + mean(timed) if timed else None
+FORWARD_SHARE = 1 / 3  # of the seconds of a training token: those of a scored token
+# with their four endings: tokens of an item of HellaSwag, about, and of all items of the continuation choice
+HELLASWAG_TOKENS, HELLASWAG_ITEMS, CHOICE_TOKENS = 400, 10_042, 30_720
+
+
+def expected_seconds(plan: Plan, evaluation: EvaluationConfig) -> float | None:
+    """Return the seconds of an average run: its start, training and evaluations; None if no steps were timed."""
+    found = []
+    for name, row in plan.variants.items():
+        if (seconds := plan.planned_seconds(name)) is not None:
+            during = evaluation.interval_tokens and (row.tokens - 1) // evaluation.interval_tokens
+            share = FORWARD_SHARE * during * evaluation.tokens / row.tokens
+            found.append(START_SECONDS + seconds * (1 + share + final_share(plan, evaluation)))
+    return mean(found) if found else None
+
+
+def final_share(plan: Plan, evaluation: EvaluationConfig) -> float:
+    """Return the seconds of the evaluation after the last step, relative to those of training."""
+    items = HELLASWAG_TOKENS * (evaluation.hellaswag_limit or HELLASWAG_ITEMS)
+    scored = evaluation.tokens + (items if evaluation.hellaswag else CHOICE_TOKENS)
+    return FORWARD_SHARE * scored / mean([row.tokens for row in plan.variants.values()])
 
 
 def summary(

@@ -15,6 +15,7 @@ from referee.pages.document import render_markdown
 from runtime.attempt import PLACE, Fence
 from runtime.batch_plan import BatchPlan
 from runtime.output import duration
+from runtime.settings import load_config
 from scripts import status as command
 from study import plan_file
 from study.plan_file import CostClass, Plan, PlanBudget, PlanRow
@@ -95,12 +96,16 @@ def test_an_unfinished_run_shows_its_difference_to_b_at_equal_tokens(tmp_path: P
     assert row[1:3] == ["running", "ppl 57.33"]
 
 
-def test_before_a_run_is_finished_the_estimate_has_the_planned_seconds(study: Path) -> None:
+@pytest.mark.usefixtures("elsewhere")
+def test_before_a_run_is_finished_the_estimate_has_starts_and_evaluations(study: Path) -> None:
+    defconfig(spec="gpt2-ra-ablation-smoke")
+    shutil.copy(".config", study / "config")
     (study / "runs" / "B0" / "run.json").unlink()
     plan = plan_file.read(study)
     assert plan
-    each = expected_seconds(plan)
-    assert each == 100 + START_SECONDS
+    each = expected_seconds(plan, load_config(".config").evaluation)
+    assert each
+    assert each > 100 + START_SECONDS
     with locked(study):
         Fence(study / "runs" / "B1")
         assert f"about {duration(3.5 * each)} left" in status_text(study)
