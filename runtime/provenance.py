@@ -78,7 +78,7 @@ def environment_record(variables: Mapping[str, str] = os.environ) -> Environment
         float32_matmul=torch.get_float32_matmul_precision(),
         threads=torch.get_num_threads(),
         variables={name: variables[name] for name in VARIABLES if name in variables},
-        code=source_digests((CUSTOM,)),
+        code=custom_digests(),
         deterministic=torch.are_deterministic_algorithms_enabled(),
     )
 
@@ -102,12 +102,12 @@ def opening_record(
     )
 
 
-def source_digests(prefixes: tuple[str, ...]) -> dict[str, str]:
-    """Return module -> digest of its file, for the loaded modules whose names begin with one of the prefixes."""
+def custom_digests() -> dict[str, str]:
+    """Return module -> digest of its file, for the loaded modules of a user's variants."""
     digests = {}
     for name, module in sorted(sys.modules.items()):
         path = Path(getattr(module, "__file__", None) or "")
-        if name.startswith(prefixes) and path.is_file():
+        if name.startswith(CUSTOM) and path.is_file():
             digests[name] = hashlib.sha256(path.read_bytes()).hexdigest()[:DIGITS]
     return digests
 
